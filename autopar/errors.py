@@ -1,0 +1,60 @@
+"""Every error that autopar raises on purpose. Each message says where, what, expected and found, and what to do.
+
+The command line turns them into exit codes: `InfeasibleError` and `VerificationError` are 1, all others 2.
+"""
+
+
+class AutoparError(Exception):
+    """Something the user can act on; its text is the whole story, no traceback is needed to understand it."""
+
+
+class ClusterError(AutoparError):
+    """The cluster text or TOML file is wrong."""
+
+
+class OptionsError(AutoparError):
+    """An option has a value that cannot be used."""
+
+
+class ModelError(AutoparError):
+    """The model file, factory or config does not give something that can be compiled."""
+
+
+class InputError(AutoparError):
+    """Example or step inputs do not fit what the model or the plan expects."""
+
+
+class TraceError(AutoparError):
+    """The step cannot be captured as a graph: names the user's line and the usual cure."""
+
+
+class NoRuleError(AutoparError):
+    """An op has no sharding rule: names the op, the node, the module and the line."""
+
+
+class GraphError(AutoparError):
+    """A graph breaks the law of its level (`check_graph`)."""
+
+
+class ProgramError(AutoparError):
+    """A program breaks the law of its level (`check_program`)."""
+
+
+class PlanError(AutoparError):
+    """A plan is malformed, or belongs to another format version, model or cluster."""
+
+
+class InfeasibleError(AutoparError):
+    """No plan fits the memory: says how many bytes are missing, who holds them and the nearest change that fits."""
+
+
+class VerificationError(AutoparError):
+    """The distributed numbers differ from plain PyTorch."""
+
+
+class CheckpointError(AutoparError):
+    """A directory is not a checkpoint of this model."""
+
+
+class RankError(AutoparError):
+    """A process group does not match the plan, or another rank is gone."""

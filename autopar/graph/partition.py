@@ -1,0 +1,203 @@
+"""Partition: a graph and an assignment become a program.
+
+In: the whole graph, its signatures, an `Assignment`. Out: a `Program`: the same nodes on local shapes with local attributes, and a
+`comm` node wherever a value is needed in another sharding than it has. Invariants:
+
+* one reshard per (value, wanted sharding, phase): all its readers in that phase share it, and it dies with the last of them, so a
+  parameter that is stored in pieces is gathered for the forward, dropped, and gathered again for the backward;
+* a reshard stands right before its first reader;
+* states leave in the sharding in which they entered; the loss, outputs and whatever the user gets are whole on every rank.
+
+It chooses nothing: cost prices this program, codegen prints it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import PlanError
+from .choice import Assignment
+from .cuts import CutTable
+from .graph import Graph, value_table
+from .mesh import axis_sizes
+from .node import Node, Phase, Ref
+from .program import Origin, Program
+from .reshard import Step, StepKind, reshard_steps
+from .rule import Signature, Site, localise_args
+from .sharding import Sharding, local_shape, replicated, why_illegal
+from .strategy import Strategy, build_strategy, factor_cuts
+from .tensor import Kind, Value
+
+
+def node_cuts(site: Site, signature: Signature, cuts: CutTable) -> dict[str, tuple[int, ...]]:
+    """The cuts of each factor of one node."""
+    node = site.node
+    return factor_cuts(signature, tuple(cuts[i] for i in node.inputs), tuple(cuts[o] for o in node.outputs if o))
+
+
+def assigned_strategies(
+    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, assignment: Assignment
+) -> dict[str, Strategy]:
+    """Node -> its strategy, checked against the rules.
+
+    Raises:
+        PlanError: a node has no choice, or one that its rule does not allow.
+    """
+    choices = dict(assignment.strategies)
+    sizes = axis_sizes(assignment.mesh)
+    found = {}
+    for node, site, signature in zip(graph.nodes, sites, signatures):
+        if node.name not in choices:
+            raise PlanError(f"{graph.name}: the plan has no strategy for {node.name} ({node.op})")
+        try:
+            made = build_strategy(signature, site, choices[node.name], sizes, node_cuts(site, signature, cuts))
+        except (KeyError, ValueError) as error:
+            made = f"unknown factor {error}"
+        if isinstance(made, str):
+            raise PlanError(f"{graph.name}: {node.name} ({node.op}): strategy {' '.join(choices[node.name])} is not legal: {made}")
+        found[node.name] = made
+    return found
+
+
+class _Builder:
+    """Collects the program's nodes and values in order."""
+
+    def __init__(self, graph: Graph, assignment: Assignment) -> None:
+        self.graph, self.mesh = graph, assignment.mesh
+        self.sizes = axis_sizes(assignment.mesh)
+        self.whole = value_table(graph)
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+        self.origins: list[Origin] = []
+        self.shardings: list[tuple[str, str, Sharding]] = []
+        self.has: dict[str, Sharding] = {}  # whole-graph value -> the sharding in which it was made
+        self.copies: dict[tuple[str, Sharding, Phase], str] = {}
+        self.counts: dict[str, int] = {}
+
+    def add_value(self, whole: Value, name: str, sharding: Sharding) -> None:
+        shape = local_shape(whole.shape, sharding, self.sizes)
+        self.values.append(Value(name, whole.storage if name == whole.name else name, whole.version, shape, whole.dtype, whole.kind))
+        self.shardings.append((name, whole.name, sharding))
+
+    def bring(self, name: str, wanted: Sharding, reader: Node) -> str:
+        """The name of the local value that holds `name` in the wanted sharding, resharded if need be."""
+        if self.has[name] == wanted:
+            return name
+        key = (name, wanted, reader.phase)
+        if key not in self.copies:
+            self.copies[key] = self._reshard(name, wanted, reader)
+        return self.copies[key]
+
+    def _reshard(self, name: str, wanted: Sharding, reader: Node) -> str:
+        value, source = self.whole[name], self.has[name]
+        here, current = source, name
+        for step in reshard_steps(value.shape, source, wanted, self.sizes):
+            here = _apply(here, step, wanted)
+            self.counts[name] = self.counts.get(name, 0) + 1
+            made = f"{name}.{self.counts[name]}"
+            axis = self.mesh.axes[step.axis].name
+            node = Node(f"{step.kind.value}:{made}", f"comm.{step.kind.value}", (current,), _step_args(step, axis), (made,), reader.phase, reader.path, reader.source)
+            whole = Value(made, made, value.version, value.shape, value.dtype, Kind.ACTIVATION if value.kind is not Kind.GRAD else Kind.GRAD)
+            self.add_value(whole, made, here)
+            self.shardings[-1] = (made, name, here)
+            self.nodes.append(node)
+            self.origins.append(Origin(reader.name, name, f"{source} -> {wanted} for {reader.name}"))
+            current = made
+        return current
+
+
+def _apply(here: Sharding, step: Step, wanted: Sharding) -> Sharding:
+    to_target = step.to_dim >= 0 or step.kind is StepKind.KEEP
+    placement = wanted.placements[step.axis] if to_target else replicated(1).placements[0]
+    return Sharding(here.placements[: step.axis] + (placement,) + here.placements[step.axis + 1 :])
+
+
+def _step_args(step: Step, axis: str) -> tuple:
+    args: list[tuple[str, object]] = [("x", Ref(0)), ("axis", axis)]
+    if step.kind is StepKind.ALL_TO_ALL:
+        args += [("from_dim", step.from_dim), ("from_stride", step.from_stride), ("to_dim", step.to_dim), ("to_stride", step.to_stride)]
+    elif step.kind is StepKind.ALL_GATHER:
+        args += [("dim", step.from_dim), ("stride", step.from_stride)]
+    elif step.kind in (StepKind.SLICE, StepKind.REDUCE_SCATTER):
+        args += [("dim", step.to_dim), ("stride", step.to_stride)]
+    if step.op:
+        args.append(("op", step.op))
+    return tuple(args)
+
+
+def partition(
+    graph: Graph,
+    sites: tuple[Site, ...],
+    signatures: tuple[Signature, ...],
+    cuts: CutTable,
+    assignment: Assignment,
+    keep_grads: bool = False,
+) -> Program:
+    """Build the program of an assignment.
+
+    Args:
+        sites, signatures: of each node (`cuts.resolve_all`).
+        cuts: of each dim (`find_cuts`).
+        keep_grads: the program also returns every parameter's gradient, whole, in the order of `graph.grads` (verification).
+    Raises:
+        PlanError: the assignment is not complete or not legal for this graph.
+    """
+    strategies = assigned_strategies(graph, sites, signatures, cuts, assignment)
+    storages = dict(assignment.storages)
+    build = _Builder(graph, assignment)
+    for name in graph.inputs:
+        if name not in storages:
+            raise PlanError(f"{graph.name}: the plan has no storage sharding for {name}")
+        reason = why_illegal(build.whole[name].shape, storages[name], build.sizes)
+        if reason:
+            raise PlanError(f"{graph.name}: storage {storages[name]} of {name} {list(build.whole[name].shape)} is not legal: {reason}")
+        build.has[name] = storages[name]
+        build.add_value(build.whole[name], name, storages[name])
+    final = _final_shardings(graph, storages, len(build.sizes), keep_grads)
+    leaving: dict[str, str] = {}
+    last_maker = {out: node.name for node in graph.nodes for out in node.outputs if out}
+    for node, site, signature in zip(graph.nodes, sites, signatures):
+        strategy = strategies[node.name]
+        inputs = tuple(build.bring(name, wanted, node) for name, wanted in zip(node.inputs, strategy.inputs))
+        outputs = [o for o in node.outputs if o]
+        whole_in = site.inputs
+        local = Site(
+            node,
+            tuple(local_shape(s, sh, build.sizes) for s, sh in zip(whole_in, strategy.inputs)),
+            tuple(local_shape(s, sh, build.sizes) for s, sh in zip(site.outputs, strategy.outputs)),
+        )
+        args = localise_args(signature, local, whole_in) if build.sizes else node.args
+        build.nodes.append(Node(node.name, node.op, inputs, args, node.outputs, node.phase, node.path, node.source))
+        build.origins.append(Origin(node.name, "", " ".join(strategy.choices)))
+        for name, sharding in zip(outputs, strategy.outputs):
+            build.has[name] = sharding
+            build.add_value(build.whole[name], name, sharding)
+            for wanted in final.get(name, ()):  # right where it is made: a gathered gradient or an updated state
+                leaving[f"{name}|{wanted}"] = build.bring(name, wanted, node)
+    # values that enter and leave unchanged (a forward-only graph may return an input)
+    end = Node("end", "", (), (), (), graph.nodes[-1].phase if graph.nodes else Phase.FORWARD)
+    for name, wanteds in final.items():
+        if name not in last_maker:
+            for wanted in wanteds:
+                leaving[f"{name}|{wanted}"] = build.bring(name, wanted, end)
+    whole = replicated(len(build.sizes))
+    updates = tuple((old, leaving[f"{new}|{storages[old]}"]) for old, new in graph.updates)
+    kept = tuple(leaving[f"{g}|{whole}"] for _, g in graph.grads) if keep_grads else ()
+    outputs_ = tuple(leaving[f"{o}|{whole}"] for o in graph.outputs) + kept
+    loss = leaving[f"{graph.loss}|{whole}"] if graph.loss else ""
+    local_graph = Graph(graph.name, tuple(build.values), tuple(build.nodes), graph.inputs, updates, loss, outputs_)
+    sizes_table = tuple((v.name, v.shape) for v in graph.values)
+    return Program(local_graph, assignment.mesh, tuple(build.origins), tuple(build.shardings), sizes_table)
+
+
+def _final_shardings(graph: Graph, storages: Mapping[str, Sharding], num_axes: int, keep_grads: bool) -> dict[str, list[Sharding]]:
+    """Value -> the shardings in which it must leave the step."""
+    final: dict[str, list[Sharding]] = {}
+    whole = replicated(num_axes)
+    wanted = [(new, storages[old]) for old, new in graph.updates]
+    wanted += [(name, whole) for name in (*graph.outputs, *([graph.loss] if graph.loss else []))]
+    wanted += [(g, whole) for _, g in graph.grads] if keep_grads else []
+    for name, sharding in wanted:
+        if sharding not in final.setdefault(name, []):
+            final[name].append(sharding)
+    return final

@@ -1,0 +1,218 @@
+"""Plans: the answer, complete enough to print, save, compare, edit by hand, check, and build the program from.
+
+A plan holds the `Assignment` (what was decided), what it costs, how sure we are, and the tables that people and the page look at.
+Every table entry is computed from the program that the plan determines, once (`api`); nobody adds to a plan later. Seconds and
+bytes inside, always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .choice import Assignment
+from .node import Phase
+from .sharding import Sharding
+from .tensor import Kind
+
+FORMAT = "autopar-plan-1"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Which model: `source` and `args` say how to make it again (`file.py:factory`), "" where it came as an object."""
+
+    name: str
+    num_params: int
+    graph_hash: str
+    precision: str
+    source: str = ""
+    args: tuple[tuple[str, str], ...] = ()
+    batch: int | None = None
+    seq: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInfo:
+    """Which cluster: its text, and the figures that the plan was made with."""
+
+    spec: str
+    num_devices: int
+    num_hosts: int
+    device: str
+    memory_bytes: int
+    peak_flops: float
+    memory_bytes_per_s: float
+    inside_latency_s: float
+    inside_bytes_per_s: float
+    across_latency_s: float
+    across_bytes_per_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds bytes at the peak: parameters, gradients, optimizer, buffers, batch, activations, gathered, temporaries, reserve."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Bytes held on one device while one program node runs, by holder (names as in `Holder`); used for the memory picture."""
+
+    node: str
+    phase: Phase
+    bytes: int
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one step costs, predicted. Tuples have one entry per pipeline stage."""
+
+    step_s: float
+    compute_s: float
+    exposed_comm_s: float
+    bubble_s: float
+    peak_bytes: tuple[int, ...]
+    state_bytes: tuple[int, ...]
+    activation_bytes: tuple[int, ...]
+    flops: float
+    tokens_per_s: float | None
+    mfu: float | None
+    holders: tuple[Holder, ...]
+    moments: tuple[Moment, ...]
+    relative_error: float | None
+    error_source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Something that the search did not try further, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How good the answer is, for this cost model and this search space.
+
+    Args:
+        objective_s: predicted seconds of the chosen plan as the solver adds them.
+        lower_bound_s: no plan of the search space is faster.
+        gap: (objective - bound) / objective.
+        search_space: what was searched, in one sentence.
+    """
+
+    objective_s: float
+    lower_bound_s: float
+    gap: float
+    wall_s: float
+    phases: tuple[tuple[str, float], ...]
+    num_variables: int
+    search_space: str
+    pruned: tuple[Pruned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One value of the whole graph: `bytes` are those of the piece on one rank, in its own sharding."""
+
+    name: str
+    kind: Kind
+    version: int
+    shape: tuple[int, ...]
+    dtype: str
+    stage: int
+    sharding: Sharding
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParamPlan:
+    """One parameter: how it is stored, how its final gradient and its optimizer states (all alike, or the first) are."""
+
+    name: str
+    param: Sharding
+    grad: Sharding | None
+    optim: Sharding | None
+    shape: tuple[int, ...]
+    param_bytes: int
+    grad_bytes: int
+    optim_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another strategy of a node: its choices, and what the node itself would cost (compute; neighbours unchanged in kind)."""
+
+    choices: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node of the whole graph and what was decided for it."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    phase: Phase
+    path: str
+    source: str
+    choices: tuple[str, ...]
+    seconds: float
+    flops: float
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommPlan:
+    """One communication of the program: `value` is brought from one sharding to another because `reader` needs it there."""
+
+    name: str
+    kind: str
+    axis: str
+    value: str
+    reader: str
+    phase: Phase
+    source_sharding: Sharding
+    target_sharding: Sharding
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatPlan:
+    """A run of equal blocks: `family` (`transformer.h`), its phase, and for each block the names of its nodes, aligned."""
+
+    family: str
+    phase: Phase
+    blocks: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The answer."""
+
+    format: str
+    model: ModelInfo
+    cluster: ClusterInfo
+    assignment: Assignment
+    num_stages: int
+    labels: tuple[tuple[str, tuple[str, ...]], ...]
+    summary: str
+    num_microbatches: int
+    schedule: str
+    cost: Cost
+    solve: Certificate
+    tensors: tuple[TensorPlan, ...]
+    params: tuple[ParamPlan, ...]
+    nodes: tuple[NodePlan, ...]
+    comms: tuple[CommPlan, ...]
+    repeats: tuple[RepeatPlan, ...]

@@ -1,0 +1,23 @@
+"""The table of rules: one row per op, by family. `RULES` is the only thing that others read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from ...errors import GraphError
+from ..rule import Rule
+
+
+def join_rows(*families: Iterable[Rule]) -> Mapping[str, Rule]:
+    """One table of all rows; registering an op twice is an error."""
+    table: dict[str, Rule] = {}
+    for rows in families:
+        for rule in rows:
+            if rule.op in table:
+                raise GraphError(f"two rule rows for {rule.op}: one op, one row")
+            table[rule.op] = rule
+    return MappingProxyType(table)
+
+
+RULES: Mapping[str, Rule] = join_rows()

@@ -1,0 +1,56 @@
+"""Options: everything that a user may say beside model, loss, optimizer and cluster. They travel as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import OptionsError
+
+PRECISIONS = ("fp32", "bf16", "fp64")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to compile.
+
+    Args:
+        precision: `fp32`, `bf16` (fp32 master weights and moments), `fp64` (verification); None: bf16 on GPU clusters, fp32 on cpu.
+        memory_bytes: limit per device; None: the device's own memory.
+        time_limit_s: the solver stops then, with the best so far and its honest gap.
+        dump_dir: each stage of the compiler is written there as a numbered text file.
+        seed: of initial values and of random numbers.
+    """
+
+    precision: str | None = None
+    memory_bytes: int | None = None
+    time_limit_s: float = 60.0
+    dump_dir: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.precision is not None and self.precision not in PRECISIONS:
+            raise OptionsError(f"precision: expected one of {', '.join(PRECISIONS)}, found {self.precision!r}")
+        if self.memory_bytes is not None and self.memory_bytes <= 0:
+            raise OptionsError(f"memory: expected a positive number of bytes, found {self.memory_bytes}")
+        if not self.time_limit_s > 0:
+            raise OptionsError(f"time limit: expected a positive number of seconds, found {self.time_limit_s}")
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(text: str, where: str = "memory") -> int:
+    """`2GiB`, `512MB`, `1.5 GiB` or a plain number of bytes.
+
+    Raises:
+        OptionsError: it is not a positive size.
+    """
+    number = text.strip().rstrip("BbGgKkMmTtIi ").strip()
+    unit = text.strip()[len(number) :].strip().upper()
+    try:
+        size = float(number) * _UNITS[unit]
+    except (ValueError, KeyError):
+        raise OptionsError(f"{where}: expected a size such as 2GiB or 512MB, found {text!r}") from None
+    if not 0 < size < float("inf"):
+        raise OptionsError(f"{where}: expected a positive size, found {text!r}")
+    return int(size)
