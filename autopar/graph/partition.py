@@ -5,8 +5,10 @@ In: the whole graph, its signatures, an `Assignment`. Out: a `Program`: the same
 
 * one reshard per (value, wanted sharding, phase): all its readers in that phase share it, and it dies with the last of them, so a
   parameter that is stored in pieces is gathered for the forward, dropped, and gathered again for the backward;
-* a reshard stands right before its first reader;
-* states leave in the sharding in which they entered; the loss, outputs and whatever the user gets are whole on every rank.
+* a reshard stands right before its first reader; but a parameter's final gradient goes to the sharding that the update reads as soon as it
+  is made, in the backward phase: between backward and update only that piece is held (ZeRO-2 is this and nothing else);
+* states leave in the sharding in which they entered: a `state.write` node puts the new version into the state's own storage right after it
+  is made and the old version has been read for the last time; the loss, outputs and whatever the user gets are whole on every rank.
 
 It chooses nothing: cost prices this program, codegen prints it.
 """
@@ -19,6 +21,7 @@ from ..errors import PlanError
 from .choice import Assignment
 from .cuts import CutTable
 from .graph import Graph, value_table
+from .liveness import storage_bases
 from .mesh import axis_sizes
 from .node import Node, Phase, Ref
 from .program import Origin, Program
@@ -79,14 +82,23 @@ class _Builder:
         self.values.append(Value(name, whole.storage if name == whole.name else name, whole.version, shape, whole.dtype, whole.kind))
         self.shardings.append((name, whole.name, sharding))
 
-    def bring(self, name: str, wanted: Sharding, reader: Node) -> str:
-        """The name of the local value that holds `name` in the wanted sharding, resharded if need be."""
+    def bring(self, name: str, wanted: Sharding, reader: Node, phase: Phase | None = None) -> str:
+        """The name of the local value that holds `name` in the wanted sharding, resharded if need be.
+
+        `phase`: of the readers that will share the reshard, where that is not the phase in which it stands.
+        """
         if self.has[name] == wanted:
             return name
-        key = (name, wanted, reader.phase)
+        key = (name, wanted, phase or reader.phase)
         if key not in self.copies:
             self.copies[key] = self._reshard(name, wanted, reader)
         return self.copies[key]
+
+    def write(self, old: str, new: str, after: Node) -> None:
+        """Put the local value `new` into the storage of state `old`."""
+        args = (("state", Ref(0)), ("value", Ref(1)))
+        self.nodes.append(Node(f"write:{old}", "state.write", (old, new), args, (), after.phase, after.path, after.source))
+        self.origins.append(Origin(after.name, "", f"{old} becomes the new version"))
 
     def _reshard(self, name: str, wanted: Sharding, reader: Node) -> str:
         value, source = self.whole[name], self.has[name]
@@ -154,47 +166,80 @@ def partition(
         build.has[name] = storages[name]
         build.add_value(build.whole[name], name, storages[name])
     final = _final_shardings(graph, storages, len(build.sizes), keep_grads)
-    leaving: dict[str, str] = {}
-    last_maker = {out: node.name for node in graph.nodes for out in node.outputs if out}
-    for node, site, signature in zip(graph.nodes, sites, signatures):
+    reads = _update_reads(graph, strategies)
+    writes = _write_places(graph)
+    leaving: dict[tuple[str, Sharding], str] = {}
+    for index, (node, site, signature) in enumerate(zip(graph.nodes, sites, signatures)):
         strategy = strategies[node.name]
         inputs = tuple(build.bring(name, wanted, node) for name, wanted in zip(node.inputs, strategy.inputs))
-        outputs = [o for o in node.outputs if o]
-        whole_in = site.inputs
         local = Site(
             node,
-            tuple(local_shape(s, sh, build.sizes) for s, sh in zip(whole_in, strategy.inputs)),
+            tuple(local_shape(s, sh, build.sizes) for s, sh in zip(site.inputs, strategy.inputs)),
             tuple(local_shape(s, sh, build.sizes) for s, sh in zip(site.outputs, strategy.outputs)),
         )
-        args = localise_args(signature, local, whole_in) if build.sizes else node.args
+        args = localise_args(signature, local, site.inputs) if build.sizes else node.args
         build.nodes.append(Node(node.name, node.op, inputs, args, node.outputs, node.phase, node.path, node.source))
         build.origins.append(Origin(node.name, "", " ".join(strategy.choices)))
-        for name, sharding in zip(outputs, strategy.outputs):
+        for name, sharding in zip((o for o in node.outputs if o), strategy.outputs):
             build.has[name] = sharding
             build.add_value(build.whole[name], name, sharding)
-            for wanted in final.get(name, ()):  # right where it is made: a gathered gradient or an updated state
-                leaving[f"{name}|{wanted}"] = build.bring(name, wanted, node)
-    # values that enter and leave unchanged (a forward-only graph may return an input)
+            for wanted in reads.get(name, ()):
+                build.bring(name, wanted, node, Phase.UPDATE)
+            for wanted in final.get(name, ()):
+                leaving[name, wanted] = build.bring(name, wanted, node, Phase.UPDATE)
+        for old, new in writes.get(index, ()):
+            if (new, storages[old]) not in leaving:  # an input that becomes the new version of another state
+                leaving[new, storages[old]] = build.bring(new, storages[old], node)
+            build.write(old, leaving[new, storages[old]], node)
     end = Node("end", "", (), (), (), graph.nodes[-1].phase if graph.nodes else Phase.FORWARD)
-    for name, wanteds in final.items():
-        if name not in last_maker:
-            for wanted in wanteds:
-                leaving[f"{name}|{wanted}"] = build.bring(name, wanted, end)
+    for name, wanteds in final.items():  # what enters and leaves without a node
+        for wanted in wanteds:
+            if (name, wanted) not in leaving:
+                leaving[name, wanted] = build.bring(name, wanted, end)
     whole = replicated(len(build.sizes))
-    updates = tuple((old, leaving[f"{new}|{storages[old]}"]) for old, new in graph.updates)
-    kept = tuple(leaving[f"{g}|{whole}"] for _, g in graph.grads) if keep_grads else ()
-    outputs_ = tuple(leaving[f"{o}|{whole}"] for o in graph.outputs) + kept
-    loss = leaving[f"{graph.loss}|{whole}"] if graph.loss else ""
-    local_graph = Graph(graph.name, tuple(build.values), tuple(build.nodes), graph.inputs, updates, loss, outputs_)
-    sizes_table = tuple((v.name, v.shape) for v in graph.values)
-    return Program(local_graph, assignment.mesh, tuple(build.origins), tuple(build.shardings), sizes_table)
+    updates = tuple((old, leaving[new, storages[old]]) for old, new in graph.updates)
+    kept = tuple(leaving[g, whole] for _, g in graph.grads) if keep_grads else ()
+    outputs = tuple(leaving[o, whole] for o in graph.outputs) + kept
+    loss = leaving[graph.loss, whole] if graph.loss else ""
+    local_graph = Graph(graph.name, tuple(build.values), tuple(build.nodes), graph.inputs, updates, loss, outputs)
+    return Program(local_graph, assignment.mesh, tuple(build.origins), tuple(build.shardings), tuple((v.name, v.shape) for v in graph.values))
+
+
+def _update_reads(graph: Graph, strategies: Mapping[str, Strategy]) -> dict[str, list[Sharding]]:
+    """Final gradient -> the shardings in which the update phase reads it."""
+    grads = {g for _, g in graph.grads}
+    reads: dict[str, list[Sharding]] = {}
+    for node in graph.nodes:
+        if node.phase is Phase.UPDATE:
+            for name, wanted in zip(node.inputs, strategies[node.name].inputs):
+                if name in grads and wanted not in reads.setdefault(name, []):
+                    reads[name].append(wanted)
+    return reads
+
+
+def _write_places(graph: Graph) -> dict[int, list[tuple[str, str]]]:
+    """Node index -> the (state, new version) pairs to write right after it: the new one is made, the old one is read no more."""
+    base = storage_bases(graph)
+    last_read: dict[str, int] = {}
+    made = {out: i for i, node in enumerate(graph.nodes) for out in node.outputs if out}
+    for i, node in enumerate(graph.nodes):
+        for name in node.inputs:
+            last_read[base[name]] = i
+    places: dict[int, list[tuple[str, str]]] = {}
+    for old, new in graph.updates:
+        if new == old:
+            continue
+        if base[new] in graph.inputs:
+            raise PlanError(f"{graph.name}: the new version of {old} is a view of {base[new]}; the trace must copy it")
+        places.setdefault(max(made[new], last_read.get(old, -1)), []).append((old, new))
+    return places
 
 
 def _final_shardings(graph: Graph, storages: Mapping[str, Sharding], num_axes: int, keep_grads: bool) -> dict[str, list[Sharding]]:
     """Value -> the shardings in which it must leave the step."""
     final: dict[str, list[Sharding]] = {}
     whole = replicated(num_axes)
-    wanted = [(new, storages[old]) for old, new in graph.updates]
+    wanted = [(new, storages[old]) for old, new in graph.updates]  # written right after it is made
     wanted += [(name, whole) for name in (*graph.outputs, *([graph.loss] if graph.loss else []))]
     wanted += [(g, whole) for _, g in graph.grads] if keep_grads else []
     for name, sharding in wanted:

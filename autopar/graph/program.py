@@ -7,6 +7,7 @@ which value it brings where, so that a person can read why it is there.
     comm.all_gather(x, axis, dim, stride)       comm.reduce_scatter(x, axis, dim, stride, op)    comm.all_reduce(x, axis, op)
     comm.all_to_all(x, axis, from_dim, from_stride, to_dim, to_stride)
     comm.slice(x, axis, dim, stride)            comm.keep(x, axis)
+    state.write(state, value)                   puts the new version into the state's own storage; the old one is read no more
 
 `stride` is in elements of the local tensor that is whole along the axis (see `reshard.Step`).
 """

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Union
 
@@ -26,6 +26,7 @@ from ..errors import GraphError, NoRuleError
 from .node import Arg, Node, get_arg, input_names
 
 Shape = tuple[int, ...]
+LinearSets = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +51,22 @@ class Rule:
     Args:
         op: `aten.mm` for all overloads of a packet, or `aten.sum.dim_IntList` for one.
         text: the rule, or a function from the site (whole shapes) to it.
-        linear: sets of argument names through which a Partial(sum) may pass together; all outputs are then Partial.
+        linear: sets of argument names through which a Partial(sum) may pass together; all outputs are then Partial. A set counts
+            where all its arguments are tensors: `add(x, 2.0)` is not linear in x. A function where attributes decide.
         owed: argument names that must be Partial(sum) on an axis that splits a contracted factor which they lack.
         reduce: what a factor that is missing from an output leaves there: `sum` or `max`.
-        flops: floating point operations per point of the factor space (2 for a multiply-add); 0 for pure movement.
+        flops: floating point operations per point of the factor space (2 for a multiply-add); 0 for pure movement. A function
+            gives the whole op's FLOPs from the site (convolutions: input and output rows are not independent factors).
         localise: (site with LOCAL shapes, whole input shapes) -> the arguments that change, by name. None: no attribute changes.
         why_whole: why the factors in brackets are whole, for people.
     """
 
     op: str
     text: Union[str, Callable[[Site], str]]
-    linear: tuple[tuple[str, ...], ...] = ()
+    linear: Union[LinearSets, Callable[[Site], LinearSets]] = ()
     owed: tuple[str, ...] = ()
     reduce: str = "sum"
-    flops: float = 1.0
+    flops: Union[float, Callable[[Site], float]] = 1.0
     localise: Callable[[Site, tuple[Shape, ...]], Mapping[str, Arg]] | None = None
     why_whole: str = "the op needs all of it at once"
 
@@ -82,12 +85,13 @@ DimFactors = tuple[str, ...]  # the factors of one dim, outermost first; () wher
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A rule applied to one node's shapes: which factors make up each dim of each input and output."""
+    """A rule applied to one node's shapes: which factors make up each dim of each input and output, and its linear sets."""
 
     rule: Rule
     factors: tuple[Factor, ...]
     inputs: tuple[tuple[DimFactors, ...], ...]
     outputs: tuple[tuple[DimFactors, ...], ...]
+    linear: LinearSets = ()
 
 
 def find_rule(rules: Mapping[str, Rule], node: Node) -> Rule:
@@ -144,7 +148,7 @@ def _parse_text(text: str, where: str) -> tuple[list[tuple[str, list[object]]], 
 
     def side(part: str) -> list[tuple[str, list[object]]]:
         operands = []
-        for piece in part.split(",") if part.strip() else []:
+        for piece in part.split(","):  # nothing at all is one scalar
             name, colon, rest = re.match(r"\s*(?:([A-Za-z_]\w*)(:)(?!\d))?(.*)", piece, re.S).groups(default="")
             operands.append((name if colon else "", _parse_operand(rest, where)))
         return operands
@@ -173,11 +177,19 @@ def resolve(rule: Rule, site: Site) -> Signature:
         else:
             raise GraphError(f"{where}: rule text {text!r} has no operand for input {k} ({names[k]})")
     num_inputs = len(operands)
-    for k, shape in enumerate(site.outputs):
+    seen = [k for k, name in enumerate(node.outputs) if name]  # the text speaks of all outputs, the site of those that exist
+    for k, shape in zip(seen, site.outputs):
         if k >= len(right):
             raise GraphError(f"{where}: rule text {text!r} has no operand for output {k}")
         operands.append((right[k][1], shape))
-    return _solve_sizes(rule, operands, num_inputs, where, text)
+    linear = rule.linear(site) if callable(rule.linear) else rule.linear
+    return replace(_solve_sizes(rule, operands, num_inputs, where, text), linear=linear)
+
+
+def count_flops(signature: Signature, site: Site) -> float:
+    """Floating point operations of the whole node (whole shapes); a rank does this over `split_share`."""
+    flops = signature.rule.flops
+    return flops(site) if callable(flops) else flops * prod(f.size for f in signature.factors)
 
 
 def _solve_sizes(rule: Rule, operands: list[tuple[list[object], Shape]], num_inputs: int, where: str, text: str) -> Signature:

@@ -79,12 +79,10 @@ def axis_choices(signature: Signature, cuts: dict[str, Cuts], names: tuple[str, 
             continue
         blocks = (*cuts.get(factor.name, ()), factor.size)
         choices += [factor.name if upper == factor.size else f"{factor.name}@{upper}" for upper in reversed(blocks)]
-    for together in signature.rule.linear:
-        present = [n for n in together if n in names]
-        if present and any(n in names for n in together):
-            text = f"P({' '.join(present)})"
-            if text not in choices:
-                choices.append(text)
+    for together in signature.linear:
+        text = f"P({' '.join(together)})"
+        if all(n in names for n in together) and text not in choices:
+            choices.append(text)
     return tuple(choices)
 
 
@@ -105,6 +103,7 @@ def build_strategy(
         cuts: of each factor (`factor_cuts`).
     """
     size = {f.name: f.size for f in signature.factors}
+    why = {f.name: f.whole for f in signature.factors}
     names = input_names(site.node)
     ins: list[list[Placement]] = [[] for _ in signature.inputs]
     outs: list[list[Placement]] = [[] for _ in signature.outputs]
@@ -115,13 +114,17 @@ def build_strategy(
                 row.append(REPLICATE)
             continue
         if choice.startswith("P("):
-            together = choice[2:-1].split(" ")
+            together = tuple(choice[2:-1].split(" "))
+            if together not in signature.linear or not all(n in names for n in together):
+                return f"{signature.rule.op} is not linear in {' and '.join(together)} here"
             for row, name in zip(ins, names):
                 row.append(PARTIAL if name in together else REPLICATE)
             for row in outs:
                 row.append(PARTIAL)
             continue
         factor, upper = _parse_choice(choice, size)
+        if why[factor]:
+            return f"{factor} stays whole: {why[factor]}"
         lower = max((c for c in cuts.get(factor, ()) if c < upper), default=1)
         stride = used.get((factor, upper), upper)
         if stride % (n * lower):

@@ -1,0 +1,18 @@
+"""What an emitted program needs at run time, and what runs it."""
+
+from . import ops
+from .comm import Comm, ProcessComm
+from .executable import Executable
+from .folder import read_files, write_program
+from .initial import initial_state, state_of_module
+from .launch import TorchrunEnv, read_torchrun_env, start_process_group, stop_process_group
+from .names import expand_names, expand_states
+from .spec import Batch, ProgramSpec, State, compile_program, make_mesh, read_program
+from .threads import ThreadComm, run_ranks, solo_comm
+from .training import run_training
+
+__all__ = [
+    "Batch", "Comm", "Executable", "ProcessComm", "ProgramSpec", "State", "ThreadComm", "TorchrunEnv",
+    "compile_program", "expand_names", "expand_states", "initial_state", "ops", "make_mesh", "read_files", "read_program", "read_torchrun_env", "run_ranks", "run_training",
+    "solo_comm", "start_process_group", "state_of_module", "stop_process_group", "write_program",
+]  # fmt: skip

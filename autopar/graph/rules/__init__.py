@@ -7,6 +7,21 @@ from types import MappingProxyType
 
 from ...errors import GraphError
 from ..rule import Rule
+from . import (
+    attention,
+    convolution,
+    creation,
+    indexing,
+    linear,
+    loss,
+    norms,
+    pointwise,
+    pooling,
+    random_numbers,
+    reductions,
+    slices,
+    views,
+)
 
 
 def join_rows(*families: Iterable[Rule]) -> Mapping[str, Rule]:
@@ -20,4 +35,18 @@ def join_rows(*families: Iterable[Rule]) -> Mapping[str, Rule]:
     return MappingProxyType(table)
 
 
-RULES: Mapping[str, Rule] = join_rows()
+RULES: Mapping[str, Rule] = join_rows(
+    pointwise.ROWS,
+    linear.ROWS,
+    views.ROWS,
+    slices.ROWS,
+    reductions.ROWS,
+    norms.ROWS,
+    attention.ROWS,
+    loss.ROWS,
+    convolution.ROWS,
+    pooling.ROWS,
+    indexing.ROWS,
+    creation.ROWS,
+    random_numbers.ROWS,
+)

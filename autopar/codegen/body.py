@@ -1,0 +1,412 @@
+"""Bodies: a program as Python functions, one per block and phase, loops over layers, the rest in `forward` and `backward`.
+
+In: a program. Out: the text of its functions and of `step`. Values between functions travel as `crossings` decides: arguments, return
+values, `h[i]["name"]` for what a block keeps for its own later functions, `kept["name"]` for the rest, `grads["name"]` for what the
+update reads. Invariant: executing the text runs exactly the program's nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..graph.graph import Graph, use_table
+from ..graph.node import Node, Phase
+from ..graph.program import Program
+from ..graph.repeats import relative_name
+from .crossings import Crossings, LoopTable, find_crossings
+from .expression import identifier
+from .loops import Item, Loop, Part, order_items, split_update
+from .writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The text of all functions, and what `step` must know.
+
+    Args:
+        containers: (Python name, family, number of the last block + 1) of each list of what blocks keep.
+        leaving: the loss and outputs -> the text that reads them when the phases have run.
+    """
+
+    functions: tuple[str, ...]
+    containers: tuple[tuple[str, str, int], ...]
+    leaving: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Frame:
+    """What all functions of one program need to know."""
+
+    program: Program
+    graph: Graph
+    items: dict[Phase, list[Item]]
+    crossings: Crossings
+    containers: dict[str, str]  # family -> Python name of its list of dicts
+    grad_keys: dict[str, str]  # value read by the update -> its key in `grads`
+    state_keys: dict[str, str]  # graph input -> text that reads it
+    uses: dict[str, list[int]]
+    dead: frozenset[str]
+    loop_names: list[str]
+    stored: set[str]  # values that `forward` or `backward` has put into `kept`
+
+
+def print_bodies(program: Program, grads: tuple[tuple[str, str], ...]) -> Body:
+    """Print the functions of a program.
+
+    Args:
+        grads: (parameter input, its final gradient) of the whole graph: names the entries of `grads`.
+    """
+    graph = program.graph
+    items = order_items(graph)
+    crossings = find_crossings(graph, items)
+    families = dict.fromkeys(t.loop.family for t in crossings.loops)
+    containers: dict[str, str] = {}
+    for family in families:
+        base = identifier(family.split(".")[-1] or "block")
+        containers[family] = base if base not in containers.values() and base not in ("state", "batch", "grads", "kept", "comm", "ops", "step") else identifier(family) + "_"
+    uses = {name: [i for i, _ in places] for name, places in use_table(graph).items()}
+    leaving = _leaving(graph)
+    written = {n.inputs[1] for n in graph.nodes if n.op == "state.write"}
+    dead = frozenset(v for v, places in uses.items() if not places and v not in leaving and v not in written)
+    state_keys = {v.name: f'batch["{v.name}"]' if v.kind.value == "batch" else f'state["{v.storage}"]' for v in graph.values if v.name in set(graph.inputs)}
+    frame = _Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, [], set())
+    frame.grad_keys = _name_grads(program, grads, crossings)
+    for k, table in enumerate(crossings.loops):
+        frame.loop_names.append(_loop_name(frame, k, table))
+    functions = [_print_block(frame, k) for k in range(len(crossings.loops))]
+    functions += [_print_phase(frame, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+    functions += _print_update(frame)
+    sizes = {f: 1 + max(b.index for t in crossings.loops if t.loop.family == f for b in t.loop.blocks) for f in families}
+    return Body(tuple(f for f in functions if f), tuple((containers[f], f, sizes[f]) for f in families), _leaving_texts(frame))
+
+
+def _leaving(graph: Graph) -> set[str]:
+    """What the user gets; new states are not among them, `state.write` has put them in place."""
+    return {name for name in (graph.loss, *graph.outputs) if name}
+
+
+def _leaving_texts(frame: _Frame) -> dict[str, str]:
+    texts = {}
+    for name in (*([frame.graph.loss] if frame.graph.loss else []), *frame.graph.outputs):
+        texts[name] = f'kept["{identifier(name)}"]'
+        if name in frame.stored:
+            continue
+        if name in frame.crossings.kept_at:
+            family, index, key = frame.crossings.kept_at[name][0]
+            texts[name] = f'{frame.containers[family]}[{index}]["{key}"]'
+        elif name in frame.state_keys:
+            texts[name] = frame.state_keys[name]
+    return texts
+
+
+def _loop_name(frame: _Frame, k: int, table: LoopTable) -> str:
+    base = f"{frame.containers[table.loop.family]}_{table.loop.phase.value}"
+    return base if base not in frame.loop_names else f"{base}_{k}"
+
+
+def _name_grads(program: Program, grads: tuple[tuple[str, str], ...], crossings: Crossings) -> dict[str, str]:
+    graph = program.graph
+    made_early = {out for n in graph.nodes if n.phase is not Phase.UPDATE for out in n.outputs if out}
+    read = dict.fromkeys(name for n in graph.nodes if n.phase is Phase.UPDATE for name in n.inputs if name in made_early)
+    whole_of = {local: whole for local, whole, _ in program.shardings}
+    param_of = {g: p.rpartition("@")[0] for p, g in grads}
+    keys: dict[str, str] = {}
+    for name in read:
+        key = param_of.get(whole_of[name], name)
+        keys[name] = key if key not in keys.values() else name
+    return keys
+
+
+# ---------------------------------------------------------------- one block
+
+_ARGUMENTS = {"shared": "shared", "carried": "flow", "listed": "item"}
+
+def _print_block(frame: _Frame, k: int) -> str:
+    table = frame.crossings.loops[k]
+    loop, graph = table.loop, frame.graph
+    block = loop.blocks[0]
+    prefix = f"{loop.family}.{block.index}" if loop.family else f"{block.index}"
+    box = frame.containers[loop.family]
+
+    def state_text(name: str) -> str:
+        text = frame.state_keys[name]
+        inner = relative_name(name, loop.family, block.index)
+        if inner is None:
+            return text
+        storage = inner.rpartition("@")[0].replace("#.", f"{loop.family}.{{i}}." if loop.family else "{i}.")
+        return f'state[f"{storage}"]'
+
+    def path_text(path: str) -> str:
+        return path.replace(prefix, f"{loop.family}.{{i}}" if loop.family else "{i}", 1) if path.startswith(prefix) else path
+
+    writer = Writer(("kept_here",), state_text, path_text)
+    arguments, carried = [], []
+    for entry in table.entries:
+        value = entry.names[0]
+        if entry.way == "carried":
+            carried.append(entry)
+        if entry.way in ("carried", "listed") or (entry.way == "shared" and value not in frame.state_keys):
+            arguments.append(writer.bind(value, _ARGUMENTS[entry.way]))
+    for p, key in table.entry_keys.items():
+        writer.line(f'kept["{key}"] = {writer.text_of(table.entries[p].names[0])}')
+    last_use = _last_uses(graph, block.nodes)
+    kept_entries = {e.names[0]: e for e in table.entries if e.way == "kept"}
+    for position, i in enumerate(block.nodes):
+        node = graph.nodes[i]
+        for name in dict.fromkeys(node.inputs):
+            if name in kept_entries and name not in writer.names:
+                entry = kept_entries[name]
+                take = f'kept.pop("{entry.key}")' if _is_last_reader(frame, k, entry.key) else f'kept["{entry.key}"]'
+                writer.line(f"{writer.bind(name, entry.key)} = {take}")
+        returned = {e.source for e in carried}
+        writer.node(node, frame.program.origins[i], _dead_here(frame, node))
+        for out_index, out in enumerate(node.outputs):
+            if not out:
+                continue
+            if (position, out_index) in table.own_keys:
+                writer.line(f'kept["{table.own_keys[position, out_index]}"] = {writer.names[out]}')
+            if out in frame.grad_keys:
+                writer.line(f"grads[{_grad_text(frame, loop, out)}] = {writer.names[out]}")
+        keep = {graph.nodes[block.nodes[p]].outputs[o] for p, o in returned}
+        dying = [n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last_use.get(n, position) <= position and n not in keep]
+        writer.drop(dying)
+    results = [writer.names[graph.nodes[block.nodes[e.source[0]]].outputs[e.source[1]]] for e in carried]
+    if results:
+        writer.line(f"return {', '.join(results)}")
+    blocks = [b.index for b in loop.blocks]
+    doc = f'"""{loop.phase.value.capitalize()} of {loop.family or "block"}.{{i}}, i = {blocks[0]} .. {blocks[-1]}: `kept` is what this block leaves for its later functions."""'
+    head = f"def {frame.loop_names[k]}(comm, state, grads, kept, i{''.join(', ' + a for a in arguments)}):"
+    return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])
+
+
+def _last_uses(graph: Graph, nodes: tuple[int, ...]) -> dict[str, int]:
+    return {name: p for p, i in enumerate(nodes) for name in graph.nodes[i].inputs}
+
+
+def _dead_here(frame: _Frame, node: Node) -> frozenset[str]:
+    return frozenset(o for o in node.outputs if o in frame.dead and len(node.outputs) > 1)
+
+
+def _grad_text(frame: _Frame, loop: Loop, value: str) -> str:
+    key = frame.grad_keys[value]
+    inner = relative_name(key, loop.family, loop.blocks[0].index)
+    if inner is None:
+        return f'f"{key}:{{i}}"'
+    return f'f"{inner.replace("#.", f"{loop.family}.{{i}}." if loop.family else "{i}.")}"'
+
+
+def _is_last_reader(frame: _Frame, k: int, key: str) -> bool:
+    """True where no later loop and nothing outside of loops takes this entry after loop `k`."""
+    family = frame.crossings.loops[k].loop.family
+    if any(e.way == "kept" and e.key == key for t in frame.crossings.loops[k + 1 :] if t.loop.family == family for e in t.entries):
+        return False
+    mine = {b.index for b in frame.crossings.loops[k].loop.blocks}
+    values = {v for v, places in frame.crossings.kept_at.items() if any(f == family and name == key and i in mine for f, i, name in places)}
+    items = [item for phase in frame.items for item in frame.items[phase]]
+    after = items[items.index(frame.crossings.loops[k].loop) + 1 :]
+    return not values & ({n for item in after for n in _item_reads(frame, item)} | _leaving(frame.graph))
+
+
+# ---------------------------------------------------------------- a phase
+
+
+def _print_phase(frame: _Frame, phase: Phase) -> str:
+    graph = frame.graph
+    items = frame.items[phase]
+    if not items:
+        return ""
+    writer = Writer(tuple(frame.containers.values()), lambda name: frame.state_keys[name], lambda path: path)
+    reads = [_item_reads(frame, item) for item in items]
+    last = {name: place for place, names in enumerate(reads) for name in names}
+    leaving = _leaving(graph)
+    later = _read_after(frame, phase)
+    for place, item in enumerate(items):
+        for name in reads[place]:
+            if name not in writer.names and name not in frame.state_keys:
+                _fetch(frame, writer, name, (phase, place), later)
+        if isinstance(item, Loop):
+            made = _call_loop(frame, writer, item, place, last)
+        else:
+            node = graph.nodes[item]
+            writer.node(node, frame.program.origins[item], _dead_here(frame, node))
+            made = [o for o in node.outputs if o and o in writer.names]
+        for name in made:
+            if name in frame.grad_keys:
+                writer.line(f'grads["{frame.grad_keys[name]}"] = {writer.names[name]}')
+            if name in later or name in leaving:
+                writer.line(f'kept["{identifier(name)}"] = {writer.names[name]}')
+                frame.stored.add(name)
+        writer.drop([n for n in dict.fromkeys((*reads[place], *made)) if n in writer.names and last.get(n, place) <= place])
+    boxes = "".join(f", {name}" for name in frame.containers.values())
+    doc = f'"""The {phase.value} pass."""'
+    return "\n".join([f"def {phase.value}(comm, state, batch, grads, kept{boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])
+
+
+def _item_reads(frame: _Frame, item: Item) -> list[str]:
+    if isinstance(item, Loop):
+        table = _table_of(frame, item)
+        names: dict[str, None] = {}
+        for entry in table.entries:
+            if entry.way == "listed":
+                names.update(dict.fromkeys(entry.names))
+            elif entry.way in ("shared", "carried"):
+                names.setdefault(entry.names[0])
+        return [n for n in names if n not in frame.state_keys]
+    return [n for n in dict.fromkeys(frame.graph.nodes[item].inputs) if n not in frame.state_keys]
+
+
+def _table_of(frame: _Frame, loop: Loop) -> LoopTable:
+    return next(t for t in frame.crossings.loops if t.loop is loop)
+
+
+def _read_after(frame: _Frame, phase: Phase) -> set[str]:
+    """Values that `forward` and `backward` themselves read in a later phase than this one."""
+    order = [Phase.FORWARD, Phase.BACKWARD]
+    if phase not in order:
+        return set()
+    return {n for p in order[order.index(phase) + 1 :] for item in frame.items[p] for n in _item_reads(frame, item)}
+
+
+def _fetch(frame: _Frame, writer: Writer, name: str, place: tuple[Phase, int], later: set[str]) -> None:
+    """Bring a value from where it was kept into this function."""
+    stays = name in later or name in _leaving(frame.graph)
+    places = [("kept", identifier(name), stays)] if name in frame.stored else []
+    for family, index, key in frame.crossings.kept_at.get(name, ()):
+        places.append((f"{frame.containers[family]}[{index}]", key, stays or _is_taken(frame, family, index, key, place)))
+    places = sorted(places or [("kept", identifier(name), stays)], key=lambda p: p[2])
+    box, key, held = places[0]
+    writer.line(f'{writer.bind(name, key)} = {box}["{key}"]' if held else f'{writer.bind(name, key)} = {box}.pop("{key}")')
+    for box, key, held in places[1:]:
+        if not held:
+            writer.line(f'del {box}["{key}"]')
+
+
+def _is_taken(frame: _Frame, family: str, index: int, key: str, place: tuple[Phase, int]) -> bool:
+    """True where a loop after this place (phase, item) takes what block `index` keeps under `key`."""
+    phase, number = place
+    coming = [item for p in (Phase.FORWARD, Phase.BACKWARD) if list(Phase).index(p) > list(Phase).index(phase) for item in frame.items.get(p, ())]
+    coming += frame.items[phase][number:]
+    loops = [item for item in coming if isinstance(item, Loop) and item.family == family]
+    return any(b.index == index for loop in loops for e in _table_of(frame, loop).entries if e.way == "kept" and e.key == key for b in loop.blocks)
+
+
+def _call_loop(frame: _Frame, writer: Writer, loop: Loop, place: int, last: dict[str, int]) -> list[str]:
+    """Print the loop; returns the values that have a name here afterwards."""
+    table = _table_of(frame, loop)
+    k = frame.crossings.loops.index(table)
+    arguments, carried, made = [], [], []
+    flows: list[str] = []
+    for entry in table.entries:
+        if entry.way == "shared" and entry.names[0] not in frame.state_keys:
+            arguments.append(writer.text_of(entry.names[0]))
+        elif entry.way == "carried":
+            flow = writer.fresh("flow")
+            writer.line(f"{flow} = {writer.text_of(entry.names[0])}")
+            if entry.names[0] in writer.names and last.get(entry.names[0], place) <= place:
+                writer.drop([entry.names[0]])
+            arguments.append(flow)
+            carried.append(entry)
+            flows.append(flow)
+        elif entry.way == "listed":
+            items = writer.fresh("items")
+            writer.line(f"{items} = [{', '.join(writer.text_of(n) for n in entry.names)}]")
+            arguments.append(f"{items}.pop(0)")
+    first, step = loop.blocks[0].index, loop.blocks[1].index - loop.blocks[0].index
+    end = loop.blocks[-1].index + step
+    numbers = f"range({first}, {end}, {step})" if step != 1 else f"range({first}, {end})" if first else f"range({end})"
+    box = frame.containers[loop.family]
+    call = f"{frame.loop_names[k]}(comm, state, grads, {box}[i], i{''.join(', ' + a for a in arguments)})"
+    writer.line(f"for i in {numbers}:")
+    writer.line(f"    {', '.join(flows)} = {call}" if flows else f"    {call}")
+    for entry, flow in zip(carried, flows):
+        value = frame.graph.nodes[loop.blocks[-1].nodes[entry.source[0]]].outputs[entry.source[1]]
+        writer.names[value] = flow
+        made.append(value)
+    return made
+
+
+# ---------------------------------------------------------------- the update
+
+
+def _print_update(frame: _Frame) -> list[str]:
+    groups, rest = split_update(frame.graph)
+    if not groups and not rest:
+        return []
+    functions, calls = [], []
+    for number, group in enumerate(groups):
+        title = f"update_{number}" if len(groups) > 1 else "update_param"
+        functions.append(_print_part(frame, title, group[0]))
+        names = fold_names([part.param for part in group])
+        calls.append(f"for name in expand_names({', '.join(repr(n) for n in names)}):")
+        calls.append(f"    {title}(comm, state, grads, name)")
+    writer = Writer(tuple(frame.containers.values()), lambda name: frame.state_keys[name], lambda path: path)
+    last = _last_uses(frame.graph, tuple(rest))
+    for place, i in enumerate(rest):
+        node = frame.graph.nodes[i]
+        for name in dict.fromkeys(node.inputs):
+            if name in frame.grad_keys and name not in writer.names:
+                writer.line(f'{writer.bind(name, "grad")} = grads.pop("{frame.grad_keys[name]}")')
+        writer.node(node, frame.program.origins[i], _dead_here(frame, node))
+        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
+    doc = '"""The optimizer\'s update, parameter by parameter."""'
+    functions.append("\n".join(["def update(comm, state, grads):", *(f"    {line}" for line in [doc, *writer.lines, *calls])]))
+    return functions
+
+
+def _print_part(frame: _Frame, title: str, part: Part) -> str:
+    def state_text(name: str) -> str:
+        return frame.state_keys[name].replace('["', '[f"').replace(part.param, "{name}") if part.param in name else frame.state_keys[name]
+
+    writer = Writer((), state_text, lambda path: "")
+    last = _last_uses(frame.graph, part.nodes)
+    for place, i in enumerate(part.nodes):
+        node = frame.graph.nodes[i]
+        for name in dict.fromkeys(node.inputs):
+            if name in frame.grad_keys and name not in writer.names:
+                key = frame.grad_keys[name]
+                text = "name" if key == part.param else repr(key)
+                writer.line(f"{writer.bind(name, 'grad')} = grads.pop({text})")
+        origin = frame.program.origins[i]
+        writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, _dead_here(frame, node))
+        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
+    doc = '"""Update one parameter and its optimizer state."""'
+    lines = [line for line in writer.lines if not line.startswith("# (root)")]
+    return "\n".join([f"def {title}(comm, state, grads, name):", *(f"    {line}" for line in [doc, *lines])])
+
+
+def fold_names(names: list[str]) -> list[str]:
+    """Names with their numbers folded: `h.0.w`, `h.1.w`, ... -> `h.{0..11}.w` (outermost number, contiguous runs)."""
+    from ..graph.repeats import block_of
+
+    patterns: dict[tuple[str, str], list[int]] = {}
+    order: dict[object, None] = {}
+    for name in names:
+        place = block_of(name)
+        if place is None:
+            order.setdefault(name)
+            continue
+        family, index = place
+        start = f"{family}.{index}" if family else f"{index}"
+        key = (family, name[len(start) :])
+        patterns.setdefault(key, []).append(index)
+        order.setdefault(key)
+    folded: list[str] = []
+    for key in order:
+        if isinstance(key, str):
+            folded.append(key)
+            continue
+        family, rest = key
+        lead = f"{family}." if family else ""
+        for low, high in _number_runs(sorted(patterns[key])):
+            folded.append(f"{lead}{low}{rest}" if low == high else f"{lead}{{{low}..{high}}}{rest}")
+    return folded
+
+
+def _number_runs(numbers: list[int]) -> list[tuple[int, int]]:
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return [(low, high) for low, high in runs]

@@ -1,0 +1,190 @@
+"""Crossings: how values get from the function that makes them to the functions that read them.
+
+In: a program's local graph and its items (`loops.order_items`). Out: for every loop how each outside value of its block reaches it, and
+for every value that crosses functions the place where it is kept meanwhile. Five ways into a block:
+
+    state    the block's own parameter, buffer or optimizer state: `state[f"h.{i}.w"]`
+    shared   the same value for all blocks (a mask): an argument
+    carried  made by the block before in the loop (the residual stream): argument in, return value out
+    kept     what this block's earlier function left for it (saved activations): `h[i]["name"]`
+    listed   anything else: one entry per block in a list made before the loop
+
+Invariant: the last reader of a kept value takes it out, so memory is held as long as the graph says and no longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..graph.graph import Graph
+from ..graph.node import Phase
+from ..graph.repeats import relative_name
+from .expression import identifier
+from .loops import Item, Loop
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How one outside value of a block (by order of first use) comes in. `names[j]` is the value for block j."""
+
+    way: str  # state | shared | carried | kept | listed
+    names: tuple[str, ...]
+    source: tuple[int, int] | None = None  # carried: (node position, output) in the block before
+    key: str = ""  # kept: the name under which the block left it
+
+
+@dataclass(slots=True)
+class LoopTable:
+    """A loop's entries, and what its function leaves: own outputs (position, output) or entries, by key."""
+
+    loop: Loop
+    entries: list[Entry]
+    keeps: dict[str, tuple[str, ...]] = field(default_factory=dict)  # key -> value per block
+    own_keys: dict[tuple[int, int], str] = field(default_factory=dict)
+    entry_keys: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Crossings:
+    """All of it, for one program.
+
+    Args:
+        loops: one table per loop, by id of the loop.
+        function_of: node index -> ("phase", phase) or ("loop", loop index, block number in the loop).
+        kept_at: value -> where blocks keep it for readers outside of loops, as (family, block index, key); the first is its maker's.
+    """
+
+    loops: list[LoopTable]
+    function_of: dict[int, tuple]
+    kept_at: dict[str, list[tuple[str, int, str]]]
+
+
+def find_crossings(graph: Graph, items: dict[Phase, list[Item]]) -> Crossings:
+    """Decide the way of every value that crosses functions."""
+    function_of: dict[int, tuple] = {i: ("phase", node.phase) for i, node in enumerate(graph.nodes)}
+    loops = [item for phase in items for item in items[phase] if isinstance(item, Loop)]
+    for k, loop in enumerate(loops):
+        for j, block in enumerate(loop.blocks):
+            for i in block.nodes:
+                function_of[i] = ("loop", k, j)
+    entering = frozenset(graph.inputs)
+    tables: list[LoopTable] = []
+    taken: dict[str, set[str]] = {}
+    for loop in loops:
+        table = LoopTable(loop, [])
+        tables.append(table)
+        outside = [_outside_names(graph, block.nodes) for block in loop.blocks]
+        for names in zip(*outside):
+            table.entries.append(_find_way(graph, table, names, entering, tables, taken.setdefault(loop.family, set())))
+    crossings = Crossings(tables, function_of, {})
+    _keep_for_outsiders(graph, crossings, taken)
+    return crossings
+
+
+def _outside_names(graph: Graph, nodes: tuple[int, ...]) -> list[str]:
+    made: set[str] = set()
+    names: dict[str, None] = {}
+    for i in nodes:
+        for name in graph.nodes[i].inputs:
+            if name not in made:
+                names.setdefault(name)
+        made.update(graph.nodes[i].outputs)
+    return list(names)
+
+
+def _positions(graph: Graph, loop: Loop, j: int) -> dict[str, tuple[int, int]]:
+    return {out: (p, k) for p, i in enumerate(loop.blocks[j].nodes) for k, out in enumerate(graph.nodes[i].outputs) if out}
+
+
+def _find_way(
+    graph: Graph, table: LoopTable, names: tuple[str, ...], entering: frozenset[str], tables: list[LoopTable], taken: set[str]
+) -> Entry:
+    loop = table.loop
+    if all(n in entering for n in names):
+        inner = {relative_name(n, loop.family, b.index) for n, b in zip(names, loop.blocks)}
+        if len(inner) == 1 and None not in inner:
+            return Entry("state", names)
+    if len(set(names)) == 1:
+        return Entry("shared", names)
+    sources = {_positions(graph, loop, j).get(name) for j, name in enumerate(names[1:])}
+    if len(sources) == 1 and None not in sources:
+        return Entry("carried", names, source=sources.pop())
+    for other in tables[:-1]:
+        key = _kept_key(graph, other, loop, names, taken)
+        if key:
+            return Entry("kept", names, key=key)
+    return Entry("listed", names)
+
+
+def _kept_key(graph: Graph, other: LoopTable, loop: Loop, names: tuple[str, ...], taken: set[str]) -> str:
+    """The key under which `other`'s block of the same number has each of these values, "" where it has not."""
+    if other.loop.family != loop.family:
+        return ""
+    number = {block.index: j for j, block in enumerate(other.loop.blocks)}
+    if not all(block.index in number for block in loop.blocks):
+        return ""
+    places = [number[block.index] for block in loop.blocks]
+    own = {_positions(graph, other.loop, j).get(name) for j, name in zip(places, names)}
+    if len(own) == 1 and None not in own:
+        position = own.pop()
+        per_block = tuple(graph.nodes[b.nodes[position[0]]].outputs[position[1]] for b in other.loop.blocks)
+        if position not in other.own_keys:
+            other.own_keys[position] = _fresh_key(per_block[0], taken)
+            other.keeps[other.own_keys[position]] = per_block
+        return other.own_keys[position]
+    for p, entry in enumerate(other.entries):
+        if entry.way in ("carried", "listed", "kept") and all(entry.names[j] == name for j, name in zip(places, names)):
+            if entry.way == "kept":
+                return entry.key
+            if p not in other.entry_keys:
+                other.entry_keys[p] = _fresh_key(entry.names[-1] + "_in", taken)
+                other.keeps[other.entry_keys[p]] = entry.names
+            return other.entry_keys[p]
+    return ""
+
+
+def _fresh_key(name: str, taken: set[str]) -> str:
+    key = base = identifier(name)
+    count = 1
+    while key in taken:
+        count += 1
+        key = f"{base}_{count}"
+    taken.add(key)
+    return key
+
+
+def _keep_for_outsiders(graph: Graph, crossings: Crossings, taken: dict[str, set[str]]) -> None:
+    """Values that blocks make and readers outside of the loop need (not the last one's carried value): kept by the block.
+
+    What the update reads goes through the dict of gradients instead.
+    """
+    readers = {
+        name
+        for i, node in enumerate(graph.nodes)
+        if crossings.function_of[i][0] == "phase" and node.phase is not Phase.UPDATE
+        for name in node.inputs
+    }
+    readers |= {graph.loss, *graph.outputs}
+    readers |= {name for t in crossings.loops for e in t.entries if e.way in ("listed", "shared") for name in e.names}
+    readers |= {e.names[0] for t in crossings.loops for e in t.entries if e.way == "carried"}
+    for table in crossings.loops:
+        carried = {e.source for e in table.entries if e.way == "carried"}
+        for p, i in enumerate(table.loop.blocks[0].nodes):
+            for k in range(len(graph.nodes[i].outputs)):
+                values = [graph.nodes[b.nodes[p]].outputs[k] for b in table.loop.blocks]
+                wanted = [v for v in (values[:-1] if (p, k) in carried else values) if v in readers]
+                if wanted and (p, k) not in table.own_keys:
+                    key = _fresh_key(values[0], taken[table.loop.family])
+                    table.own_keys[(p, k)] = key
+                    table.keeps[key] = tuple(values)
+        for position, key in table.own_keys.items():
+            # the last block's carried value has a name where the loop stands
+            held = table.keeps[key][:-1] if position in carried else table.keeps[key]
+            for block, value in zip(table.loop.blocks, held):
+                crossings.kept_at.setdefault(value, []).append((table.loop.family, block.index, key))
+    for table in crossings.loops:
+        for key in table.entry_keys.values():  # left by a block for a later function of its own that is not in a loop
+            takers = {b.index for t in crossings.loops if t.loop.family == table.loop.family for e in t.entries if e.key == key for b in t.loop.blocks}
+            for block, value in zip(table.loop.blocks, table.keeps[key]):
+                if block.index not in takers:
+                    crossings.kept_at.setdefault(value, []).append((table.loop.family, block.index, key))

@@ -1,0 +1,185 @@
+"""Emit: a program becomes a folder of Python that a person can read, own and edit.
+
+In: a program, its plan, the initial values' recipes. Out: the texts of `program.py` (one file for all ranks: mesh, states, batch, functions
+per block and phase, `step`), `train.py` (torchrun entry) and `plan.json`. Invariant: the text holds all there is; it imports torch and
+`autopar.runtime` only, and its length does not grow with the number of equal blocks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..graph.graph import Graph
+from ..graph.mesh import num_ranks, print_mesh
+from ..graph.node import Phase
+from ..graph.plan import Plan
+from ..graph.program import Program
+from ..graph.sharding import Sharding
+from ..graph.tensor import STATE_KINDS, Kind
+from .body import Body, fold_names, print_bodies
+
+_HEADER = '''"""{name}: one training step on {cluster}, mesh {mesh}.
+
+{summary}
+
+Made by autopar from a plan (plan.json beside this file, `autopar show plan.json`). It is yours: read it, edit it, own it.
+Every rank runs this file; `comm` knows the rank's place on the mesh. `state` holds this rank's pieces of parameters, buffers and
+optimizer states by name, `batch` its piece of the batch. A sharding has one placement per mesh axis: R replicated, P partial (a sum
+that is still owed), S1/64 the digit of dim 1 at stride 64.
+"""
+
+import torch
+
+from autopar.runtime import Batch, State, expand_names, expand_states, ops
+
+aten = torch.ops.aten
+'''
+
+
+def emit_files(
+    program: Program, graph: Graph, plan: Plan, inits: Mapping[str, tuple], aliases: Mapping[str, str], plan_text: str
+) -> dict[str, str]:
+    """The files of a program: name -> text.
+
+    Args:
+        program: what every rank executes.
+        graph: the whole graph it came from.
+        inits: state storage -> how its first value is made (`runtime.initial`).
+        aliases: tied name -> the storage it shares.
+        plan_text: the text of `plan.json`.
+    """
+    return {"program.py": print_program(program, graph, plan, inits, aliases), "train.py": _print_train(plan), "plan.json": plan_text}
+
+
+def print_program(program: Program, graph: Graph, plan: Plan, inits: Mapping[str, tuple], aliases: Mapping[str, str]) -> str:
+    """The text of `program.py`."""
+    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, inits, aliases)
+
+
+def print_source(
+    program: Program, graph: Graph, name: str, cluster: str, summary: str, inits: Mapping[str, tuple], aliases: Mapping[str, str]
+) -> str:
+    """The text of `program.py` from its parts, for callers that have no plan (verification of any assignment)."""
+    body = print_bodies(program, graph.grads)
+    header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=_wrap(summary))
+    parts = [header, _print_tables(program, inits, aliases), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _wrap(text: str, width: int = 120) -> str:
+    import textwrap
+
+    return "\n".join(textwrap.fill(line, width) for line in text.splitlines()) or "No summary."
+
+
+def _print_tables(program: Program, inits: Mapping[str, tuple], aliases: Mapping[str, str]) -> str:
+    storage: dict[str, Sharding] = {name: sharding for name, _, sharding in program.shardings}
+    whole = dict(program.whole)
+    entering = set(program.graph.inputs)
+    rows: dict[tuple, list[str]] = {}
+    batch = []
+    for value in program.graph.values:
+        if value.name not in entering:
+            continue
+        if value.kind in STATE_KINDS:
+            init = inits.get(value.storage, ("given",))
+            generic = _strip_numbers(init)
+            rows.setdefault((value.kind.value, whole[value.name], value.dtype, str(storage[value.name]), generic, _pattern(value.storage)), []).append(value.storage)
+        else:
+            batch.append(f'    "{value.name}": Batch({whole[value.name]!r}, "{value.dtype}", "{storage[value.name]}"),')
+    lines = [f"MESH = {tuple((a.name, a.size) for a in program.mesh.axes)!r}", "", "STATES = expand_states({"]
+    for (kind, shape, dtype, sharding, init, _), names in rows.items():
+        for folded in fold_names(names):
+            shown = ("copy", folded.partition(":")[2]) if init[:1] == ("copy",) else init
+            lines.append(f'    "{folded}": State("{kind}", {shape!r}, "{dtype}", "{sharding}", {shown!r}),')
+    lines += ["})", "", "BATCH = {", *batch, "}", ""]
+    tied = {alias: target for alias, target in aliases.items() if alias != target}
+    lines += [f"ALIASES = {tied!r}", ""]
+    if not program.graph.loss:
+        lines += [f"OUTPUTS = {program.graph.outputs!r}", ""]
+    return "\n".join(lines)
+
+
+def _strip_numbers(init: tuple) -> tuple:
+    return ("copy",) if init[:1] == ("copy",) else init
+
+
+def _pattern(storage: str) -> str:
+    """The storage without its outermost number, so that equal states of equal blocks come together."""
+    return re.sub(r"(^|[.:])\d+(?=\.)", r"\1#", storage, count=1)
+
+
+def _print_step(program: Program, body: Body) -> str:
+    graph = program.graph
+    lines = ["def step(comm, state, batch):"]
+    lines.append('    """One step on this rank: rewrites `state` in place, returns the loss (the outputs, where there is no loss)."""')
+    lines.append("    kept, grads = {}, {}")
+    boxes = ""
+    for name, family, count in body.containers:
+        lines.append(f"    {name} = [{{}} for _ in range({count})]  # what each block of {family or 'the model'} keeps between its functions")
+        boxes += f", {name}"
+    phases = {n.phase for n in graph.nodes}
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        if phase in phases:
+            lines.append(f"    {phase.value}(comm, state, batch, grads, kept{boxes})")
+    if Phase.UPDATE in phases:
+        lines.append("    update(comm, state, grads)")
+    outputs = [_leaving_text(program, body, name) for name in graph.outputs]
+    loss = _leaving_text(program, body, graph.loss) if graph.loss else ""
+    whole = f"({', '.join(outputs)},)" if outputs else ""
+    lines.append(f"    return {', '.join(part for part in (loss, whole) if part) or 'None'}")
+    return "\n".join(lines)
+
+
+def _leaving_text(program: Program, body: Body, name: str) -> str:
+    return body.leaving.get(name, f"kept[{name!r}]")
+
+
+def _print_train(plan: Plan) -> str:
+    ranks = num_ranks(plan.assignment.mesh)
+    return f'''"""Train {plan.model.name} with the program beside this file: torchrun --nproc-per-node {ranks} train.py --steps 10
+
+Edit `batches` to feed your data: it yields, on every rank alike, the WHOLE batch as a dict of tensors with the names, shapes and dtypes of
+program.BATCH; each rank takes its own piece.
+"""
+
+import argparse
+
+import program
+import torch
+
+from autopar.runtime import run_training
+
+
+def batches(num_steps, seed):
+    """Random data of the right shapes: replace it by yours."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(num_steps):
+        yield {{name: sample(entry, generator) for name, entry in program.BATCH.items()}}
+
+
+def sample(entry, generator):
+    dtype = getattr(torch, entry.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(entry.shape, generator=generator).to(dtype)
+    return torch.randint(0, {_smallest_vocabulary(plan)}, entry.shape, generator=generator).to(dtype)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--checkpoint", default=None, help="folder to save the trained state to")
+    args = parser.parse_args()
+    run_training(vars(program), batches(args.steps, args.seed), seed=args.seed, checkpoint_dir=args.checkpoint)
+'''
+
+
+def _smallest_vocabulary(plan: Plan) -> int:
+    """A number that every integer input may hold: the smallest first dim of the tables that are looked up, else 2."""
+    tables = {n.inputs[0] for n in plan.nodes if n.op == "aten.embedding.default"}
+    classes = [t.shape[0] for t in plan.tensors if t.name in tables]
+    losses = {n.inputs[0] for n in plan.nodes if n.op == "aten.nll_loss_forward.default"}
+    classes += [t.shape[1] for t in plan.tensors if t.name in losses and len(t.shape) > 1 and t.kind is not Kind.BATCH]
+    return min(classes, default=2)

@@ -1,0 +1,94 @@
+"""Expressions: one node as one line of Python that a person would have written.
+
+In: a node and the Python names of its inputs. Out: the right-hand side. The text calls the very op of the node: operators and
+methods are used only where they are that op.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from ..graph.node import Arg, Const, Node, Ref
+
+_OPERATORS = {"aten.add.Tensor": "+", "aten.sub.Tensor": "-", "aten.mul.Tensor": "*", "aten.div.Tensor": "/"}
+_SCALAR_OPERATORS = {"aten.add.Scalar": "+", "aten.sub.Scalar": "-", "aten.mul.Scalar": "*", "aten.div.Scalar": "/", "aten.pow.Tensor_Scalar": "**"}
+_METHODS = {
+    "aten.view.default": ("size",),
+    "aten.permute.default": ("dims",),
+    "aten.expand.default": ("size",),
+    "aten.unsqueeze.default": ("dim",),
+    "aten.squeeze.dim": ("dim",),
+    "aten.select.int": ("dim", "index"),
+}
+_UNARY = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "neg", "reciprocal", "abs", "sin", "cos")
+_IDENTIFIER = re.compile(r"\W+")
+
+
+def identifier(text: str) -> str:
+    """A Python identifier made of the letters and digits of `text`."""
+    name = _IDENTIFIER.sub("_", text).strip("_") or "value"
+    return f"v_{name}" if name[0].isdigit() else name
+
+
+def print_arg(arg: Arg, names: Sequence[str]) -> str:
+    """A literal argument; `Ref` becomes the input's Python name."""
+    if isinstance(arg, Ref):
+        return names[arg.index]
+    if isinstance(arg, Const):
+        if arg.kind == "device":
+            return f'torch.device("{arg.name}")'
+        return arg.name if arg.name.startswith("torch.") else f"torch.{arg.name}"
+    if isinstance(arg, tuple):
+        return f"[{', '.join(print_arg(a, names) for a in arg)}]"
+    if isinstance(arg, float) and not math.isfinite(arg):
+        return f'float("{arg}")'
+    return repr(arg)
+
+
+def print_expression(node: Node, names: Sequence[str]) -> str:
+    """The right-hand side of the line that runs this node.
+
+    Args:
+        names: the Python name of each of `node.inputs`.
+    """
+    args = dict(node.args)
+    space, _, rest = node.op.partition(".")
+    if space == "comm":
+        options = [f"{key}={value!r}" for key, value in node.args if key not in ("x", "axis")]
+        return f"comm.{rest}({', '.join([names[0], repr(args['axis']), *options])})"
+    if space == "autopar":
+        return f"ops.{rest}({_call_arguments(node, names)})"
+    if node.op in _OPERATORS and set(args) == {"self", "other"} and all(isinstance(args[k], (Ref, int, float)) for k in args):
+        return f"{print_arg(args['self'], names)} {_OPERATORS[node.op]} {_operand(args['other'], names)}"
+    if node.op in _SCALAR_OPERATORS and len(args) == 2:
+        (_, left), (_, right) = node.args
+        if isinstance(left, Ref) and isinstance(right, (int, float)) and not isinstance(right, bool):
+            return f"{names[left.index]} {_SCALAR_OPERATORS[node.op]} {_operand(right, names)}"
+    if node.op in _METHODS and isinstance(args.get("self"), Ref) and set(args) <= {"self", *_METHODS[node.op]}:
+        literals = [args[key] for key in _METHODS[node.op] if key in args]
+        if len(literals) == len(_METHODS[node.op]):
+            if len(literals) == 1 and isinstance(literals[0], tuple):
+                literals = list(literals[0])
+            if literals or rest != "view.default":
+                return f"{names[args['self'].index]}.{rest.split('.')[0]}({', '.join(print_arg(a, names) for a in literals)})"
+    if rest.split(".")[0] in _UNARY and rest.endswith(".default") and set(args) == {"self"}:
+        return f"torch.{rest.split('.')[0]}({names[0]})"
+    if node.op == "aten._to_copy.default" and set(args) == {"self", "dtype"}:
+        return f"{names[0]}.to({print_arg(args['dtype'], names)})"
+    return f"{node.op}({_call_arguments(node, names)})"
+
+
+def _operand(arg: Arg, names: Sequence[str]) -> str:
+    text = print_arg(arg, names)
+    return f"({text})" if text.startswith("-") else text
+
+
+def _call_arguments(node: Node, names: Sequence[str]) -> str:
+    """The first tensor by position, everything after it by name: no position is guessed where the call left arguments out."""
+    parts = []
+    for k, (key, value) in enumerate(node.args):
+        text = print_arg(value, names)
+        parts.append(text if k == 0 and isinstance(value, Ref) else f"{key}={text}")
+    return ", ".join(parts)

@@ -1,0 +1,180 @@
+"""Loops: in which order a program is printed, and which equal blocks become one function called in a loop.
+
+In: a program's local graph. Out: for each phase the items to print, in an order that respects every dependency: single nodes, or a `Loop`
+over equal blocks that run one after another. Invariant: every node stands in exactly one item; a loop is made only where the blocks
+can run back to back. It changes nothing but the order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Union
+
+from ..graph.graph import Graph, producer_table
+from ..graph.node import Phase
+from ..graph.repeats import Block, Repeat, find_repeats
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Equal blocks in execution order: `blocks[j].nodes[k]` correspond for all j."""
+
+    family: str
+    phase: Phase
+    blocks: tuple[Block, ...]
+
+
+Item = Union[int, Loop]
+
+
+def order_items(graph: Graph, phases: tuple[Phase, ...] = (Phase.FORWARD, Phase.BACKWARD)) -> dict[Phase, list[Item]]:
+    """The items of each of these phases, loops where possible."""
+    candidates = [loop for repeat in find_repeats(graph) if repeat.phase in phases for loop in _runs(repeat)]
+    found: dict[Phase, list[Item]] = {}
+    for phase in phases:
+        loops = [loop for loop in candidates if loop.phase is phase and _runs_in_order(graph, loop)]
+        nodes = [i for i, node in enumerate(graph.nodes) if node.phase is phase]
+        order = _sort(graph, nodes, loops)
+        while order is None:  # a loop cannot be contracted: give up the shortest and try again
+            loops.remove(min(loops, key=lambda loop: len(loop.blocks)))
+            order = _sort(graph, nodes, loops)
+        found[phase] = order
+    return found
+
+
+def _runs(repeat: Repeat) -> list[Loop]:
+    """Maximal runs of neighbours (…, 2, 3, 4, … or downwards) in the order in which they execute."""
+    blocks = sorted(repeat.blocks, key=lambda b: b.nodes[0])
+    runs: list[list[Block]] = [[blocks[0]]]
+    for before, block in zip(blocks, blocks[1:]):
+        run = runs[-1]
+        step = block.index - before.index
+        if abs(step) == 1 and (len(run) == 1 or run[1].index - run[0].index == step):
+            run.append(block)
+        else:
+            runs.append([block])
+    return [Loop(repeat.family, repeat.phase, tuple(run)) for run in runs if len(run) > 1]
+
+
+def _runs_in_order(graph: Graph, loop: Loop) -> bool:
+    """True where each block reads nothing of a later block of the same loop."""
+    maker = producer_table(graph)
+    place = {i: j for j, block in enumerate(loop.blocks) for i in block.nodes}
+    for j, block in enumerate(loop.blocks):
+        for i in block.nodes:
+            for name in graph.nodes[i].inputs:
+                source = maker.get(name)
+                if source and place.get(source[0], j) > j:
+                    return False
+    return True
+
+
+def _sort(graph: Graph, nodes: list[int], loops: list[Loop]) -> list[Item] | None:
+    """The phase's items sorted by dependency, earliest first node first; None where contracting the loops makes a circle."""
+    owner: dict[int, int] = {}
+    for k, loop in enumerate(loops):
+        for block in loop.blocks:
+            for i in block.nodes:
+                owner[i] = -1 - k
+    maker = {name: i for name, (i, _) in producer_table(graph).items()}
+    inside = set(nodes)
+    needs: dict[int, set[int]] = {}
+    for i in nodes:
+        mine = owner.get(i, i)
+        sources = {owner.get(maker[n], maker[n]) for n in graph.nodes[i].inputs if n in maker and maker[n] in inside}
+        needs.setdefault(mine, set()).update(sources - {mine})
+    for before, after in _write_order(graph, nodes):
+        mine, source = owner.get(after, after), owner.get(before, before)
+        if mine != source:
+            needs[mine].add(source)
+    waiting = {key: len(sources) for key, sources in needs.items()}
+    readers: dict[int, list[int]] = {}
+    for key, sources in needs.items():
+        for source in sources:
+            readers.setdefault(source, []).append(key)
+    first = {key: key if key >= 0 else min(loops[-1 - key].blocks[0].nodes) for key in needs}
+    heap = [(first[key], key) for key, count in waiting.items() if not count]
+    heapq.heapify(heap)
+    order: list[Item] = []
+    while heap:
+        _, key = heapq.heappop(heap)
+        order.append(key if key >= 0 else loops[-1 - key])
+        for reader in readers.get(key, ()):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(heap, (first[reader], reader))
+    return order if len(order) == len(needs) else None
+
+
+def _write_order(graph: Graph, nodes: list[int]) -> list[tuple[int, int]]:
+    """(before, after): a state is written only after everything that reads the old version, in this phase, has run."""
+    writes = {graph.nodes[i].inputs[0]: i for i in nodes if graph.nodes[i].op == "state.write"}
+    return [(i, writes[name]) for i in nodes for name in graph.nodes[i].inputs if name in writes and writes[name] != i]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Update nodes that belong to one parameter alone: its update. `param` is the parameter's own name."""
+
+    param: str
+    nodes: tuple[int, ...]
+
+
+def split_update(graph: Graph) -> tuple[list[tuple[Part, ...]], list[int]]:
+    """The update phase as groups of parameters with the same update, and the nodes that are not one parameter's alone.
+
+    A group's parts correspond node for node: same ops, arguments and references (states by their name beside the parameter's).
+    """
+    nodes = [i for i, node in enumerate(graph.nodes) if node.phase is Phase.UPDATE]
+    parent = {i: i for i in nodes}
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    maker = {name: i for name, (i, _) in producer_table(graph).items()}
+    entering = {v.name: v for v in graph.values if v.name in set(graph.inputs)}
+    touched: dict[str, int] = {}
+    for i in nodes:
+        for name in graph.nodes[i].inputs:
+            if name in maker and maker[name] in parent:
+                parent[root(i)] = root(maker[name])
+            elif name in entering:
+                parent[root(i)] = root(touched.setdefault(name, i))
+    parts: dict[int, list[int]] = {}
+    for i in nodes:
+        parts.setdefault(root(i), []).append(i)
+    groups: dict[object, list[Part]] = {}
+    rest: list[int] = []
+    for members in parts.values():
+        storages = {entering[n].storage for i in members for n in graph.nodes[i].inputs if n in entering}
+        params = {s.partition(":")[2] or s for s in storages}
+        if len(params) != 1:
+            rest += members
+            continue
+        part = Part(params.pop(), tuple(members))
+        groups.setdefault(_part_signature(graph, part, entering), []).append(part)
+    return [tuple(g) for g in groups.values()], sorted(rest)
+
+
+def _part_signature(graph: Graph, part: Part, entering: dict) -> tuple:
+    own: dict[str, tuple] = {}
+    outside: dict[str, tuple] = {}
+    rows = []
+    for position, i in enumerate(part.nodes):
+        node = graph.nodes[i]
+        refs = []
+        for name in node.inputs:
+            if name in own:
+                refs.append(own[name])
+            elif name in entering:
+                refs.append(("state", entering[name].storage.replace(part.param, "#")))
+            else:
+                refs.append(outside.setdefault(name, ("outside", len(outside))))
+        for k, name in enumerate(node.outputs):
+            own[name] = (position, k)
+        rows.append((node.op, node.args, tuple(refs)))
+    return tuple(rows)

@@ -1,0 +1,97 @@
+"""Writer: the lines of one function, with the names that its values have there.
+
+In: nodes, one after another. Invariant: a value has one Python name in a function; it is deleted right after the last line that reads
+it, so that memory is held as long as the graph says. Comments group lines by module: path, source line, what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..graph.node import Node
+from ..graph.program import Origin
+from .expression import identifier, print_expression
+
+_NAMED_BY_MODULE = ("autopar.linear", "autopar.attention", "aten.native_layer_norm.default", "aten.embedding.default", "aten.convolution.default")
+
+
+class Writer:
+    """Collects the body of one function."""
+
+    def __init__(self, reserved: tuple[str, ...], state_text: Callable[[str], str], path_text: Callable[[str], str]) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, str] = {}  # value -> Python name, where it has one here
+        self._taken = {"comm", "state", "batch", "kept", "grads", "ops", "torch", "aten", "i", "name", *reserved}
+        self._state_text, self._path_text = state_text, path_text
+        self._heading = ""
+
+    def fresh(self, wish: str) -> str:
+        """A Python name that is free in this function."""
+        base = name = identifier(wish)
+        count = 1
+        while name in self._taken:
+            count += 1
+            name = f"{base}_{count}"
+        self._taken.add(name)
+        return name
+
+    def bind(self, value: str, wish: str) -> str:
+        """Give a value a name here."""
+        self.names[value] = self.fresh(wish)
+        return self.names[value]
+
+    def text_of(self, value: str) -> str:
+        """The Python text that reads a value here: its name, or the state it is."""
+        return self.names[value] if value in self.names else self._state_text(value)
+
+    def line(self, text: str) -> None:
+        """One line of the body."""
+        self.lines.append(text)
+
+    def node(self, node: Node, origin: Origin, dead_outputs: frozenset[str]) -> None:
+        """The line(s) of one node.
+
+        Args:
+            dead_outputs: outputs that nobody reads.
+        """
+        self._group(node, origin)
+        if node.op == "state.write":
+            self.line(f"{self._state_text(node.inputs[0])}.copy_({self.text_of(node.inputs[1])})")
+            return
+        text = print_expression(node, [self.text_of(name) for name in node.inputs])
+        note = f"  # {origin.reason}" if node.op.startswith("comm.") else ""
+        targets = []
+        for k, name in enumerate(node.outputs):
+            targets.append(self.bind(name, _wish(node, k)) if name and name not in dead_outputs else "_")
+        self.line(f"{', '.join(targets)} = {text}{note}")
+        if "_" in targets:
+            self.line("del _")
+
+    def drop(self, values: list[str]) -> None:
+        """Delete the names of values that are read no more."""
+        names = [self.names.pop(v) for v in values if v in self.names]
+        if names:
+            self.line(f"del {', '.join(names)}")
+
+    def _group(self, node: Node, origin: Origin) -> None:
+        choices = "" if node.op.startswith(("comm.", "state.")) else origin.reason
+        place = self._path_text(node.path) or "(root)"
+        heading = f"{place}|{node.source}"
+        if heading != self._heading and not node.op.startswith("comm."):
+            self._heading = heading
+            source = f" ({node.source})" if node.source else ""
+            chosen = f": split by {choices}" if choices.replace("R", "").strip() else ": on every rank alike" if choices else ""
+            self.line(f"# {place}{source}{chosen}")
+
+
+def _wish(node: Node, output: int) -> str:
+    if node.op in _NAMED_BY_MODULE:
+        tail = [part for part in node.path.split(".") if part and not part.isdigit()]
+        base = tail[-1] if tail else node.op.split(".")[1]
+        return base if output == 0 else f"{base}_{output}"
+    base = node.op.split(".")[1]
+    if base.startswith("native_"):
+        base = base[len("native_") :]
+    if node.op.startswith("comm."):
+        base = {"all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "reduced", "all_to_all": "exchanged", "slice": "part", "keep": "owed"}[base]
+    return base.strip("_") if output == 0 else f"{base.strip('_')}_{output}"

@@ -1,0 +1,139 @@
+"""Estimates: what one step of a program costs, predicted node by node.
+
+In: a cost model, a `Program`, and for each node of the whole graph its site, signature and strategy. Out: seconds per node,
+and the `Cost` of a plan. Invariant: `step_s` is the sum of the table of `node_seconds`, and each entry is what the solver adds for
+the same choice (both call `cost.model`). One stream: every collective is exposed; a single stage: no bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import fsum
+
+from ..graph.graph import value_table
+from ..graph.mesh import axis_sizes, num_ranks
+from ..graph.node import Node
+from ..graph.plan import Cost
+from ..graph.program import Program
+from ..graph.rule import Signature, Site
+from ..graph.strategy import Strategy, split_share
+from ..graph.tensor import Kind, Value, num_elements, size_bytes
+from .memory import comm_step, estimate_memory
+from .model import (
+    AxisLink,
+    CostModel,
+    axis_link,
+    compute_dtype,
+    estimate_comm_s,
+    estimate_op_s,
+    estimate_write_s,
+    node_flops,
+    site_dtypes,
+    step_copied_bytes,
+)
+
+
+def node_seconds(
+    model: CostModel, program: Program, sites: Sequence[Site], signatures: Sequence[Signature], strategies: Mapping[str, Strategy]
+) -> dict[str, float]:
+    """Node of the program -> its seconds, in program order.
+
+    Args:
+        sites, signatures: of each node of the whole graph (`cuts.resolve_all`).
+        strategies: by node name (`partition.assigned_strategies`).
+    """
+    values = value_table(program.graph)
+    sizes = axis_sizes(program.mesh)
+    links = {axis.name: axis_link(model, program.mesh, k) for k, axis in enumerate(program.mesh.axes)}
+    flops = {
+        site.node.name: whole / split_share(strategies[site.node.name], signature.rule, sizes)
+        for site, signature in zip(sites, signatures)
+        if (whole := node_flops(signature, site))
+    }
+    seconds = {}
+    for node in program.graph.nodes:
+        if node.op.startswith("comm."):
+            seconds[node.name] = _comm_s(model, program, node, values, links)
+        elif node.op == "state.write":
+            seconds[node.name] = estimate_write_s(model, size_bytes(values[node.inputs[0]]))
+        else:
+            reads = [(values[i].shape, values[i].dtype) for i in node.inputs]
+            writes = [(values[o].shape, values[o].dtype) for o in node.outputs if o]
+            seconds[node.name] = estimate_op_s(model, node.op, flops.get(node.name, 0.0), reads, writes)
+    return seconds
+
+
+def _comm_s(model: CostModel, program: Program, node: Node, values: Mapping[str, Value], links: Mapping[str, AxisLink]) -> float:
+    kind, size, ends = comm_step(program, node)
+    before, after = values[node.inputs[0]], values[node.outputs[0]]
+    copied = step_copied_bytes(kind, before.shape, after.shape, before.dtype, size, ends)
+    return estimate_comm_s(model, kind, links[str(dict(node.args)["axis"])], size_bytes(before), size_bytes(after), copied)
+
+
+def estimate_program(
+    model: CostModel, program: Program, sites: Sequence[Site], signatures: Sequence[Signature], strategies: Mapping[str, Strategy]
+) -> Cost:
+    """Time and memory of one step on one device (all are alike).
+
+    Args:
+        sites, signatures: of each node of the whole graph (`cuts.resolve_all`).
+        strategies: by node name (`partition.assigned_strategies`).
+    """
+    seconds = node_seconds(model, program, sites, signatures, strategies)
+    comm_s = fsum(seconds[n.name] for n in program.graph.nodes if n.op.startswith("comm."))
+    step_s = fsum(seconds.values())
+    memory = estimate_memory(program, model.reserve_bytes)
+    by_dtype = _flops_by_dtype(program, sites, signatures)
+    total = fsum(by_dtype.values())
+    busiest = max(by_dtype, key=by_dtype.__getitem__, default="float32")
+    samples = count_samples(program)
+    return Cost(
+        step_s=step_s,
+        compute_s=step_s - comm_s,
+        exposed_comm_s=comm_s,
+        bubble_s=0.0,
+        peak_bytes=(memory.peak_bytes,),
+        state_bytes=(memory.state_bytes,),
+        activation_bytes=(memory.max_activation_bytes,),
+        flops=total,
+        tokens_per_s=samples / step_s if samples and step_s > 0 else None,
+        mfu=total / (step_s * peak_flops_per_s(model, busiest) * num_ranks(program.mesh)) if step_s > 0 else None,
+        holders=memory.holders,
+        moments=memory.moments,
+        relative_error=None,
+        error_source=f"roofline, not yet measured against a step ({model.source})",
+    )
+
+
+def _flops_by_dtype(program: Program, sites: Sequence[Site], signatures: Sequence[Signature]) -> dict[str, float]:
+    """FLOPs of the whole step (all devices, nothing counted twice) by the dtype in which they are done."""
+    values = value_table(program.graph)
+    found: dict[str, float] = {}
+    for site, signature in zip(sites, signatures):
+        flops = node_flops(signature, site)
+        if flops:
+            dtype = compute_dtype(site_dtypes(site.node, values))
+            found[dtype] = found.get(dtype, 0.0) + flops
+    return found
+
+
+def peak_flops_per_s(model: CostModel, dtype: str) -> float:
+    """The device's nominal matmul peak: what MFU is a share of."""
+    rates = dict(model.cluster.device.flops_per_s)
+    return rates.get(dtype) or rates.get("float32") or min(rates.values())
+
+
+def count_samples(program: Program) -> int | None:
+    """Tokens of one step: the elements of the first integer batch input; without one, the first dim of the first batch input.
+
+    For a classifier that is its number of targets, so samples. None where no batch enters.
+    """
+    whole = dict(program.whole)
+    values = value_table(program.graph)
+    batch = [values[name] for name in program.graph.inputs if values[name].kind is Kind.BATCH]
+    for value in batch:
+        if value.dtype in ("int64", "int32"):
+            return num_elements(whole.get(value.name, value.shape))
+    for value in batch:
+        return (*whole.get(value.name, value.shape), 1)[0]
+    return None

@@ -1,0 +1,61 @@
+"""Prices: the cost model on one mesh, in the words in which a solver asks (`solver.prices.Prices`).
+
+Each answer is what `cost.estimate` counts for the same choice, so that an objective and the estimate of its program are one number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from ..errors import GraphError
+from ..graph.graph import Graph, value_table
+from ..graph.mesh import Mesh, axis_sizes
+from ..graph.rule import Signature, Site
+from ..graph.sharding import Sharding, num_shards
+from ..graph.strategy import Strategy
+from ..graph.tensor import Value, size_bytes
+from .model import CostModel, estimate_reshard_s, estimate_strategies_s, estimate_write_s, site_dtypes
+
+
+@dataclass(frozen=True, slots=True)
+class MeshPrices:
+    """Seconds of single decisions on one mesh.
+
+    Args:
+        sites, signatures, dtypes: of each node of the graph.
+    """
+
+    model: CostModel
+    mesh: Mesh
+    sites: tuple[Site, ...]
+    signatures: tuple[Signature, ...]
+    dtypes: tuple[tuple[str, ...], ...]
+
+    def node_seconds(self, node: int, strategies: Sequence[Strategy]) -> tuple[float, ...]:
+        """Of node number `node` of the graph, run in each of these strategies."""
+        return estimate_strategies_s(
+            self.model, self.signatures[node], self.sites[node], self.dtypes[node], strategies, axis_sizes(self.mesh)
+        )
+
+    def reshard_seconds(self, value: Value, source: Sharding, target: Sharding) -> float:
+        """To bring the value from one sharding to another; infinity where there is no way."""
+        try:
+            return estimate_reshard_s(self.model, value.shape, value.dtype, source, target, self.mesh)
+        except GraphError:
+            return inf
+
+    def write_seconds(self, value: Value, storage: Sharding) -> float:
+        """To write the new version of a state into its storage; paid once per state that the step replaces."""
+        return estimate_write_s(self.model, size_bytes(value) // num_shards(storage, axis_sizes(self.mesh)))
+
+
+def build_prices(model: CostModel, mesh: Mesh, graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...]) -> MeshPrices:
+    """Prices of a graph on a mesh.
+
+    Args:
+        sites, signatures: of each node (`cuts.resolve_all`).
+    """
+    values = value_table(graph)
+    return MeshPrices(model, mesh, sites, signatures, tuple(site_dtypes(node, values) for node in graph.nodes))

@@ -1,0 +1,96 @@
+"""Liveness: which values own bytes, and while which nodes they hold them.
+
+In: a graph, whole or a program's local one. Out: for each value that owns bytes the first and last node at which they are held. The
+law of memory that solver, cost and emitted code share:
+
+* states and the batch are held the whole step; a view owns nothing and keeps its base;
+* the new version of a state is written into the state's own storage as soon as the old version has been read for the last time, so
+  it owns bytes only from where it is made until then;
+* everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end.
+
+It counts no workspace of a kernel and no reserve of the allocator: that is for `cost` to add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .graph import Graph, value_table
+from .tensor import size_bytes
+
+VIEW_OPS = frozenset(
+    f"aten.{packet}"
+    for packet in (
+        "alias", "as_strided", "chunk", "detach", "diagonal", "expand", "expand_as", "movedim", "narrow", "permute", "reshape", "select",
+        "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "view_as", "_unsafe_view",
+    )
+)  # fmt: skip
+
+
+def is_view(op: str) -> bool:
+    """True where the op's outputs share the storage of its first input (`aten.view.default`, any overload)."""
+    packet = op.rpartition(".")[0] if op.count(".") > 1 else op
+    return packet in VIEW_OPS
+
+
+def storage_bases(graph: Graph) -> dict[str, str]:
+    """For each value the value that owns its bytes: itself, or the base of the views that lead to it."""
+    base = {name: name for name in graph.inputs}
+    for node in graph.nodes:
+        shared = node.inputs and is_view(node.op)
+        for out in node.outputs:
+            if out:
+                base[out] = base[node.inputs[0]] if shared else out
+    return base
+
+
+def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
+    """(first, last) node index, both inclusive, at which each value that owns bytes holds them.
+
+    Inputs are (-1, number of nodes); the loss and outputs end at the number of nodes. Views are left out.
+    """
+    end = len(graph.nodes)
+    entering = frozenset(graph.inputs)
+    base = storage_bases(graph)
+    made = {name: -1 for name in graph.inputs}
+    read: dict[str, int] = {}  # by value, through views
+    replaced = {new: old for old, new in graph.updates}
+    for i, node in enumerate(graph.nodes):
+        for out in node.outputs:
+            if out:
+                made[out] = i
+        for name in node.inputs:
+            read[name] = i
+    last = {name: end for name in graph.inputs}
+    last_read: dict[str, int] = {}
+    for name, i in read.items():
+        last_read[base[name]] = max(last_read.get(base[name], -1), i)
+    for name in made:
+        owner = base[name]
+        if owner in entering:
+            continue
+        until = made[name]
+        if name in replaced:
+            until = max(until, last_read.get(replaced[name], -1))
+        else:
+            until = max(until, read.get(name, -1))
+        last[owner] = max(last.get(owner, -1), until)
+    for name in (*([graph.loss] if graph.loss else []), *graph.outputs):
+        last[base[name]] = end
+    return {name: (made[name], until) for name, until in last.items()}
+
+
+def bytes_over_time(graph: Graph, ranges: Mapping[str, tuple[int, int]] | None = None) -> list[int]:
+    """Bytes held while each node runs, one entry per node (one for a graph without nodes)."""
+    values = value_table(graph)
+    count = max(1, len(graph.nodes))
+    change = [0] * (count + 1)
+    for name, (first, last) in (live_ranges(graph) if ranges is None else ranges).items():
+        size = size_bytes(values[name])
+        change[max(0, first)] += size
+        change[min(count - 1, last) + 1] -= size
+    held, total = [], 0
+    for delta in change[:count]:
+        total += delta
+        held.append(total)
+    return held

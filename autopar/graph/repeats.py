@@ -1,0 +1,151 @@
+"""Repeats: which nodes are copies of each other, so that one block stands for ninety-six.
+
+In: a graph (whole, or a program's local one), flat. Out: groups of equal blocks, and the `Fold`: for each node and value the one that
+stands for it. A block is the nodes of one numbered module (`transformer.h.3`, outermost number first) in one phase, in order. Two
+blocks are equal when their signatures are: the same ops, arguments, shapes and dtypes, reading at each place the same own node,
+own state (by its name inside the block), or outside value (by order of first use). Unfolding is exact by construction: every node
+keeps its own entry, the fold only says who decides for it.
+
+It does not cut the graph or reorder it; loops are made where the program is printed (`codegen`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from .graph import Graph, value_table
+from .node import Phase
+
+_NUMBER = re.compile(r"^(.*?)(?:^|(?<=\.))(\d+)(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The nodes (indices in order) of one numbered module in one phase."""
+
+    index: int
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Equal blocks of one family (`transformer.h`) in one phase, by ascending number; `nodes[k]` of each correspond."""
+
+    family: str
+    phase: Phase
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Who decides for whom.
+
+    Args:
+        node_class: for each node the index of the node that stands for it (its own index where it stands for itself).
+        value_class: for each value the name of the value that stands for it.
+    """
+
+    node_class: tuple[int, ...]
+    value_class: dict[str, str]
+
+
+def block_of(path: str) -> tuple[str, int] | None:
+    """(family, number) of the outermost numbered module on a path: `h.3.attn` -> (`h`, 3); None where there is none."""
+    match = _NUMBER.match(path)
+    return (match.group(1).rstrip("."), int(match.group(2))) if match else None
+
+
+def relative_name(name: str, family: str, index: int) -> str | None:
+    """The name of a state inside its block (`exp_avg:h.3.w@0` -> `exp_avg:#.w@0`), None where it belongs to none or another."""
+    prefix = f"{family}.{index}." if family else f"{index}."
+    place = name.find(prefix)
+    if place < 0 or (place and name[place - 1] not in ":"):
+        return None
+    return f"{name[:place]}#.{name[place + len(prefix) :]}"
+
+
+def find_repeats(graph: Graph) -> tuple[Repeat, ...]:
+    """Groups of at least two equal blocks, in order of their first node."""
+    members: dict[tuple[Phase, str, int], list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        place = block_of(node.path)
+        if place is not None:
+            members.setdefault((node.phase, *place), []).append(i)
+    values = value_table(graph)
+    entering = frozenset(graph.inputs)
+    groups: dict[tuple[Phase, str, int], list[Block]] = {}
+    for (phase, family, index), nodes in members.items():
+        signature = hash(_signature(graph, values, entering, family, index, nodes))
+        groups.setdefault((phase, family, signature), []).append(Block(index, tuple(nodes)))
+    found = [
+        Repeat(family, phase, tuple(sorted(blocks, key=lambda b: b.index)))
+        for (phase, family, _), blocks in groups.items()
+        if len(blocks) > 1
+    ]
+    return tuple(sorted(found, key=lambda r: min(b.nodes[0] for b in r.blocks)))
+
+
+def _signature(graph: Graph, values: dict, entering: frozenset[str], family: str, index: int, nodes: list[int]) -> tuple:
+    own: dict[str, tuple] = {}
+    outside: dict[str, tuple] = {}
+    rows = []
+    for position, i in enumerate(nodes):
+        node = graph.nodes[i]
+        refs = []
+        for name in node.inputs:
+            ref = own.get(name) or outside.get(name)
+            if ref is None:
+                inner = relative_name(name, family, index) if name in entering else None
+                ref = ("state", inner) if inner else ("outside", len(outside))
+                outside[name] = ref
+            refs.append(ref)
+        kinds = []
+        for k, name in enumerate(node.outputs):
+            if name:
+                own[name] = ("own", position, k)
+                value = values[name]
+                kinds.append((value.shape, value.dtype, value.kind))
+            else:
+                kinds.append(None)
+        rows.append((node.op, node.args, tuple(refs), tuple(values[n].shape for n in node.inputs), tuple(kinds)))
+    return tuple(rows)
+
+
+def fold_graph(graph: Graph, repeats: tuple[Repeat, ...] | None = None) -> Fold:
+    """The fold of a graph: nodes, their outputs and the states they read are decided by the lowest-numbered equal block."""
+    repeats = find_repeats(graph) if repeats is None else repeats
+    node_class = list(range(len(graph.nodes)))
+    parent = {v.name: v.name for v in graph.values}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    entering = {name: k for k, name in enumerate(graph.inputs)}
+    for repeat in repeats:
+        first = repeat.blocks[0]
+        for block in repeat.blocks[1:]:
+            for mine, theirs in zip(block.nodes, first.nodes):
+                node_class[mine] = theirs
+                for a, b in zip(graph.nodes[mine].outputs, graph.nodes[theirs].outputs):
+                    if a:
+                        parent[a] = root(b)
+                for a, b in zip(graph.nodes[mine].inputs, graph.nodes[theirs].inputs):
+                    if a in entering and b in entering and relative_name(a, repeat.family, block.index):
+                        low, high = sorted((root(a), root(b)), key=entering.__getitem__)
+                        parent[high] = low
+    return Fold(tuple(node_class), {name: root(name) for name in parent})
+
+
+def identity_fold(graph: Graph) -> Fold:
+    """Every node decides for itself."""
+    return Fold(tuple(range(len(graph.nodes))), {v.name: v.name for v in graph.values})
+
+
+def class_counts(fold: Fold) -> dict[int, int]:
+    """For each deciding node: for how many nodes it stands."""
+    return dict(Counter(fold.node_class))

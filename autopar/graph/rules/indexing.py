@@ -1,0 +1,156 @@
+"""Looking up and writing by index: the indexed dim is whole (each index may point anywhere in it), all others are free.
+
+Where writes add up, the entries may be split too: each rank adds its own into a Partial, and the tensor that is added to is owed.
+"""
+
+from __future__ import annotations
+
+from ..node import Ref
+from ..rule import LinearSets, Rule, Shape, Site
+from .dims import hold, letters, normal_dim, operand, whole_operand
+
+SELF = (("self",),)
+_ANYWHERE = "an index may point anywhere in it"
+
+
+def _embedding_backward(site: Site) -> str:
+    if site.arg("scale_grad_by_freq", False):  # counts every use of a row
+        rank = len(site.inputs[1])
+        places = whole_operand(rank, "t")
+        return f"{places} d, {places} -> [v] d"
+    return "... d, ... -> [v] d"
+
+
+# --- one dim: gather, scatter, index_select, index_add -----------------------------------------------------------------------
+
+
+def _along(site: Site, others: tuple[Shape, ...], is_entry_whole: bool) -> tuple[str, list[str]]:
+    """Texts of the indexed tensor and of the operands that run over entries; dims of unequal size are whole."""
+    shape = site.inputs[0]
+    rank = len(shape)
+    dim = normal_dim(site.arg("dim"), rank)
+    names, entries = letters(rank), [letters(rank) for _ in others]
+    for d in range(rank):
+        sizes = {other[d] for other in others} | ({shape[d]} if d != dim else set())
+        if d == dim:
+            names[d] = "[v]"
+            fits = len(sizes) == 1 and not is_entry_whole
+        else:
+            fits = len(sizes) == 1
+            names[d] = f"d{d}" if fits else f"[d{d}]"
+        for k, row in enumerate(entries):
+            row[d] = f"j{'' if d == dim else d}" if fits and d == dim else f"d{d}" if fits else f"[e{k}x{d}]"
+    return operand(names), [operand(row) for row in entries]
+
+
+def _gather(site: Site) -> str:
+    table, (entries,) = _along(site, site.inputs[1:], is_entry_whole=False)
+    return f"{table}, {entries} -> {entries}"
+
+
+def _scatter(site: Site) -> str:
+    table, entries = _along(site, site.inputs[1:], is_entry_whole=True)
+    return f"{', '.join([table, *entries])} -> {table}"
+
+
+def _scatter_add(site: Site) -> str:
+    table, entries = _along(site, site.inputs[1:], is_entry_whole=False)
+    return f"{', '.join([table, *entries])} -> {table}"
+
+
+def _scatter_linear(site: Site) -> LinearSets:
+    if len(site.inputs) == 3:
+        return (("self", "src"),)
+    return SELF if site.arg("value") == 0 else ()
+
+
+def _index_select(site: Site) -> str:
+    table = hold(letters(len(site.inputs[0])), dims := (normal_dim(site.arg("dim"), len(site.inputs[0])),))
+    picked = ["j" if k in dims else name for k, name in enumerate(table)]
+    return f"{operand(table)}, {'j' if site.inputs[1] else ''} -> {operand(picked)}"
+
+
+def _index_add(site: Site) -> str:
+    table = hold(letters(len(site.inputs[0])), dims := (normal_dim(site.arg("dim"), len(site.inputs[0])),))
+    added = ["j" if k in dims else name for k, name in enumerate(table)]
+    return f"{operand(table)}, {'j' if site.inputs[1] else ''}, {operand(added)} -> {operand(table)}"
+
+
+# --- several dims: index, index_put ---------------------------------------------------------------------------------------------
+
+
+def _may_be_mask(shape: Shape, at: int, index: Shape) -> bool:
+    """A boolean mask has the shape of the dims that it covers; shapes do not tell it from a table of numbers."""
+    return bool(index) and index == shape[at : at + len(index)]
+
+
+def _index_operands(site: Site, indices: tuple[Shape, ...]) -> tuple[str, list[str], str, Shape] | None:
+    """Texts of the table, of each index and of what is picked, and the picked shape. None: it may be a mask."""
+    shape = site.inputs[0]
+    listed = site.arg("indices")
+    assert isinstance(listed, tuple)
+    places = [k for k, item in enumerate(listed) if isinstance(item, Ref)]
+    if any(_may_be_mask(shape, at, index) for at, index in zip(places, indices)):
+        return None
+    rank = max(len(index) for index in indices)
+    together = tuple(max((index[-1 - k] for index in indices if len(index) > k), default=1) for k in reversed(range(rank)))
+    entry = letters(rank, "j")
+    texts = [operand(entry[rank - len(index) :]) for index in indices]
+    names = hold(letters(len(shape)), places)
+    free = [k for k in range(len(shape)) if k not in places]
+    start = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
+    before = [k for k in free if k < start]
+    after = [k for k in free if k >= start]
+    picked = [names[k] for k in before] + entry + [names[k] for k in after]
+    size = (*(shape[k] for k in before), *together, *(shape[k] for k in after))
+    return operand(names), texts, operand(picked), size
+
+
+def _all_whole(site: Site) -> str:
+    inputs = [whole_operand(len(shape), f"i{k}x") for k, shape in enumerate(site.inputs)]
+    return f"{', '.join(inputs)} -> {whole_operand(len(site.outputs[0]), 'o')}"
+
+
+def _index(site: Site) -> str:
+    found = _index_operands(site, site.inputs[1:])
+    if found is None or found[3] != site.outputs[0]:
+        return _all_whole(site)
+    table, indices, picked, _ = found
+    return f"{', '.join([table, *indices])} -> {picked}"
+
+
+def _index_put(site: Site) -> str:
+    found = _index_operands(site, site.inputs[1:-1])
+    if found is None:
+        return _all_whole(site).replace("o", "i0x")
+    table, indices, picked, size = found
+    if not site.arg("accumulate", False):  # the last write wins: the order of the entries counts
+        kept = [name for name in indices[0].split()] if indices else []
+        held = {name for text in indices for name in text.split()} | set(kept)
+        indices = [operand(f"[{name}]" for name in text.split()) for text in indices]
+        picked = operand(f"[{name}]" if name in held else name for name in picked.split())
+    values = site.inputs[-1]
+    last = picked.split()[len(size) - len(values) :]
+    shown = operand("1" if have == 1 else name for have, name in zip(values, last))
+    return f"{', '.join([table, *indices, shown])} -> {table}"
+
+
+def _bucketize(site: Site) -> str:
+    return "self: ..., boundaries: [n] -> ..."
+
+
+ROWS = (
+    Rule("aten.embedding", "[v] d, ... -> ... d", flops=0, why_whole=_ANYWHERE),
+    Rule("aten.embedding_dense_backward", _embedding_backward, (("grad_output",),), flops=0, why_whole=_ANYWHERE),
+    Rule("aten.gather", _gather, SELF, flops=0, why_whole=_ANYWHERE),
+    Rule("aten.scatter", _scatter, _scatter_linear, flops=0, why_whole=_ANYWHERE),
+    Rule("aten.scatter.reduce", _scatter, flops=0, why_whole=_ANYWHERE),
+    Rule("aten.scatter.value_reduce", _scatter, flops=0, why_whole=_ANYWHERE),
+    Rule("aten.scatter_reduce", _scatter, flops=0, why_whole=_ANYWHERE),
+    Rule("aten.scatter_add", _scatter_add, (("self", "src"),), owed=("self",), flops=0, why_whole=_ANYWHERE),
+    Rule("aten.index_select", _index_select, SELF, flops=0, why_whole=_ANYWHERE),
+    Rule("aten.index_add", _index_add, (("self", "source"),), owed=("self",), flops=0, why_whole=_ANYWHERE),
+    Rule("aten.index", _index, SELF, flops=0, why_whole=_ANYWHERE),
+    Rule("aten.index_put", _index_put, (("self", "values"),), owed=("self",), flops=0, why_whole=_ANYWHERE),
+    Rule("aten.bucketize", _bucketize, flops=0, why_whole="every boundary counts"),
+)

@@ -1,0 +1,168 @@
+"""What ranks say to each other, by mesh axis name. `Comm` is the protocol, `ProcessComm` speaks torch.distributed (gloo, nccl).
+
+`stride` is in elements of the local tensor that is whole along the axis: coordinate c holds the indices i of the dim with
+`(i // stride) % N == c`, in order. Results are contiguous. Data is moved as bytes, so every dtype works; `bool` is reduced as "any".
+Nothing here records gradients: the backward pass is in the program.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import RankError
+from ..graph.mesh import Mesh, axis_groups, coordinates, num_ranks, print_mesh
+from .digits import merge_digit, split_digit, take_digit
+
+
+# torch 2.13 renamed them; the old names are all that 2.11 has
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Comm(Protocol):
+    """One rank's end of the mesh."""
+
+    rank: int
+    mesh: Mesh
+    device: torch.device
+
+    def coordinate(self, axis: str) -> int:
+        """Where this rank sits along the axis."""
+
+    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
+        """Join the pieces along the axis: S -> R."""
+
+    def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
+        """Reduce along the axis and keep the own piece: P -> S."""
+
+    def all_reduce(self, x: Tensor, axis: str, op: str = "sum") -> Tensor:
+        """Reduce along the axis: P -> R. The input is not written."""
+
+    def all_to_all(self, x: Tensor, axis: str, from_dim: int, from_stride: int, to_dim: int, to_stride: int) -> Tensor:
+        """Exchange one split for another: S -> S on another dim."""
+
+    def slice(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
+        """Keep the own piece: R -> S. Local."""
+
+    def keep(self, x: Tensor, axis: str) -> Tensor:
+        """Coordinate 0 keeps the value, the others hold zeros: R -> P. Local."""
+
+    def collect(self, value: Any) -> list[Any]:
+        """Every rank's value (a small picklable object), in rank order."""
+
+    def share(self, value: Any) -> Any:
+        """Rank 0's value."""
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+
+
+class Placed:
+    """What every `Comm` knows without talking: its place, and the local ops."""
+
+    def __init__(self, mesh: Mesh, rank: int, device: torch.device) -> None:
+        self.mesh, self.rank, self.device = mesh, rank, device
+        self._coordinate = {axis.name: c for axis, c in zip(mesh.axes, coordinates(mesh, rank))}
+        self._size = {axis.name: axis.size for axis in mesh.axes}
+
+    def coordinate(self, axis: str) -> int:
+        return self._coordinate[axis]
+
+    def slice(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
+        return take_digit(x, dim, stride, self._size[axis], self._coordinate[axis])
+
+    def keep(self, x: Tensor, axis: str) -> Tensor:
+        return x.contiguous() if self._coordinate[axis] == 0 else torch.zeros_like(x, memory_format=torch.contiguous_format)
+
+
+class ProcessComm(Placed):
+    """A rank that is a process. One process group per mesh axis; the default group must exist and have the mesh's size.
+
+    Raises (every collective):
+        RankError: another rank is gone or did not come within the timeout.
+    """
+
+    def __init__(self, mesh: Mesh, device: torch.device | None = None) -> None:
+        world = dist.get_world_size()
+        if world != num_ranks(mesh):
+            raise RankError(world_size_text(mesh, world))
+        super().__init__(mesh, dist.get_rank(), device or torch.device("cpu"))
+        self._groups: dict[str, Any] = {}
+        for index, axis in enumerate(mesh.axes):
+            for ranks in axis_groups(mesh, index):
+                group = self._call("the set-up", axis.name, lambda: dist.new_group(list(ranks)))
+                if self.rank in ranks:
+                    self._groups[axis.name] = group
+
+    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
+        pieces = x.new_empty((self._size[axis], *x.shape))
+        self._call("all_gather", axis, lambda: _ALL_GATHER(_bytes(pieces), _bytes(x.contiguous()), group=self._groups[axis]))
+        return merge_digit(pieces, dim, stride)
+
+    def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
+        pieces = split_digit(x, dim, stride, self._size[axis])
+        piece = torch.empty_like(pieces[0])
+        reduction, [out, flat] = _reducible(op, piece.view(-1), pieces.view(-1))
+        self._call("reduce_scatter", axis, lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[axis]))
+        return piece
+
+    def all_reduce(self, x: Tensor, axis: str, op: str = "sum") -> Tensor:
+        whole = x.clone(memory_format=torch.contiguous_format)
+        reduction, [flat] = _reducible(op, whole.view(-1))
+        self._call("all_reduce", axis, lambda: dist.all_reduce(flat, reduction, self._groups[axis]))
+        return whole
+
+    def all_to_all(self, x: Tensor, axis: str, from_dim: int, from_stride: int, to_dim: int, to_stride: int) -> Tensor:
+        sent = split_digit(x, to_dim, to_stride, self._size[axis])
+        received = torch.empty_like(sent)
+        self._call("all_to_all", axis, lambda: dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._groups[axis]))
+        return merge_digit(received, from_dim, from_stride)
+
+    def collect(self, value: Any) -> list[Any]:
+        found: list[Any] = [None] * num_ranks(self.mesh)
+        self._call("collect", "", lambda: dist.all_gather_object(found, value))
+        return found
+
+    def share(self, value: Any) -> Any:
+        box = [value if self.rank == 0 else None]
+        self._call("share", "", lambda: dist.broadcast_object_list(box, src=0))
+        return box[0]
+
+    def barrier(self) -> None:
+        self.collect(None)  # gloo's own barrier only polls; this one raises as soon as a rank is gone
+
+    def _call(self, what: str, axis: str, collective: Callable[[], Any]) -> Any:
+        try:
+            return collective()
+        except (RuntimeError, pickle.UnpicklingError) as error:
+            where = f"{what} along mesh axis {axis!r}" if axis else what
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise RankError(
+                f"rank {self.rank}: {where} failed: another rank is gone or did not answer within the timeout. "
+                f"The first rank that stopped says why; restart from the last checkpoint. ({first})"
+            ) from error
+
+
+def world_size_text(mesh: Mesh, found: int) -> str:
+    """The message for a world size that is not the plan's."""
+    need = num_ranks(mesh)
+    return f"the plan needs {need} ranks (mesh {print_mesh(mesh)}), torchrun started {found}: use --nproc-per-node {need}"
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.view(-1).view(torch.uint8)
+
+
+def _reducible(op: str, *tensors: Tensor) -> tuple[Any, list[Tensor]]:
+    """The backend's reduction and the tensors as it knows them."""
+    if tensors[0].dtype == torch.bool:
+        return dist.ReduceOp.MAX, [t.view(torch.uint8) for t in tensors]
+    if tensors[0].is_complex():
+        tensors = tuple(torch.view_as_real(t).view(-1) for t in tensors)
+    return (dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX), list(tensors)

@@ -1,0 +1,37 @@
+"""Digits: a dim seen as (outer, N, stride), where the digit N belongs to the ranks along one mesh axis.
+
+Local order is kept, so bringing the digit to the front, and putting it back, is all the data movement that a collective needs.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+def split_digit(x: Tensor, dim: int, stride: int, size: int) -> Tensor:
+    """Cut `dim` of a tensor by the digit of radix `size` at `stride`.
+
+    Returns:
+        contiguous `[size, *piece shape]`, piece c holding the indices i with `(i // stride) % size == c`.
+    """
+    length = x.shape[dim]
+    opened = x.reshape(prod(x.shape[:dim]), length // (stride * size), size, stride, prod(x.shape[dim + 1 :]))
+    return opened.permute(2, 0, 1, 3, 4).contiguous().view(size, *x.shape[:dim], length // size, *x.shape[dim + 1 :])
+
+
+def take_digit(x: Tensor, dim: int, stride: int, size: int, coordinate: int) -> Tensor:
+    """One piece of `split_digit`, as a contiguous copy."""
+    length = x.shape[dim]
+    opened = x.reshape(prod(x.shape[:dim]), length // (stride * size), size, stride, prod(x.shape[dim + 1 :]))
+    piece = opened[:, :, coordinate].clone(memory_format=torch.contiguous_format)
+    return piece.view(*x.shape[:dim], length // size, *x.shape[dim + 1 :])
+
+
+def merge_digit(pieces: Tensor, dim: int, stride: int) -> Tensor:
+    """Undo `split_digit`: `[size, *piece shape]` becomes one contiguous tensor."""
+    size, shape = pieces.shape[0], pieces.shape[1:]
+    opened = pieces.reshape(size, prod(shape[:dim]), shape[dim] // stride, stride, prod(shape[dim + 1 :]))
+    return opened.permute(1, 2, 0, 3, 4).reshape(*shape[:dim], shape[dim] * size, *shape[dim + 1 :])

@@ -1,0 +1,66 @@
+"""The loop of an emitted `train.py`: short, so that people copy and change it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ..errors import AutoparError
+from .checkpoint import MANIFEST
+from .executable import Executable
+from .folder import read_files
+from .initial import initial_state
+from .launch import TIMEOUT_S, read_torchrun_env, start_process_group, stop_process_group
+from .spec import make_mesh
+
+
+def run_training(
+    program: ModuleType,
+    batches: Iterable[tuple[Tensor, ...]],
+    num_steps: int,
+    seed: int = 0,
+    checkpoint_dir: str | os.PathLike | None = None,
+    weights: dict[str, Tensor] | None = None,
+    timeout_s: float = TIMEOUT_S,
+    device_type: str | None = None,
+) -> list[float]:
+    """Train under torchrun; rank 0 prints the loss of each step.
+
+    Args:
+        program: the emitted `program` module.
+        batches: whole batches (or own parts), the same on every rank, as `Executable.step` takes them.
+        num_steps: at most so many.
+        seed: of first values that a recipe makes.
+        checkpoint_dir: where to go on from, if there is a checkpoint, and to save to at the end.
+        weights: first values under the model's own names; else recipes.
+        timeout_s: when a rank that does not answer counts as gone.
+        device_type: `cpu` or `cuda`; None takes what is there.
+    Returns:
+        the losses. On an error that the user can act on, its text goes to stderr and the process exits with 2.
+    """
+    try:
+        env = read_torchrun_env()
+        kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+        comm = start_process_group(make_mesh(program.MESH), env, timeout_s, kind)
+        executable = Executable(None, read_files(Path(program.__file__ or ".").parent), comm, {})
+        executable.state.update(initial_state(executable.program, comm.rank, weights, seed, comm.device))
+        if checkpoint_dir is not None and (Path(checkpoint_dir) / MANIFEST).exists():
+            executable.load(checkpoint_dir)
+        losses = []
+        for number, batch in zip(range(num_steps), batches):
+            losses.append(float(executable.step(*batch)))
+            if comm.rank == 0:
+                print(f"step {number}  loss {losses[-1]:.6f}", flush=True)
+        if checkpoint_dir is not None:
+            executable.save(checkpoint_dir)
+        stop_process_group()
+        return losses
+    except AutoparError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None

@@ -1,0 +1,83 @@
+"""The judge: seconds and bytes of given decisions, from the tables alone.
+
+    seconds   sum over choosers  count x seconds[option]
+            + sum over groups    count x sum over the distinct wanted shardings  reshard(made -> wanted)
+    bytes(t)  every owner's bytes in the sharding in which it is made: from there until the last reader of any phase could bring a copy,
+              and on to the last reader that takes it as it was made,
+            + every resharded copy, from the first to the last of the endpoints of its group that want it
+
+Copies and their source both count while the reader runs, so the bytes are at least those of the program at the same node (but for
+the inner steps of a reshard of several steps, which `one_mesh` checks on the program itself).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .problem import STORAGE, WHOLE, Endpoint, Group, Life, Problem
+
+WHOLE_ID = 0  # the sharding id of "whole everywhere": interned first
+
+
+def made_id(problem: Problem, source: tuple[int, int], decisions: Sequence[int]) -> int:
+    """The sharding in which a chooser's output is made."""
+    return int(problem.choosers[source[0]].makes[source[1]][decisions[source[0]]])
+
+
+def wanted_id(problem: Problem, endpoint: Endpoint, decisions: Sequence[int]) -> int:
+    """The sharding that an endpoint wants."""
+    if endpoint.chooser == WHOLE:
+        return WHOLE_ID
+    chooser, option = problem.choosers[endpoint.chooser], decisions[endpoint.chooser]
+    return int((chooser.makes[0] if endpoint.position == STORAGE else chooser.wants[endpoint.position])[option])
+
+
+def evaluate_seconds(problem: Problem, decisions: Sequence[int]) -> float:
+    """Predicted seconds of one step; infinity where a reshard is impossible."""
+    total = sum(len(c.members) * float(c.seconds[k]) for c, k in zip(problem.choosers, decisions))
+    for group in problem.groups:
+        source = made_id(problem, group.source, decisions)
+        for target in {wanted_id(problem, e, decisions) for e in group.endpoints} - {source}:
+            total += len(group.spans) * problem.tables.reshard_seconds(group.value, source, target)
+    return total
+
+
+def held_bytes(problem: Problem, decisions: Sequence[int]) -> np.ndarray:
+    """Bytes held while each node of the whole graph runs."""
+    count = max(1, problem.num_points)
+    change = np.zeros(count + 1, dtype=np.int64)
+
+    def add(first: int, last: int, size: int) -> None:
+        change[min(max(0, first), count - 1)] += size
+        change[min(last, count - 1) + 1] -= size
+
+    for owner in problem.owners:
+        size = problem.tables.local_bytes(owner.value, made_id(problem, owner.source, decisions))
+        for life in owner.lives:
+            add(life.first, held_until(problem, life, owner.source, decisions), size)
+    for group in problem.groups:
+        for target, who in copies_of(problem, group, decisions).items():
+            size = problem.tables.local_bytes(group.value, target)
+            for spans in group.spans:
+                add(min(spans[k][0] for k in who), max(spans[k][1] for k in who), size)
+    return np.cumsum(change[:count])
+
+
+def held_until(problem: Problem, life: Life, source: tuple[int, int], decisions: Sequence[int]) -> int:
+    """The last node at which a value is held as it was made."""
+    made = made_id(problem, source, decisions)
+    taken = (last for g, e, last in life.longer if wanted_id(problem, problem.groups[g].endpoints[e], decisions) == made)
+    return max(life.certain, max(taken, default=-1))
+
+
+def copies_of(problem: Problem, group: Group, decisions: Sequence[int]) -> dict[int, list[int]]:
+    """Wanted sharding -> endpoints (by number) that want it, without the sharding in which the value is made."""
+    source = made_id(problem, group.source, decisions)
+    found: dict[int, list[int]] = {}
+    for k, endpoint in enumerate(group.endpoints):
+        target = wanted_id(problem, endpoint, decisions)
+        if target != source:
+            found.setdefault(target, []).append(k)
+    return found

@@ -1,0 +1,26 @@
+"""Prices: what the solver asks of a cost model, and nothing more. One object per mesh; seconds of one execution on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..graph.sharding import Sharding
+from ..graph.strategy import Strategy
+from ..graph.tensor import Value
+
+
+class Prices(Protocol):
+    """Seconds on one mesh. Equal nodes (op, arguments, shapes, dtypes) have equal prices: tables are shared among them."""
+
+    def node_seconds(self, node: int, strategies: Sequence[Strategy]) -> Sequence[float]:
+        """Of node number `node` of the graph, run in each of these strategies."""
+        ...
+
+    def reshard_seconds(self, value: Value, source: Sharding, target: Sharding) -> float:
+        """To bring the value from one sharding to another; infinity where there is no way."""
+        ...
+
+    def write_seconds(self, value: Value, storage: Sharding) -> float:
+        """To write the new version of a state into its storage."""
+        ...

@@ -1,0 +1,195 @@
+"""The search over mesh shapes: each is bounded cheaply, the most promising is solved first, the others only if they can still win.
+
+In: a graph, its fold, meshes, prices, a memory limit. Out: the best assignment and its certificate; `MemoryShortage` where nothing fits.
+Invariant: the certificate's bound is the least of the bounds of all meshes, so it holds for the whole search space, which the
+certificate names. Equal inputs give equal answers, as long as no time limit strikes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from ..cost.memory import Memory, estimate_memory
+from ..graph.choice import Assignment
+from ..graph.cuts import CutTable
+from ..graph.graph import Graph
+from ..graph.mesh import Mesh, print_mesh
+from ..graph.partition import partition
+from ..graph.plan import Certificate, Pruned
+from ..graph.repeats import Fold
+from ..graph.rule import Signature, Site
+from .infeasible import MemoryShortage, describe_nearest
+from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
+from .judge import evaluate_seconds
+from .prices import Prices
+from .problem import Problem, build_problem
+
+_GAP = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The answer: what was decided, how sure we are, what each mesh gave (in the order of solving)."""
+
+    assignment: Assignment
+    certificate: Certificate
+    memory: Memory
+    meshes: tuple[tuple[Mesh, MeshAnswer], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, the same for every mesh.
+
+    Args:
+        sites, signatures, cuts: of the graph (`cuts.resolve_all`, `cuts.find_cuts`).
+        limit_bytes: per device; None: no limit.
+        reserve_bytes: of the limit that tensors cannot have.
+    """
+
+    graph: Graph
+    sites: tuple[Site, ...]
+    signatures: tuple[Signature, ...]
+    cuts: CutTable
+    fold: Fold
+    limit_bytes: int | None
+    reserve_bytes: int = 0
+
+
+def search(
+    question: Question,
+    meshes: Sequence[Mesh],
+    prices_for_mesh: Callable[[Mesh], Prices],
+    *,
+    time_limit_s: float = 60.0,
+    try_changes: Callable[[], str] | None = None,
+    report: Callable[[str], None] | None = None,
+) -> SearchResult:
+    """Find the fastest plan that fits.
+
+    Args:
+        prices_for_mesh: the cost model.
+        try_changes: called when nothing fits: other changes (a smaller batch, more devices) that the caller has checked to fit, as text.
+        report: told what is going on, one line each.
+
+    Raises:
+        MemoryShortage: nothing fits (an `InfeasibleError`).
+    """
+    return _Search(question, prices_for_mesh, time_limit_s, report or _silent).run(meshes, try_changes)
+
+
+def _silent(line: str) -> None:
+    """Tell nobody."""
+
+
+class _Search:
+    """One search; lives for one call."""
+
+    def __init__(self, question: Question, prices_for_mesh: Callable[[Mesh], Prices], time_limit_s: float, report: Callable[[str], None]) -> None:
+        self.question, self.prices_for_mesh, self.report = question, prices_for_mesh, report
+        self.started = time.monotonic()
+        self.deadline = self.started + time_limit_s
+        self.build_s = self.solve_s = 0.0
+        self.best: tuple[float, Problem, Decisions] | None = None
+        self.answers: list[tuple[Mesh, MeshAnswer]] = []
+        self.pruned: dict[Pruned, None] = {}
+
+    def run(self, meshes: Sequence[Mesh], try_changes: Callable[[], str] | None) -> SearchResult:
+        problems = [self.build(mesh) for mesh in meshes]
+        bounds = [least_seconds(problem) for problem in problems]
+        order = sorted(range(len(meshes)), key=lambda k: (bounds[k], k))
+        for left, k in zip(range(len(order), 0, -1), order):
+            self.try_mesh(problems[k], bounds[k], left)
+        if self.best is None:
+            self.fall_back([problems[k] for k in order], try_changes)
+        assert self.best is not None
+        objective, problem, decisions = self.best
+        assignment = build_assignment(problem, decisions)
+        return SearchResult(assignment, self.certify(objective), self.measure(assignment), tuple(self.answers))
+
+    def build(self, mesh: Mesh) -> Problem:
+        began = time.monotonic()
+        q = self.question
+        problem = build_problem(q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, self.prices_for_mesh(mesh))
+        for pruned in problem.pruned:
+            self.pruned[Pruned(f"{pruned.what} on mesh {print_mesh(mesh)}", pruned.why)] = None
+        self.build_s += time.monotonic() - began
+        return problem
+
+    def measure(self, assignment: Assignment) -> Memory:
+        q = self.question
+        return estimate_memory(partition(q.graph, q.sites, q.signatures, q.cuts, assignment), q.reserve_bytes)
+
+    def free_bytes(self) -> int | None:
+        q = self.question
+        return None if q.limit_bytes is None else q.limit_bytes - q.reserve_bytes
+
+    def try_mesh(self, problem: Problem, bound: float, meshes_left: int) -> None:
+        """Solve one mesh, unless its bound says that it cannot win."""
+        best = self.best[0] if self.best else inf
+        name = print_mesh(problem.mesh)
+        if bound >= best:
+            self.pruned[Pruned(f"mesh {name}", f"its compute alone takes {bound:.4g} s, the best plan {best:.4g} s")] = None
+            self.answers.append((problem.mesh, MeshAnswer("dominated", (), inf, bound, 0, 0, 0, 0, "roofline")))
+            return
+        began = time.monotonic()
+        room = self.free_bytes()
+        if room is not None and room <= 0:
+            answer = MeshAnswer("infeasible", (), inf, inf, 0, 0, 0, 0, "the reserve is all there is")
+        else:
+            share = max(0.5, (self.deadline - began) / meshes_left)
+            answer = solve_mesh(
+                problem, room, time_limit_s=share, gap=_GAP, cutoff_s=best,
+                measure=lambda a: self.measure(a).peak_bytes - self.question.reserve_bytes,
+            )  # fmt: skip
+        self.solve_s += time.monotonic() - began
+        self.answers.append((problem.mesh, answer))
+        self.report(f"mesh {name}: {answer.status}, {answer.objective_s:.4g} s, at least {answer.bound_s:.4g} s ({answer.how})")
+        if answer.status == "dominated":
+            self.pruned[Pruned(f"mesh {name}", f"its relaxation takes {answer.bound_s:.4g} s, the best plan {best:.4g} s")] = None
+        if answer.status == "infeasible":
+            self.pruned[Pruned(f"mesh {name}", "no plan fits the memory")] = None
+        if answer.status == "solved" and answer.objective_s < best:
+            self.best = answer.objective_s, problem, answer.decisions
+
+    def fall_back(self, problems: list[Problem], try_changes: Callable[[], str] | None) -> None:
+        """No mesh gave a plan: the plan of least memory is one if it fits; else it says what is missing."""
+        proven = all(answer.status == "infeasible" for _, answer in self.answers)
+        smallest: tuple[Memory, Assignment] | None = None
+        for problem in problems:
+            _, decisions = find_smallest(problem, max(5.0, (self.deadline - time.monotonic()) / len(problems)))
+            assignment = build_assignment(problem, decisions)
+            memory = self.measure(assignment)
+            seconds = evaluate_seconds(problem, decisions)
+            fits = self.question.limit_bytes is None or memory.peak_bytes <= self.question.limit_bytes
+            if fits and (self.best is None or seconds < self.best[0]):
+                self.best = seconds, problem, decisions
+            if smallest is None or memory.peak_bytes < smallest[0].peak_bytes:
+                smallest = memory, assignment
+        if self.best is None:
+            assert smallest is not None and self.question.limit_bytes is not None
+            nearest = describe_nearest(smallest[0].peak_bytes, try_changes)
+            raise MemoryShortage(self.question.limit_bytes, smallest[0], smallest[1], proven, nearest)
+
+    def certify(self, objective: float) -> Certificate:
+        bound = min([objective, *(answer.bound_s for _, answer in self.answers)])
+        count = max((answer.num_variables for _, answer in self.answers), default=0)
+        wall = time.monotonic() - self.started
+        gap = (objective - bound) / objective if objective > 0 else 0.0
+        phases = (("tables_s", self.build_s), ("ilp_s", self.solve_s))
+        return Certificate(objective, bound, gap, wall, phases, count, self._space(), tuple(self.pruned))
+
+    def _space(self) -> str:
+        classes = len(set(self.question.fold.node_class))
+        total = len(self.question.graph.nodes)
+        folded = f", equal blocks deciding alike ({classes} of {total} nodes decide)" if classes < total else ""
+        shapes = "; ".join(print_mesh(mesh) for mesh, _ in self.answers)
+        return f"every strategy that the rules allow on each of the meshes {shapes}, every storage sharding of states{folded}, but for what is listed as pruned"
+
+
+def least_seconds(problem: Problem) -> float:
+    """No plan is faster: every node in its fastest strategy, no communication."""
+    return sum(len(c.members) * float(c.seconds.min()) for c in problem.choosers)

@@ -1,0 +1,373 @@
+"""Capture: run the whole step once on fake tensors and keep the tape.
+
+In: a workload and a precision. Out: `Captured`: the tape (forward, loss, backward, optimizer update) and which of its tensors are the
+step's inputs, results and states. Invariant: the user's model is not changed, and no memory is taken for its weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import AutoparError, InputError, TraceError
+from ..graph.node import Phase
+from ..graph.tensor import Kind
+from .optimizer import check_steady, describe, learn_states, run_step
+from .place import Places, blame_stack, exception_frames
+from .precision import default_dtype, float64_everywhere, state_dtype
+from .private import compiling, inline_checkpoints, make_fake_mode, reparametrize, transformers_as_eager
+from .tape import Tape, first_tensors
+from .workload import Workload, find_tensors, map_tensors
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor that enters the step: its storage (name without version), kind, uid on the tape."""
+
+    storage: str
+    kind: Kind
+    uid: int
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A step on tape.
+
+    Args:
+        tape: the records; `tape.constants` are real tensors that the program holds.
+        entries: everything that enters, states first, then the batch.
+        finals: (storage of a state, uid of the tensor that holds it when the step ends).
+        grads: (parameter, uid of its gradient), valid after `num_before_update` records.
+        loss: uid, or -1.
+        outputs: uids of the model's outputs (forward-only).
+        output_spec: the model's output with each tensor replaced by its index in `outputs`.
+        num_before_update: records of forward and backward.
+        init_optim: initial value of each optimizer state: ("fill", number) or ("param", parameter name).
+        aliases: other names of tied parameters and buffers -> the storage.
+    """
+
+    tape: Tape
+    entries: tuple[Entry, ...]
+    finals: tuple[tuple[str, int], ...]
+    grads: tuple[tuple[str, int], ...]
+    loss: int
+    outputs: tuple[int, ...]
+    output_spec: object
+    num_before_update: int
+    init_optim: dict[str, tuple[str, object]]
+    aliases: dict[str, str]
+
+
+class _DtypeMismatch(Exception):
+    """The forward mixed bf16 and float32: buffers must follow the parameters."""
+
+
+def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
+    """Record the step.
+
+    Args:
+        workload: what to trace; its model may live on any device, meta included.
+        precision: `fp32`, `bf16` (parameters and activations; fp32 master weights and moments) or `fp64`.
+
+    Raises:
+        InputError: the example inputs do not fit the model, or the loss is not a scalar.
+        TraceError: control flow depends on data, an op cannot be traced, or the optimizer cannot be.
+    """
+    if precision not in ("fp32", "bf16", "fp64"):
+        raise InputError(f"precision: expected fp32, bf16 or fp64, found {precision!r}")
+    ladder = [(False, False), (True, False)]  # (is_compiling() during forward, float buffers follow the parameters)
+    if precision == "bf16":
+        ladder += [(False, True), (True, True)]
+    first_error: AutoparError | None = None
+    for compile_flag, cast_buffers in ladder:
+        try:
+            return _Attempt(workload, precision, compile_flag, cast_buffers).run()
+        except AutoparError as error:
+            first_error = first_error or error
+            if "optimizer " in str(error)[:10]:
+                break
+    assert first_error is not None
+    raise first_error
+
+
+class _Attempt:
+    """One try at the step. Lives for one call of `run`."""
+
+    def __init__(self, workload: Workload, precision: str, compile_flag: bool, cast_buffers: bool) -> None:
+        self.workload = workload
+        self.precision = precision
+        self.compile_flag = compile_flag
+        self.cast_buffers = cast_buffers
+        self.places = Places(workload.model)
+        self.tape = Tape(self.places)
+        self.entries: list[Entry] = []
+
+    def run(self) -> Captured:
+        w = self.workload
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(make_fake_mode())
+            stack.enter_context(default_dtype(torch.float64 if self.precision == "fp64" else None))
+            params, buffers, aliases = self._fake_states()
+            inputs = self._fake_batch("input:", w.example_inputs)
+            targets = self._fake_batch("target:", w.example_targets)
+            for name, tensor in params.items():
+                self._enter(name, Kind.PARAM, tensor)
+            for name, tensor in buffers.items():
+                self._enter(name, Kind.BUFFER, tensor)
+            batch_entries = [(n, t) for table in (inputs, targets) for n, t in table.items()]
+            for _, tensor in batch_entries:
+                self.tape.add_input(tensor)
+            table: dict[str, torch.Tensor] = {**params, **buffers, **{a: (params | buffers)[s] for a, s in aliases.items()}}
+            run_buffers = dict(buffers)
+            if self.cast_buffers:
+                with self.tape:
+                    run_buffers = {n: self._cast_buffer(n, b) for n, b in buffers.items()}
+                table |= run_buffers
+            loss, output = self._forward_backward(table, inputs, targets)
+            num_before_update = len(self.tape.records)
+            grads = tuple((n, self.tape.uid(p.grad)) for n, p in params.items() if p.grad is not None and p.requires_grad)
+            finals = self._buffer_finals(buffers, run_buffers, table)
+            init: dict[str, tuple[str, object]] = {}
+            if w.optimizer is not None:
+                init = self._update(params, finals)
+            for name, tensor in batch_entries:
+                self.entries.append(Entry(name, Kind.BATCH, self.tape.uid(tensor)))
+        outs = [] if w.loss is not None else [(n, t) for n, t in _output_tensors("", output)]
+        return Captured(
+            self.tape, tuple(self.entries), tuple(finals), grads, self.tape.uid(loss) if loss is not None else -1,
+            tuple(self.tape.uid(t) for _, t in outs), _output_spec(output, [t for _, t in outs]) if w.loss is None else None,
+            num_before_update, init, aliases,
+        )  # fmt: skip
+
+    # -- what enters -------------------------------------------------------------------------------------------------------------
+
+    def _enter(self, storage: str, kind: Kind, tensor: torch.Tensor) -> None:
+        self.entries.append(Entry(storage, kind, self.tape.add_input(tensor)))
+
+    def _fake_states(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, str]]:
+        model, aliases, seen = self.workload.model, {}, {}
+        params: dict[str, torch.Tensor] = {}
+        buffers: dict[str, torch.Tensor] = {}
+        for name, p in model.named_parameters(remove_duplicate=False):
+            if id(p) in seen:
+                aliases[name] = seen[id(p)]
+                continue
+            seen[id(p)] = name
+            if type(p).__name__ in ("UninitializedParameter", "UninitializedBuffer"):
+                raise TraceError(f"parameter {name} is lazy: run the model once on real inputs, so that its shape is known")
+            data = torch.empty(p.shape, dtype=state_dtype(p.dtype, self.precision))
+            params[name] = torch.nn.Parameter(data, requires_grad=p.requires_grad)
+        for name, b in model.named_buffers(remove_duplicate=False):
+            if id(b) in seen:
+                aliases[name] = seen[id(b)]
+                continue
+            seen[id(b)] = name
+            dtype = torch.float64 if self.precision == "fp64" and b.dtype.is_floating_point else b.dtype
+            buffers[name] = torch.empty(b.shape, dtype=dtype)
+        return params, buffers, aliases
+
+    def _fake_batch(self, prefix: str, value: object) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, tensor in find_tensors(prefix, value):
+            wide = self.precision == "fp64" and tensor.dtype.is_floating_point
+            found[name] = torch.empty(tensor.shape, dtype=torch.float64 if wide else tensor.dtype)
+        return found
+
+    def _cast_buffer(self, name: str, buffer: torch.Tensor) -> torch.Tensor:
+        owner = self.workload.model.get_submodule(name.rpartition(".")[0])
+        norm = isinstance(owner, torch.nn.modules.batchnorm._NormBase)
+        return buffer.to(torch.bfloat16) if buffer.dtype == torch.float32 and not norm else buffer
+
+    # -- the step ----------------------------------------------------------------------------------------------------------------
+
+    def _forward_backward(self, table, inputs, targets) -> tuple[torch.Tensor | None, object]:
+        w = self.workload
+        cast = contextlib.nullcontext() if self.precision != "fp64" else float64_everywhere()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(reparametrize(w.model, table))
+            stack.enter_context(self.tape)
+            stack.enter_context(cast)
+            stack.enter_context(self.places.watch_modules())
+            stack.enter_context(inline_checkpoints())
+            stack.enter_context(transformers_as_eager(not self.compile_flag))
+            stack.enter_context(torch.set_grad_enabled(w.loss is not None))
+            self.tape.phase = Phase.FORWARD
+            with _explained("the model's forward", self._print_inputs()), compiling(self.compile_flag):
+                narrow = {n: self._narrow(t) for n, t in inputs.items()}
+                values = map_tensors("input:", w.example_inputs, narrow)
+                output = w.model(**values) if isinstance(values, dict) else w.model(*values)
+                if self.precision == "bf16" and w.loss is not None:
+                    output = _widen_output(output)
+            if w.loss is None:
+                return None, output
+            with _explained("the loss", self._print_targets()), compiling(self.compile_flag):
+                loss = w.loss(output, *map_tensors("target:", w.example_targets, targets))
+            self._check_loss(loss)
+            self.tape.phase = Phase.BACKWARD
+            with _explained("the backward pass", ""), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*Full backward hook.*")
+                loss.backward()
+            return loss, output
+
+    def _narrow(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(torch.bfloat16) if self.precision == "bf16" and tensor.dtype == torch.float32 else tensor
+
+    def _print_inputs(self) -> str:
+        items = [f"{n} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for n, t in find_tensors("input:", self.workload.example_inputs)]
+        return ", ".join(items)
+
+    def _print_targets(self) -> str:
+        items = [f"{n} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for n, t in find_tensors("target:", self.workload.example_targets)]
+        return ", ".join(items)
+
+    def _check_loss(self, loss: object) -> None:
+        name = getattr(self.workload.loss, "__qualname__", type(self.workload.loss).__name__)
+        if not isinstance(loss, torch.Tensor):
+            raise InputError(f"loss {name}: expected a scalar tensor, found {type(loss).__name__}. Return the loss tensor itself.")
+        if loss.shape != ():
+            raise InputError(
+                f"loss {name}: expected a scalar tensor, found shape {list(loss.shape)}. Reduce it, e.g. with .mean(); a weighted sum "
+                "of losses is a scalar too."
+            )
+        if not loss.requires_grad:
+            raise InputError(
+                f"loss {name}: does not depend on any parameter that requires a gradient. Check for .detach(), torch.no_grad() or a "
+                "frozen model; for a forward-only program pass loss=None."
+            )
+
+    def _buffer_finals(self, buffers, run_buffers, table) -> list[tuple[str, int]]:
+        """Buffers written in place are found later through their storage; here: those that the model replaced or that were cast."""
+        finals = []
+        with self.tape:
+            for name, buffer in buffers.items():
+                current = table.get(name, run_buffers[name])
+                if current is run_buffers[name] and run_buffers[name] is not buffer and not self._written(current):
+                    current = buffer
+                elif current.dtype != buffer.dtype:
+                    current = current.to(buffer.dtype)
+                finals.append((name, self.tape.uid(current)))
+        return finals
+
+    def _written(self, tensor: torch.Tensor) -> bool:
+        from .private import storage_key
+        from .tape import written_uids
+
+        key = storage_key(tensor)
+        return any(storage_key(self.tape.tensors[u]) == key for r in self.tape.records for u in written_uids(r))
+
+    # -- the update --------------------------------------------------------------------------------------------------------------
+
+    def _update(self, params: dict[str, torch.Tensor], finals: list[tuple[str, int]]) -> dict[str, tuple[str, object]]:
+        w, tape = self.workload, self.tape
+        tape.phase = Phase.UPDATE
+        name = describe(w.optimizer)
+        init: dict[str, tuple[str, object]] = {}
+        owned = params
+        if self.precision == "bf16":
+            owned = {n: _make_master(p) if p.dtype == torch.bfloat16 and p.grad is not None else p for n, p in params.items()}
+            with tape:
+                for n, p in params.items():
+                    if owned[n] is not p:
+                        owned[n].grad = p.grad.float()
+        cast = float64_everywhere if self.precision == "fp64" else contextlib.nullcontext
+        with cast():
+            optimizer, states, first_ops = learn_states(w.optimizer, owned)
+        for n, p in params.items():
+            if owned[n] is not p:
+                self._enter(f"master:{n}", Kind.OPTIM, owned[n])
+                init[f"master:{n}"] = ("param", n)
+        for state in states:
+            self._enter(state.storage, Kind.OPTIM, state.tensor)
+            init[state.storage] = state.init
+        start = len(tape.records)
+        with tape, cast():
+            run_step(optimizer, name)
+            check_steady(first_ops, [str(r.op) for r in tape.records[start:]], optimizer, name)
+            self._check_numbers(optimizer, name, states)
+            for n, p in params.items():
+                new = p
+                if owned[n] is not p:
+                    finals.append((f"master:{n}", tape.uid(owned[n])))
+                    with torch.no_grad():
+                        new = owned[n].to(p.dtype) if self._written(owned[n]) else p
+                finals.append((n, tape.uid(new)))
+        for state in states:
+            now = optimizer.state[state.owner][state.key]
+            if not isinstance(now, torch.Tensor):
+                raise TraceError(f"optimizer {name}: state {state.storage} is a tensor before a step and {type(now).__name__} after it")
+            finals.append((state.storage, tape.uid(now)))
+        return init
+
+    def _check_numbers(self, optimizer, name: str, states) -> None:
+        for group in optimizer.param_groups:
+            for key, value in group.items():
+                if key == "step" and isinstance(value, (int, float)):
+                    raise TraceError(
+                        f"optimizer {name}: keeps a Python number `step` in its parameter group, which a compiled step cannot change. "
+                        "Keep it in the state of each parameter: state['step'] = torch.zeros(())."
+                    )
+
+
+def _make_master(param: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.empty(param.shape, dtype=torch.float32), requires_grad=param.requires_grad)
+
+
+def _output_tensors(prefix: str, output: object) -> list[tuple[str, torch.Tensor]]:
+    if hasattr(output, "__dataclass_fields__") and not isinstance(output, dict):
+        output = {k: getattr(output, k) for k in output.__dataclass_fields__}
+    if isinstance(output, torch.Tensor):
+        return [(prefix, output)]
+    if isinstance(output, dict):
+        return [f for k, v in output.items() for f in _output_tensors(f"{prefix}.{k}".lstrip("."), v)]
+    if isinstance(output, (tuple, list)):
+        return [f for k, v in enumerate(output) for f in _output_tensors(f"{prefix}.{k}".lstrip("."), v)]
+    return []
+
+
+def _output_spec(output: object, tensors: list[torch.Tensor]) -> object:
+    """The output as plain tuples and dicts, with an index into `tensors` for each tensor and None for what is not one."""
+    if hasattr(output, "__dataclass_fields__") and not isinstance(output, dict):
+        output = {k: getattr(output, k) for k in output.__dataclass_fields__}
+    if isinstance(output, torch.Tensor):
+        return next(k for k, t in enumerate(tensors) if t is output)
+    if isinstance(output, dict):
+        return {k: _output_spec(v, tensors) for k, v in output.items()}
+    if isinstance(output, (tuple, list)):
+        return tuple(_output_spec(v, tensors) for v in output)
+    return None
+
+
+def _widen_output(output: object) -> object:
+    """bf16 outputs to float32 before the loss, as Megatron does."""
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype == torch.bfloat16 else output
+    if isinstance(output, dict):
+        for key, value in list(output.items()):
+            if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+                output[key] = value.float()
+        return output
+    if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):
+        return type(output)(_widen_output(v) for v in output)
+    return output
+
+
+@contextlib.contextmanager
+def _explained(what: str, inputs: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into an error that names the user's line."""
+    try:
+        yield
+    except AutoparError:
+        raise
+    except Exception as error:
+        where = blame_stack(exception_frames(error))
+        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        message = f"{where + ': ' if where else ''}{what} raises {type(error).__name__}: {text}"
+        if inputs:
+            message += f". It was called with {inputs}"
+        wrong_input = isinstance(error, (TypeError, RuntimeError, ValueError, IndexError)) and what != "the backward pass"
+        cure = " Check the example inputs' shapes and dtypes against what the line expects." if inputs else ""
+        raise (InputError if wrong_input else TraceError)(message + "." + cure) from error

@@ -1,0 +1,242 @@
+"""One form for one meaning: rewrites ops that have several spellings, and opens what sharding wants to see inside.
+
+In: one op call with its arguments by name (tensors as `Val`). Out: what the op returns, written with canonical ops. Invariant: equal to
+the op to rounding. What is not listed here stays whole.
+"""
+
+from __future__ import annotations
+
+import math
+from math import prod
+
+import torch
+
+from .draft import Draft, Val, const
+
+# -- creation ------------------------------------------------------------------------------------------------------------------------
+
+
+def _filled(value: object | None, name: str = ""):
+    def rule(b: Draft, a: dict) -> object:
+        shape, dtype = b.specs[0]
+        fill = a[name] if name else value
+        if dtype == torch.bool:
+            fill = bool(fill)
+        return b.full(shape, fill, dtype)
+
+    return rule
+
+
+def _arange(b: Draft, a: dict) -> object:
+    (n,), dtype = b.specs[0]
+    args = {"start": a.get("start", 0), "end": a["end"], "step": a.get("step", 1)}
+    return b.emit_one("aten.arange.start_step", {**args, "dtype": const(dtype)}, (n,), dtype)
+
+
+def _fill_tensor(b: Draft, a: dict) -> object:
+    return b.expand(b.cast(a["value"], a["self"].dtype), a["self"].shape)
+
+
+def _copy(b: Draft, a: dict) -> object:
+    return b.expand(b.cast(a["src"], a["self"].dtype), a["self"].shape)
+
+
+def _identity(b: Draft, a: dict) -> object:
+    return a["self"]
+
+
+def _to_copy(b: Draft, a: dict) -> object:
+    return b.cast(a["self"], b.specs[0][1])
+
+
+# -- movement ------------------------------------------------------------------------------------------------------------------------
+
+
+def _repeat(b: Draft, a: dict) -> object:
+    x, reps = a["self"], list(a["repeats"])
+    shape = [1] * (len(reps) - len(x.shape)) + list(x.shape)
+    thin = b.view(x, tuple(s for size in shape for s in (1, size)))
+    wide = b.expand(thin, tuple(s for r, size in zip(reps, shape) for s in (r, size)))
+    return b.view(wide, tuple(r * s for r, s in zip(reps, shape)))
+
+
+def _stack(b: Draft, a: dict) -> object:
+    first = a["tensors"][0].shape
+    dim = a["dim"] % (len(first) + 1)
+    return b.call("aten.cat.default", [b.view(t, (*t.shape[:dim], 1, *t.shape[dim:])) for t in a["tensors"]], dim)
+
+
+def _index_select(b: Draft, a: dict) -> object:
+    dim = a["dim"] % max(len(a["self"].shape), 1)
+    return b.call("aten.index.Tensor", a["self"], [None] * dim + [a["index"]])
+
+
+# -- pointwise -----------------------------------------------------------------------------------------------------------------------
+
+
+def _tensor_form(op: str):
+    """`add.Scalar` -> `add.Tensor`."""
+
+    def rule(b: Draft, a: dict) -> object:
+        if a.get("alpha", 1) != 1:
+            return b.call(op, a["self"], a["other"], alpha=a["alpha"])
+        return b.call(op, a["self"], a["other"])
+
+    return rule
+
+
+def _rsub(b: Draft, a: dict) -> object:
+    minus = b.call("aten.neg.default", a["self"]) if a["alpha"] == 1 else b.mul(a["self"], -a["alpha"])
+    return b.add(minus, a["other"])
+
+
+def _lerp(b: Draft, a: dict) -> object:
+    step = b.sub(a["end"], a["self"])
+    if isinstance(a["weight"], Val):
+        return b.add(a["self"], b.mul(a["weight"], step))
+    return b.call("aten.add.Tensor", a["self"], step, alpha=a["weight"])
+
+
+def _scalar_like(b: Draft, value: object, x: Val) -> Val:
+    return b.full((), value, x.dtype) if not isinstance(value, Val) else b.cast(value, x.dtype)
+
+
+def _masked_fill(b: Draft, a: dict) -> object:
+    return b.call("aten.where.self", a["mask"], _scalar_like(b, a["value"], a["self"]), a["self"])
+
+
+def _where_scalar(b: Draft, a: dict) -> object:
+    dtype = b.specs[0][1]
+    x, y = (v if isinstance(v, Val) else b.full((), v, dtype) for v in (a["self"], a["other"]))
+    return b.call("aten.where.self", a["condition"], b.cast(x, dtype), b.cast(y, dtype))
+
+
+def _clamp(b: Draft, a: dict) -> object:
+    low, high, x = a.get("min"), a.get("max"), a["self"]
+    if isinstance(low, Val) or isinstance(high, Val):
+        if low is not None:
+            x = b.call("aten.maximum.default", x, _scalar_like(b, low, x))
+        if high is not None:
+            x = b.call("aten.minimum.default", x, _scalar_like(b, high, x))
+        return x
+    return b.call("aten.clamp.default", x, low, high)
+
+
+def _square(b: Draft, a: dict) -> object:
+    return b.call("aten.pow.Tensor_Scalar", a["self"], 2)
+
+
+def _floor_divide(b: Draft, a: dict) -> object:
+    return b.call("aten.div.Tensor_mode", a["self"], a["other"], rounding_mode="floor")
+
+
+# -- reductions ----------------------------------------------------------------------------------------------------------------------
+
+
+def _axes(x: Val, dim: object) -> list[int]:
+    if dim is None or dim == []:
+        return list(range(len(x.shape)))
+    return [d % max(len(x.shape), 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
+
+
+def _keep(b: Draft, thin: Val, x: Val, dims: list[int], keepdim: bool) -> Val:
+    return b.view(thin, tuple(1 if k in dims else s for k, s in enumerate(x.shape))) if keepdim else thin
+
+
+def _mean(b: Draft, a: dict) -> object:
+    x, dims = a["self"], _axes(a["self"], a.get("dim"))
+    if a.get("dtype") is not None:
+        x = b.cast(x, b.specs[0][1])
+    scaled = b.mul(b.sum(x, dims), 1.0 / max(prod(x.shape[d] for d in dims), 1))
+    return _keep(b, scaled, x, dims, a.get("keepdim", False))
+
+
+def _moments(b: Draft, a: dict) -> tuple[Val, Val, list[int]]:
+    x, dims = a["self"], _axes(a["self"], a.get("dim"))
+    n = prod(x.shape[d] for d in dims)
+    correction = a.get("correction")
+    correction = 1 if correction is None else correction
+    mean = b.mul(b.sum(x, dims), 1.0 / n)
+    centred = b.sub(x, _keep(b, mean, x, dims, True))
+    square = b.sum(b.mul(centred, centred), dims)
+    rest = n - correction
+    return b.mul(square, 1.0 / rest if rest > 0 else math.nan), mean, dims
+
+
+def _var(b: Draft, a: dict) -> object:
+    var, _, dims = _moments(b, a)
+    return _keep(b, var, a["self"], dims, a["keepdim"])
+
+
+def _std(b: Draft, a: dict) -> object:
+    var, _, dims = _moments(b, a)
+    return _keep(b, b.call("aten.sqrt.default", var), a["self"], dims, a["keepdim"])
+
+
+def _var_mean(b: Draft, a: dict) -> object:
+    var, mean, dims = _moments(b, a)
+    return [_keep(b, v, a["self"], dims, a["keepdim"]) for v in (var, mean)]
+
+
+def _norm(b: Draft, a: dict) -> object:
+    """Norms of order 2, 1 and infinity; the others stay whole."""
+    x, order = a["self"], a.get("ord", a.get("p", 2))
+    order = 2 if order is None else order
+    dims = _axes(x, a.get("dim"))
+    if a.get("dtype") is not None:
+        x = b.cast(x, b.specs[0][1])
+    if order == 2:
+        thin = b.call("aten.sqrt.default", b.sum(b.mul(x, x), dims))
+    elif order == 1:
+        thin = b.sum(b.call("aten.abs.default", x), dims)
+    elif order == math.inf:
+        thin = b.call("aten.amax.default", b.call("aten.abs.default", x), dims)
+    else:
+        power = b.call("aten.pow.Tensor_Scalar", b.call("aten.abs.default", x), order)
+        thin = b.call("aten.pow.Tensor_Scalar", b.sum(power, dims), 1.0 / order)
+    return _keep(b, thin, x, dims, a.get("keepdim", False))
+
+
+def _all_dims(op: str):
+    def rule(b: Draft, a: dict) -> object:
+        return b.call(op, a["self"], list(range(len(a["self"].shape))))
+
+    return rule
+
+
+def _any_all(kind: str):
+    """`all` is the minimum, `any` the maximum; kept as one op over all dims."""
+
+    def rule(b: Draft, a: dict) -> object:
+        return b.call(f"aten.{kind}.dims", a["self"], _axes(a["self"], a.get("dim")), a.get("keepdim", False))
+
+    return rule
+
+
+RULES = {
+    **{f"aten.{n}": _filled(0) for n in (
+        "zeros.default", "zeros_like.default", "new_zeros.default", "empty.memory_format", "empty_like.default", "new_empty.default",
+        "empty_strided.default", "new_empty_strided.default", "zero.default")},
+    **{f"aten.{n}": _filled(1) for n in ("ones.default", "ones_like.default", "new_ones.default")},
+    **{f"aten.{n}": _filled(None, "fill_value") for n in ("full.default", "full_like.default", "new_full.default")},
+    "aten.scalar_tensor.default": _filled(None, "s"), "aten.fill.Scalar": _filled(None, "value"),
+    "aten.fill.Tensor": _fill_tensor, "aten.copy.default": _copy,
+    **{f"aten.arange.{n}": _arange for n in ("default", "start", "start_step")},
+    "aten.clone.default": _identity, "aten._to_copy.default": _to_copy, "aten.positive.default": _identity,
+    "aten.repeat.default": _repeat, "aten.stack.default": _stack, "aten.index_select.default": _index_select,
+    "aten.add.Scalar": _tensor_form("aten.add.Tensor"), "aten.sub.Scalar": _tensor_form("aten.sub.Tensor"),
+    "aten.mul.Scalar": _tensor_form("aten.mul.Tensor"), "aten.div.Scalar": _tensor_form("aten.div.Tensor"),
+    "aten.true_divide.Tensor": _tensor_form("aten.div.Tensor"),
+    "aten.rsub.Scalar": _rsub, "aten.rsub.Tensor": _rsub, "aten.lerp.Scalar": _lerp, "aten.lerp.Tensor": _lerp,
+    "aten.masked_fill.Scalar": _masked_fill, "aten.masked_fill.Tensor": _masked_fill,
+    **{f"aten.where.{n}": _where_scalar for n in ("Scalar", "ScalarSelf", "ScalarOther", "self")},
+    **{f"aten.{n}": _clamp for n in (
+        "clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clamp_min.Tensor", "clamp_max.Tensor")},
+    "aten.square.default": _square, "aten.floor_divide.default": _floor_divide,
+    "aten.mean.default": _mean, "aten.mean.dim": _mean, "aten.var.correction": _var, "aten.std.correction": _std,
+    "aten.var_mean.correction": _var_mean,
+    **{f"aten.{n}": _norm for n in ("linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype",
+                                    "norm.ScalarOpt_dim_dtype")},
+    "aten.max.default": _all_dims("aten.amax.default"), "aten.min.default": _all_dims("aten.amin.default"),
+    **{f"aten.{k}.{n}": _any_all(k) for k in ("any", "all") for n in ("default", "dim", "dims")},
+}  # fmt: skip

@@ -1,0 +1,244 @@
+"""The draft: a graph while it is being written.
+
+In: calls of ops on `Val`s, from the rewriting rules of this floor. Out: nodes in order, and values whose shapes and dtypes are known at
+once (torch infers them on meta tensors). Invariant: values are never changed; views that change nothing are never written.
+`finish.py` turns the draft into a `Graph`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+
+import torch
+
+from ..errors import GraphError
+from ..graph.node import Const, Phase
+from ..graph.tensor import Kind
+
+Shape = tuple[int, ...]
+_DROPPED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"})
+
+
+@dataclass(slots=True, eq=False)
+class Val:
+    """One value. `node` made it as its output number `out`; None: it enters the step under `entry`."""
+
+    shape: Shape
+    dtype: torch.dtype
+    node: DraftNode | None = None
+    out: int = 0
+    entry: str = ""
+    kind: Kind = Kind.ACTIVATION
+
+
+@dataclass(slots=True, eq=False)
+class DraftNode:
+    """One call. Arguments by schema name, tensors as `Val`."""
+
+    op: str
+    args: tuple[tuple[str, object], ...]
+    phase: Phase
+    path: str
+    source: str
+    outs: list[Val | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of an op's schema."""
+
+    name: str
+    has_default: bool
+    default: object
+    is_view: bool
+    is_written: bool
+
+
+@lru_cache(maxsize=None)
+def resolve_op(name: str) -> torch._ops.OpOverload:
+    """`aten.mm.default` -> the torch op."""
+    namespace, packet, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+@lru_cache(maxsize=None)
+def schema_arguments(op: torch._ops.OpOverload) -> tuple[Argument, ...]:
+    """The op's arguments, in order."""
+    return tuple(
+        Argument(
+            a.name,
+            a.has_default_value(),
+            a.default_value if a.has_default_value() else None,
+            a.alias_info is not None and not a.alias_info.is_write,
+            a.alias_info is not None and a.alias_info.is_write,
+        )
+        for a in op._schema.arguments
+    )
+
+
+def bind(op: torch._ops.OpOverload, args: tuple | list, kwargs: dict) -> dict[str, object]:
+    """The call's arguments by schema name, those left out not there."""
+    arguments = schema_arguments(op)
+    bound = {a.name: value for a, value in zip(arguments, args)}
+    bound.update(kwargs)
+    return bound
+
+
+class Draft:
+    """Writes nodes at a place (`phase`, `path`, `source`) that the caller sets."""
+
+    def __init__(self) -> None:
+        self.nodes: list[DraftNode] = []
+        self.phase = Phase.FORWARD
+        self.path = ""
+        self.source = ""
+        self.leads: dict[Val, Shape] = {}  # the leading dims with which a weight was used in forward (see linears.py)
+        self.specs: list[tuple[Shape, torch.dtype] | None] = []  # what the op that is being rewritten returns
+        self.num_uses: dict[Val, int] = {}
+
+    def emit(self, op: str, args: dict[str, object], specs: list[tuple[Shape, torch.dtype] | None]) -> list[Val | None]:
+        """Write a node whose results are known."""
+        node = DraftNode(op, tuple(args.items()), self.phase, self.path, self.source)
+        node.outs = [None if s is None else Val(tuple(s[0]), s[1], node, k) for k, s in enumerate(specs)]
+        self.nodes.append(node)
+        return node.outs
+
+    def emit_one(self, op: str, args: dict[str, object], shape: Shape, dtype: torch.dtype) -> Val:
+        """Write a node of one result."""
+        out = self.emit(op, args, [(shape, dtype)])[0]
+        assert out is not None
+        return out
+
+    def call(self, name: str, *args: object, **kwargs: object):
+        """Write an ATen op; torch tells the shapes. Returns one Val, or a list."""
+        op = resolve_op(name)
+        out = op(*[_to_meta(a) for a in args], **{k: _to_meta(v) for k, v in kwargs.items()})
+        single = isinstance(out, torch.Tensor)
+        results = [out] if single else list(out)
+        specs = [(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in results]
+        outs = self.emit(name, canonical_args(op, bind(op, args, kwargs)), specs)
+        return outs[0] if single else outs
+
+    # -- the forms that everything is brought to -------------------------------------------------------------------------------------
+
+    def full(self, shape: Shape, value: object, dtype: torch.dtype) -> Val:
+        """A constant."""
+        args = {"size": tuple(shape), "fill_value": value, "dtype": const(dtype)}
+        return self.emit_one("aten.full.default", args, tuple(shape), dtype)
+
+    def view(self, x: Val, shape: Shape | list[int]) -> Val:
+        """`x` in another shape; a view of a view of this shape is that value itself."""
+        shape = tuple(shape)
+        if -1 in shape:
+            rest = prod(s for s in shape if s != -1)
+            shape = tuple(prod(x.shape) // rest if s == -1 else s for s in shape)
+        for base in view_chain(x):
+            if base.shape == shape:
+                return base
+        if prod(shape) != prod(x.shape):
+            raise GraphError(f"view of {list(x.shape)} as {list(shape)}: the numbers of elements differ ({self.source})")
+        return self.emit_one("aten.view.default", {"self": x, "size": shape}, shape, x.dtype)
+
+    def permute(self, x: Val, dims: list[int] | tuple[int, ...]) -> Val:
+        """`x` with its dims reordered."""
+        dims = tuple(d % len(x.shape) for d in dims)
+        if x.node is not None and x.node.op == "aten.permute.default":
+            inner = dict(x.node.args)
+            x, dims = inner["self"], tuple(inner["dims"][d] for d in dims)
+        if dims == tuple(range(len(dims))):
+            return x
+        return self.emit_one("aten.permute.default", {"self": x, "dims": dims}, tuple(x.shape[d] for d in dims), x.dtype)
+
+    def expand(self, x: Val, shape: Shape | list[int]) -> Val:
+        """`x` broadcast to `shape`."""
+        missing = len(shape) - len(x.shape)
+        full = tuple(x.shape[k - missing] if s == -1 else s for k, s in enumerate(shape))
+        if x.shape == full:
+            return x
+        return self.emit_one("aten.expand.default", {"self": x, "size": full}, full, x.dtype)
+
+    def cast(self, x: Val, dtype: torch.dtype) -> Val:
+        """`x` in another dtype."""
+        if x.dtype == dtype:
+            return x
+        return self.emit_one("aten._to_copy.default", {"self": x, "dtype": const(dtype)}, x.shape, dtype)
+
+    def sum(self, x: Val, dims: list[int] | tuple[int, ...] | None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Val:
+        """Sum over dims (None or (): all)."""
+        dims = sorted(d % max(len(x.shape), 1) for d in dims) if dims else list(range(len(x.shape)))
+        out_dtype = dtype or (x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64)
+        if not x.shape:
+            return self.cast(x, out_dtype)
+        shape = tuple(1 if k in dims else s for k, s in enumerate(x.shape) if keepdim or k not in dims)
+        args: dict[str, object] = {"self": x, "dim": tuple(dims)}
+        if keepdim:
+            args["keepdim"] = True
+        if dtype is not None and dtype != x.dtype:
+            args["dtype"] = const(dtype)
+        return self.emit_one("aten.sum.dim_IntList", args, shape, out_dtype)
+
+    def _broadcast(self, op: str, a: object, b: object) -> Val:
+        return self.call(op, a, b)
+
+    def add(self, a: object, b: object) -> Val:
+        return self._broadcast("aten.add.Tensor", a, b)
+
+    def sub(self, a: object, b: object) -> Val:
+        return self._broadcast("aten.sub.Tensor", a, b)
+
+    def mul(self, a: object, b: object) -> Val:
+        return self._broadcast("aten.mul.Tensor", a, b)
+
+    def div(self, a: object, b: object) -> Val:
+        return self._broadcast("aten.div.Tensor", a, b)
+
+
+def const(dtype: torch.dtype) -> Const:
+    """A dtype as a graph constant."""
+    return Const("dtype", str(dtype))
+
+
+def view_chain(x: Val) -> list[Val]:
+    """`x`, what it is a view of, and so on: same elements in the same order."""
+    chain = [x]
+    while x.node is not None and x.node.op == "aten.view.default":
+        x = dict(x.node.args)["self"]
+        chain.append(x)
+    return chain
+
+
+def canonical_args(op: torch._ops.OpOverload, bound: dict[str, object]) -> dict[str, object]:
+    """Arguments in schema order, defaults and what is about devices and memory formats left out."""
+    out: dict[str, object] = {}
+    for argument in schema_arguments(op):
+        if argument.name not in bound or argument.name in _DROPPED:
+            continue
+        value = bound[argument.name]
+        if argument.has_default and not _holds_val(value) and value == argument.default:
+            continue
+        out[argument.name] = _freeze(value)
+    return out
+
+
+def _holds_val(value: object) -> bool:
+    return isinstance(value, Val) or (isinstance(value, (list, tuple)) and any(_holds_val(v) for v in value))
+
+
+def _freeze(value: object) -> object:
+    if isinstance(value, (list, tuple, torch.Size)):
+        return tuple(_freeze(v) for v in value)
+    if isinstance(value, torch.dtype):
+        return const(value)
+    if value is None or isinstance(value, (bool, int, float, str, Val, Const)):
+        return value
+    raise GraphError(f"argument {value!r} of type {type(value).__name__} has no place in a graph")
+
+
+def _to_meta(value: object) -> object:
+    if isinstance(value, Val):
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return [_to_meta(v) for v in value]
+    return value

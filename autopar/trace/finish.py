@@ -1,0 +1,212 @@
+"""Finish: from a draft to a checked `Graph`.
+
+In: draft nodes in order, and which of their values the step returns. Out: a graph without dead code, with stable short names, in which
+each state that was written has exactly one final value `NAME@1`, and each parameter's gradient is its own value of kind GRAD.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..graph.graph import Graph, check_graph
+from ..graph.node import Arg, Node, Phase, Ref
+from ..graph.tensor import Kind, Value
+from .draft import Draft, DraftNode, Val
+
+
+def finish_graph(
+    name: str,
+    draft: Draft,
+    inputs: dict[str, Val],
+    updates: dict[str, Val],
+    loss: Val | None,
+    outputs: list[Val],
+    grads: dict[str, Val],
+    owners: dict[str, str],
+) -> Graph:
+    """Name everything, drop what nobody needs, check.
+
+    Args:
+        name: of the model.
+        draft: the nodes.
+        inputs: values that enter, by storage, in order.
+        updates: (storage, final value) of each state that changes.
+        loss, outputs, grads: what else the step returns.
+        owners: module path of the parameter to which a state belongs.
+    """
+    updates, grads = _own_values(draft, updates, grads, loss, outputs)
+    roots = [*updates.values(), *grads.values(), *outputs, *([loss] if loss is not None else [])]
+    nodes = _live_nodes(draft.nodes, roots)
+    if _collapse_views(nodes, roots):
+        nodes = _live_nodes(nodes, roots)
+    _place_updates(nodes, owners)
+    names = _Names(inputs, updates, grads, loss)
+    values = [names.value(v) for v in inputs.values()]
+    written: list[Node] = []
+    for node in nodes:
+        written.append(names.node(node))
+        values += [names.value(v) for v in node.outs if v is not None]
+    graph = Graph(
+        name,
+        tuple(values),
+        tuple(written),
+        tuple(names.name(v) for v in inputs.values()),
+        tuple((names.name(inputs[s]), names.name(v)) for s, v in updates.items()),
+        names.name(loss) if loss is not None else "",
+        tuple(names.name(v) for v in outputs),
+        tuple((names.name(inputs[p]), names.name(g)) for p, g in grads.items()),
+    )
+    check_graph(graph)
+    return graph
+
+
+def _clone(draft: Draft, value: Val, phase: Phase, path: str) -> Val:
+    draft.phase, draft.path = phase, path
+    if value.node is not None:
+        draft.source = value.node.source
+    return draft.emit_one("aten.clone.default", {"self": value}, value.shape, value.dtype)
+
+
+def _own_values(draft, updates, grads, loss, outputs) -> tuple[dict[str, Val], dict[str, Val]]:
+    """Copy where one value would have to be two: two states with the same final value, a gradient that is an activation twice."""
+    taken = {id(v) for v in outputs} | ({id(loss)} if loss is not None else set())
+    own_grads, own_updates = {}, {}
+    for name, value in grads.items():
+        if id(value) in taken or value.node is None:
+            position = len(draft.nodes)
+            value = _clone(draft, value, Phase.BACKWARD, name.rpartition(".")[0])
+            clone = draft.nodes.pop(position)
+            at = next((k for k, n in enumerate(draft.nodes) if n.phase is Phase.UPDATE), len(draft.nodes))
+            draft.nodes.insert(at, clone)
+        taken.add(id(value))
+        own_grads[name] = value
+    for name, value in updates.items():
+        if id(value) in taken or value.node is None:
+            value = _clone(draft, value, draft.nodes[-1].phase if draft.nodes else Phase.FORWARD, "")
+        taken.add(id(value))
+        own_updates[name] = value
+    return own_updates, own_grads
+
+
+def find_vals(value: object) -> list[Val]:
+    """The values inside an argument, in order."""
+    if isinstance(value, Val):
+        return [value]
+    if isinstance(value, tuple):
+        return [v for item in value for v in find_vals(item)]
+    return []
+
+
+def node_inputs(node: DraftNode) -> list[Val]:
+    """The values a node reads, in order."""
+    return [v for _, value in node.args for v in find_vals(value)]
+
+
+def _live_nodes(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNode]:
+    needed = {id(v.node) for v in roots if v.node is not None}
+    live = []
+    for node in reversed(nodes):
+        if id(node) in needed:
+            live.append(node)
+            needed |= {id(v.node) for v in node_inputs(node) if v.node is not None}
+    return live[::-1]
+
+
+def _collapse_views(nodes: list[DraftNode], roots: list[Val]) -> bool:
+    """A view that only feeds another view goes."""
+    uses: dict[int, int] = {}
+    for value in [*roots, *(v for n in nodes for v in node_inputs(n))]:
+        uses[id(value)] = uses.get(id(value), 0) + 1
+    changed = False
+    for node in nodes:
+        if node.op != "aten.view.default":
+            continue
+        args = dict(node.args)
+        base = args["self"]
+        while base.node is not None and base.node.op == "aten.view.default" and uses[id(base)] == 1 and base.node.phase is node.phase:
+            base = dict(base.node.args)["self"]
+            changed = True
+        node.args = (("self", base), ("size", args["size"]))
+    return changed
+
+
+def _place_updates(nodes: list[DraftNode], owners: dict[str, str]) -> None:
+    """The path of an update node is that of its parameter's module; "" where it serves several parameters."""
+    owner: dict[int, str | None] = {}
+    for node in nodes:
+        found = set()
+        for value in node_inputs(node):
+            if value.entry and value.kind in (Kind.PARAM, Kind.OPTIM):
+                found.add(owners[value.entry])
+            elif id(value) in owner:
+                mine = owner[id(value)]
+                if mine is not None:
+                    found.add(mine)
+        if node.phase is Phase.UPDATE:
+            path = found.pop() if len(found) == 1 else None
+            node.path = path or ""
+            for out in node.outs:
+                if out is not None:
+                    owner[id(out)] = path
+    # gradients and global norms
+    return None
+
+
+class _Names:
+    """Names of values and nodes."""
+
+    def __init__(self, inputs: dict[str, Val], updates: dict[str, Val], grads: dict[str, Val], loss: Val | None) -> None:
+        self._counts: dict[str, int] = {}
+        self._node_names: dict[int, str] = {}
+        self._states = {id(v): (storage, 1, inputs[storage].kind) for storage, v in updates.items()}
+        self._grads = {id(v): f"grad:{p}" for p, v in grads.items()}
+        self._loss = loss
+
+    def name(self, value: Val) -> str:
+        if value.entry:
+            return value.entry if value.kind is Kind.BATCH else f"{value.entry}@0"
+        if id(value) in self._states:
+            storage, version, _ = self._states[id(value)]
+            return f"{storage}@{version}"
+        base = self._node_name(value.node)
+        return base if value.out == 0 else f"{base}.{value.out}"
+
+    def _node_name(self, node: DraftNode) -> str:
+        if id(node) not in self._node_names:
+            packet = node.op.split(".")[1].strip("_")
+            count = self._counts[packet] = self._counts.get(packet, -1) + 1
+            self._node_names[id(node)] = f"{packet}_{count}"
+        return self._node_names[id(node)]
+
+    def value(self, value: Val) -> Value:
+        name = self.name(value)
+        dtype = str(value.dtype).removeprefix("torch.")
+        if value.entry:
+            return Value(name, value.entry, 0, value.shape, dtype, value.kind)
+        if id(value) in self._states:
+            storage, version, kind = self._states[id(value)]
+            return Value(name, storage, version, value.shape, dtype, kind)
+        if id(value) in self._grads:
+            return Value(name, self._grads[id(value)], 1, value.shape, dtype, Kind.GRAD)
+        kind = Kind.LOSS if value is self._loss else Kind.ACTIVATION
+        return Value(name, name, 0, value.shape, dtype, kind)
+
+    def node(self, node: DraftNode) -> Node:
+        inputs: list[str] = []
+
+        def freeze(value: object) -> Arg:
+            if isinstance(value, Val):
+                inputs.append(self.name(value))
+                return Ref(len(inputs) - 1)
+            if isinstance(value, tuple):
+                return tuple(freeze(v) for v in value)
+            return value  # type: ignore[return-value]
+
+        args = tuple((key, freeze(value)) for key, value in node.args)
+        outputs = tuple("" if v is None else self.name(v) for v in node.outs)
+        return Node(self._node_name(node), node.op, tuple(inputs), args, outputs, node.phase, node.path, node.source)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """`float32` -> torch.float32."""
+    return getattr(torch, name)

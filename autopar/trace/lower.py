@@ -1,0 +1,276 @@
+"""Lowering: from the tape to a `Graph`.
+
+In: `Captured`. Out: the graph, in canonical ops, pure, with every node's phase, module path and source line. Invariant: running the
+graph (`execute.py`) gives what eager PyTorch gives. The tables of rewriting rules are data in `decompose`, `losses`, `norms`, `linears`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import GraphError, TraceError
+from ..graph.graph import Graph
+from ..graph.node import Phase
+from ..graph.tensor import Kind
+from .capture import Captured
+from .decompose import RULES as FORM_RULES
+from .draft import Draft, Val, bind, canonical_args, schema_arguments
+from .finish import finish_graph
+from .linears import LINEAR_RULES
+from .losses import LOSS_RULES
+from .norms import NORM_RULES, Effects
+from .tape import Record, Slot, find_slots, map_slots
+from .views import Handles, View, tensor_spec, view_steps
+
+RULES = {**FORM_RULES, **LOSS_RULES, **NORM_RULES, **LINEAR_RULES}
+_RESHAPES_SELF = frozenset({"unsqueeze_", "squeeze_", "transpose_", "t_", "swapaxes_", "swapdims_"})
+_MAX_UNIFORM = 2**22  # constants up to this many elements are looked at for being one number everywhere
+
+
+def lower(captured: Captured, name: str) -> tuple[Graph, dict[str, torch.Tensor]]:
+    """Write the graph.
+
+    Args:
+        captured: a step on tape.
+        name: of the model, for people.
+
+    Returns:
+        The graph, and the real tensors of its `const:K@0` inputs.
+    """
+    return _Lowering(captured).run(name)
+
+
+class _Lowering:
+    """One pass over the tape. Lives for one call of `run`."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+        self.tape = captured.tape
+        self.draft = Draft()
+        self.handles = Handles(self.draft)
+        self.constants: dict[str, torch.Tensor] = {}
+        self.inputs: dict[str, Val] = {}
+        self.places = self._forward_places()
+
+    def run(self, name: str) -> tuple[Graph, dict[str, torch.Tensor]]:
+        captured = self.captured
+        for entry in captured.entries:
+            self._add_input(entry.uid, entry.storage, entry.kind)
+        before = {e.storage: self.inputs[e.storage] for e in captured.entries}
+        self._count_uses()
+        grads: dict[str, Val] = {}
+        loss: Val | None = None
+        for k, record in enumerate(self.tape.records):
+            if k == captured.num_before_update:
+                grads, loss = self._results()
+            self._lower(record)
+        if len(self.tape.records) == captured.num_before_update:
+            grads, loss = self._results()
+        updates = {}
+        for storage, uid in captured.finals:
+            value = self.handles.read(uid)
+            if value is not before[storage]:
+                updates[storage] = value
+        outputs = [self.handles.read(uid) for uid in captured.outputs]
+        owners = self._owners(captured)
+        graph = finish_graph(name, self.draft, self.inputs, updates, loss, outputs, grads, owners)
+        return graph, self.constants
+
+    def _results(self) -> tuple[dict[str, Val], Val | None]:
+        grads = {name: self.handles.read(uid) for name, uid in self.captured.grads}
+        loss = self.handles.read(self.captured.loss) if self.captured.loss >= 0 else None
+        return grads, loss
+
+    # -- preparation ---------------------------------------------------------------------------------------------------------------
+
+    def _add_input(self, uid: int, storage: str, kind: Kind) -> None:
+        shape, dtype = tensor_spec(self.tape.tensors[uid])
+        value = Val(shape, dtype, None, 0, storage, kind)
+        self.inputs[storage] = value
+        self.handles.make(uid, value)
+
+    def _add_constant(self, uid: int) -> None:
+        tensor = self.tape.constants.get(uid)
+        if tensor is None:
+            raise GraphError(f"tensor {uid} {list(self.tape.tensors[uid].shape)} is read, but nothing on the tape made it")
+        self.tape_constant(uid, tensor)
+
+    def tape_constant(self, uid: int, tensor: torch.Tensor) -> None:
+        shape, dtype = tensor_spec(self.tape.tensors[uid])
+        flat = tensor.flatten()
+        if 0 < tensor.numel() <= _MAX_UNIFORM and bool((flat == flat[0]).all()):
+            self.handles.make(uid, self.draft.full(shape, flat[0].item(), dtype))
+            return
+        storage = f"const:{len(self.constants)}"
+        self.constants[f"{storage}@0"] = tensor.to(dtype)
+        self._add_input(uid, storage, Kind.BUFFER)
+
+    def _forward_places(self) -> dict[int, tuple[str, str]]:
+        places: dict[int, tuple[str, str]] = {}
+        for record in self.tape.records:
+            if record.phase is Phase.FORWARD and not record.in_autograd:
+                places.setdefault(record.seq, (record.path, record.source))
+        return places
+
+    def _owners(self, captured: Captured) -> dict[str, str]:
+        """Module path of the parameter to which each state belongs."""
+        owners = {}
+        for entry in captured.entries:
+            if entry.kind in (Kind.PARAM, Kind.OPTIM):
+                owners[entry.storage] = entry.storage.rpartition(":")[2].rpartition(".")[0]
+        return owners
+
+    def _count_uses(self) -> None:
+        uses: dict[int, int] = {}
+        for record in self.tape.records:
+            for uid in find_slots(record):
+                uses[uid] = uses.get(uid, 0) + 1
+        self._uses = uses
+
+    # -- one record ----------------------------------------------------------------------------------------------------------------
+
+    def _lower(self, record: Record) -> None:
+        b = self.draft
+        b.phase, b.path, b.source = record.phase, record.path, record.source
+        if record.phase is Phase.BACKWARD or record.in_autograd:
+            path, source = self.places.get(record.seq, (self._last_place if record.seq > 2**62 else ("", "")))
+            b.path, b.source = path or record.path, source or record.source
+            self._last_place = (b.path, b.source)
+        for uid in find_slots(record):
+            if uid not in self.handles.table:
+                self._add_constant(uid)
+        try:
+            self._rewrite(record)
+        except (GraphError, TraceError):
+            raise
+        except Exception as error:
+            raise GraphError(
+                f"{record.op} ({b.path or 'root'}, {b.source or 'no source'}): cannot be lowered: {type(error).__name__}: {error}"
+            ) from error
+
+    _last_place: tuple[str, str] = ("", "")
+
+    def _rewrite(self, record: Record) -> None:
+        op, packet = record.op, record.op._schema.name.split("::")[1]
+        arguments = schema_arguments(op)
+        bound = bind(op, record.args, record.kwargs)
+        if packet in _RESHAPES_SELF:
+            self._view(record, packet.rstrip("_"), bound)
+            return
+        if any(a.is_written for a in arguments):
+            self._write(record, bound)
+            return
+        if any(a.is_view for a in arguments) or packet in ("_unsafe_view", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"):
+            self._view(record, packet, bound)
+            return
+        self._set_outputs(record, self._apply(op, bound, record))
+
+    def _read_all(self, bound: dict[str, object]) -> dict[str, object]:
+        return {k: map_slots(v, lambda s: self.handles.read(s.uid)) for k, v in bound.items()}
+
+    def _apply(self, op: torch._ops.OpOverload, bound: dict[str, object], record: Record) -> object:
+        """Write a pure op with its rule, or whole."""
+        b = self.draft
+        values = self._read_all(bound)
+        b.specs = [tensor_spec(self.tape.tensors[u]) if u >= 0 else None for u in record.outs]
+        first = bound.get("self")
+        if isinstance(first, Slot):
+            b.num_uses[values["self"]] = self._uses.get(first.uid, 0)
+        rule = RULES.get(str(op))
+        if rule is not None:
+            defaults = {a.name: a.default for a in schema_arguments(op) if a.has_default}
+            return rule(b, defaults | values)
+        return b.emit(str(op), canonical_args(op, values), b.specs)
+
+    def _set_outputs(self, record: Record, result: object) -> None:
+        if isinstance(result, Effects):
+            for name, value in result.writes.items():
+                slot = bind(record.op, record.args, record.kwargs)[name]
+                self.handles.write(slot.uid, value)
+            result = result.outs
+        outs = [result] if isinstance(result, Val) else list(result)
+        for uid, value in zip(record.outs, outs):
+            if uid < 0 or value is None:
+                continue
+            expected = tensor_spec(self.tape.tensors[uid])
+            if (value.shape, value.dtype) != expected:
+                raise GraphError(f"rule of {record.op} makes {value.dtype}{list(value.shape)}, torch makes {expected[1]}{list(expected[0])}")
+            self.handles.make(uid, value)
+
+    def _view(self, record: Record, packet: str, bound: dict[str, object]) -> None:
+        base = next(v for v in bound.values() if isinstance(v, Slot))
+        defaults = {a.name: a.default for a in schema_arguments(record.op) if a.has_default}
+        shapes = [tensor_spec(self.tape.tensors[u])[0] for u in record.outs]
+        before = self.handles.read(base.uid).shape
+        steps = view_steps(packet, before, defaults | bound, shapes)
+        if steps is None:
+            rest = {k: v for k, v in bound.items() if v is not base}
+            if len(record.outs) != 1 or find_slots(Record(record.op, tuple(rest.values()), {}, (), record.phase, "", "", 0, False)):
+                raise TraceError(f"{record.source or 'the step'}: {record.op} is a view that autopar does not know; use a copying form")
+            steps = [(View("other", tuple(rest.items()), str(record.op)),)]
+        for uid, chain in zip(record.outs, steps):
+            self.handles.make_view(uid, base.uid, tuple(chain))
+
+    def _write(self, record: Record, bound: dict[str, object]) -> None:
+        """An in-place op: its pure form, then a write."""
+        op = record.op
+        written = [a.name for a in schema_arguments(op) if a.is_written and bound.get(a.name) is not None]
+        if str(op) in RULES and "native_batch_norm" in str(op):
+            self._set_outputs(record, self._apply(op, bound, record))
+            return
+        if len(written) != 1 or not isinstance(bound[written[0]], Slot):
+            raise TraceError(
+                f"{record.source or 'the step'}: {op} writes {len(written)} tensors at once; use its plain form (for an optimizer: "
+                "foreach=False, fused=False)"
+            )
+        target = bound[written[0]]
+        if str(op) in ("aten.set_.source_Tensor", "aten.set_.source_Storage_storage_offset", "aten.resize_.default"):
+            raise TraceError(f"{record.source or 'the step'}: {op} changes a tensor's storage, which a compiled step cannot follow")
+        pure = _pure_form(op)
+        pure_bound = {k: v for k, v in bound.items() if k in {a.name for a in schema_arguments(pure)}}
+        shape, dtype = tensor_spec(self.tape.tensors[target.uid])
+        result = self._apply(pure, pure_bound, record)
+        value = result if isinstance(result, Val) else result[0]
+        if str(pure) not in RULES:
+            value = self._true_type(value, pure, pure_bound)
+        value = self.draft.expand(self.draft.cast(value, dtype), shape)
+        self.handles.write(target.uid, value)
+        for uid in record.outs:
+            if uid >= 0 and uid != target.uid:
+                self.handles.make_view(uid, target.uid, ())
+
+    def _true_type(self, value: Val, pure: torch._ops.OpOverload, bound: dict[str, object]) -> Val:
+        """An in-place op keeps its dtype where the pure one promotes: ask torch what the pure one makes."""
+        dtypes = {self.tape.tensors[s.uid].dtype for s in bound.values() if isinstance(s, Slot)}
+        if len(dtypes) > 1 and value.node is not None:
+            values = self._read_all(bound)
+            self.draft.nodes.remove(value.node)
+            made = self.draft.call(str(pure), **values)
+            return made if isinstance(made, Val) else made[0]
+        return value
+
+
+def _pure_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """`add_.Tensor` -> `add.Tensor`; `add.out` -> `add.Tensor`.
+
+    Raises:
+        TraceError: torch has none.
+    """
+    packet, overload = op._schema.name.split("::")[1], op._overloadname
+    namespace = getattr(torch.ops, op.namespace)
+    renamed = {"bernoulli_.float": "bernoulli.p", "normal_.default": "normal_functional.default"}
+    if f"{packet}.{overload}" in renamed:
+        packet, overload = renamed[f"{packet}.{overload}"].split(".")
+    elif packet.endswith("_") and not packet.endswith("__"):
+        packet = packet[:-1]
+    elif packet.startswith("__i"):
+        packet = packet.replace("__i", "__", 1)
+    else:
+        overload = overload.removesuffix("out").rstrip("_") or "default"
+    found = getattr(getattr(namespace, packet, None), overload, None)
+    if found is None:
+        candidates = getattr(namespace, packet, None)
+        if candidates is not None and len(candidates.overloads()) == 1:
+            return getattr(candidates, candidates.overloads()[0])
+        raise TraceError(f"{op} writes in place and has no pure form; use a pure op")
+    return found

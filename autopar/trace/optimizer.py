@@ -1,0 +1,253 @@
+"""Optimizers: build one on fake parameters, learn the states that it makes, and record one steady step.
+
+In: a callable from parameters to an optimizer, fake parameters with gradients. Out: the states with their initial values, and the
+records of the step on the tape. Invariant: the recorded step is the one that every step runs, the first included: an optimizer whose
+first step differs is refused, unless zeros as initial state make it the same (SGD's momentum).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import TraceError
+from .place import blame_stack, exception_frames
+from .private import compiling, forget_constant, storage_key
+from .tape import Slot, Tape, replay
+
+_MAKERS = frozenset(
+    "zeros zeros_like ones ones_like full full_like empty empty_like new_zeros new_ones new_full empty_strided new_empty "
+    "new_empty_strided lift_fresh scalar_tensor detach alias clone".split()
+)
+
+
+@dataclass(frozen=True)
+class OptimState:
+    """One state tensor: its name (`exp_avg:h.0.weight`), the tensor that enters, its initial value, and where it is kept."""
+
+    storage: str
+    tensor: torch.Tensor
+    init: tuple[str, object]  # ("fill", number) or ("param", parameter name)
+    owner: torch.Tensor
+    key: str
+
+
+def describe(factory: object) -> str:
+    """The optimizer's name, for messages."""
+    return getattr(getattr(factory, "func", factory), "__qualname__", type(factory).__name__)
+
+
+def build_optimizer(factory: Callable[..., object], params: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """Call the user's factory; take the one-tensor-at-a-time code of torch's optimizers.
+
+    Raises:
+        TraceError: it raises, or returns something else.
+    """
+    name = describe(factory)
+    try:
+        optimizer = factory(params)
+    except TraceError:
+        raise
+    except Exception as error:
+        where = blame_stack(exception_frames(error))
+        raise TraceError(
+            f"optimizer {name}: cannot be built from the model's {len(params)} parameters: {type(error).__name__}: {error}"
+            f"{f' ({where})' if where else ''}. Pass a callable that takes the list of parameters and returns an optimizer, "
+            "e.g. `lambda params: MyOptimizer([p for p in params if p.ndim == 2], lr=1e-3)`."
+        ) from error
+    if not (hasattr(optimizer, "step") and hasattr(optimizer, "state") and hasattr(optimizer, "param_groups")):
+        raise TraceError(
+            f"optimizer {name}: expected a callable that returns a torch.optim.Optimizer, found {type(optimizer).__name__}"
+        )
+    for group in optimizer.param_groups:
+        for key, value in (("foreach", False), ("fused", False), ("capturable", True)):
+            if key in group:
+                group[key] = value
+        for param in group["params"]:
+            if not any(param is p for p in params):
+                raise TraceError(
+                    f"optimizer {name}: holds a parameter of shape {list(param.shape)} that is not one of those it was given. "
+                    "Build it only from the list of parameters that autopar passes."
+                )
+    return optimizer
+
+
+def run_step(optimizer: torch.optim.Optimizer, name: str) -> None:
+    """One `optimizer.step()`, its failures explained."""
+    required = [
+        p.name
+        for p in inspect.signature(type(optimizer).step).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"
+    ]
+    if required:
+        raise TraceError(
+            f"optimizer {name}: its step() needs {', '.join(required)}, so it evaluates the model as often as it likes (a closure), "
+            "which no compiled step can do. Choose an optimizer whose step() takes nothing: AdamW, SGD, Muon, ..."
+        )
+    try:
+        with compiling(True):
+            optimizer.step()
+    except TraceError as error:
+        raise TraceError(f"optimizer {name}: {error}") from None
+    except Exception as error:
+        where = blame_stack(exception_frames(error))
+        raise TraceError(
+            f"optimizer {name}: its step cannot be traced: {type(error).__name__}: {error}{f' ({where})' if where else ''}. "
+            "Write the update with tensor operations only."
+        ) from error
+
+
+def learn_states(
+    factory: Callable[..., object], params: dict[str, torch.Tensor]
+) -> tuple[torch.optim.Optimizer, list[OptimState], list[str]]:
+    """Build the optimizer and run a first step off the main tape.
+
+    Args:
+        factory: the user's.
+        params: fake parameters by name, with `.grad` set where they have one.
+
+    Returns:
+        The optimizer, its state tensors replaced by fresh fake ones that stand for any step; the states; and the names of the ops of
+        the first step, for `check_steady`.
+    """
+    name = describe(factory)
+    tape = Tape(what=f"optimizer {name}")
+    names = {id(p): n for n, p in params.items()}
+    for param in params.values():
+        tape.add_input(param)
+        if param.grad is not None:
+            tape.add_input(param.grad)
+    with tape:
+        optimizer = build_optimizer(factory, list(params.values()))
+        built = len(tape.records)
+        run_step(optimizer, name)
+    first_ops = [str(r.op) for r in tape.records[built:]]
+    numbers = _numbers(optimizer)
+    moving: set[tuple[int, str]] = set()
+    if numbers:
+        with Tape(what=f"optimizer {name}") as scratch:
+            for param in params.values():
+                scratch.add_input(param)
+            run_step(optimizer, name)
+        moving = {k for k, v in _numbers(optimizer).items() if numbers.get(k) != v}
+    states: list[OptimState] = []
+    makers = _first_makers(tape)
+    grad_keys = {storage_key(p.grad): n for n, p in params.items() if p.grad is not None}
+    for param in [p for g in optimizer.param_groups for p in g["params"]]:
+        for key, value in list(optimizer.state.get(param, {}).items()):
+            storage = f"{key}:{names[id(param)]}"
+            if isinstance(value, torch.Tensor):
+                init = _initial_value(tape, makers, value, params, grad_keys, optimizer, storage, name)
+                dtype = torch.float64 if value.ndim == 0 and value.dtype == torch.float32 else value.dtype
+                fresh = torch.empty(value.shape, dtype=dtype)
+            elif (id(param), str(key)) in moving:
+                init = ("fill", float(2 * numbers[id(param), str(key)] - _numbers(optimizer)[id(param), str(key)]))
+                fresh = torch.empty((), dtype=torch.float64)
+            else:
+                continue
+            forget_constant(fresh)
+            optimizer.state[param][key] = fresh
+            states.append(OptimState(storage, fresh, init, param, str(key)))
+    return optimizer, states, first_ops
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], float]:
+    """The Python numbers among the per-parameter states."""
+    return {
+        (id(param), str(key)): value
+        for param, states in optimizer.state.items()
+        if isinstance(states, dict)
+        for key, value in states.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
+def _first_makers(tape: Tape) -> dict[int, int]:
+    """For each storage: index of the record that first returned a tensor of it."""
+    makers: dict[int, int] = {}
+    for k, record in enumerate(tape.records):
+        for uid in record.outs:
+            if uid >= 0:
+                makers.setdefault(storage_key(tape.tensors[uid]), k)
+    return makers
+
+
+def _initial_value(tape, makers, state, params, grad_keys, optimizer, storage, name) -> tuple[str, object]:
+    """What a state held when it was made."""
+    for param_name, param in params.items():
+        if storage_key(param) == storage_key(state):
+            raise TraceError(f"optimizer {name}: state {storage} shares memory with parameter {param_name}; clone it")
+    k = makers.get(storage_key(state))
+    record = tape.records[k] if k is not None else None
+    op = record.op._schema.name.removeprefix("aten::") if record is not None else ""
+    if op in ("zeros", "zeros_like", "new_zeros"):
+        return "fill", 0.0
+    if op in ("ones", "ones_like", "new_ones"):
+        return "fill", 1.0
+    if op in ("full", "full_like"):
+        return "fill", float(record.args[1])
+    if op == "new_full":
+        return "fill", float(record.args[2])
+    if op in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided") and k + 1 < len(tape.records):
+        filled = tape.records[k + 1]
+        if str(filled.op) == "aten.zero_.default":
+            return "fill", 0.0
+        if str(filled.op) == "aten.fill_.Scalar":
+            return "fill", float(filled.args[1])
+        record, op = filled, filled.op._schema.name.removeprefix("aten::")
+    if op in ("clone", "detach", "_to_copy", "copy_"):
+        source = record.args[1 if op == "copy_" else 0]
+        key = storage_key(tape.tensors[source.uid]) if isinstance(source, Slot) else None
+        for param_name, param in params.items():
+            if storage_key(param) == key:
+                return "param", param_name
+        if key in grad_keys and isinstance(optimizer, torch.optim.SGD):
+            group = next(g for g in optimizer.param_groups if any(p is params[grad_keys[key]] for p in g["params"]))
+            if group["dampening"] == 0:
+                return "fill", 0.0  # 0 * momentum + grad is what the first step makes
+            raise TraceError(
+                f"optimizer SGD: dampening={group['dampening']} makes its first step different from all others (momentum starts as "
+                "the undamped gradient). Use dampening=0."
+            )
+    uid = tape.uid(state) if tape.knows(state) else -1
+    if record is not None and op == "lift_fresh" and uid >= 0:
+        value = tape.constants[record.args[0].uid]
+        if value.numel() == 1 or bool((value == value.flatten()[0]).all()):
+            return "fill", float(value.flatten()[0])
+    if uid >= 0 and k is not None:
+        before, tape.records = tape.records, tape.records[: k + 1]
+        made = replay(tape, [record.outs[0]], random=False)
+        tape.records = before
+        if made is not None and bool((made[record.outs[0]] == made[record.outs[0]].flatten()[0]).all()):
+            return "fill", float(made[record.outs[0]].flatten()[0])
+    raise TraceError(
+        f"optimizer {name}: state {storage} starts as something else than a constant or a copy of its parameter"
+        f"{f' ({record.op}, {record.source})' if record is not None else ''}; each rank must be able to make its shard alone. "
+        "Start it with torch.zeros_like(p) or p.clone()."
+    )
+
+
+def check_steady(first_ops: list[str], steady_ops: list[str], optimizer: torch.optim.Optimizer, name: str) -> None:
+    """Refuse an optimizer whose first step computes something else than the later ones.
+
+    Raises:
+        TraceError: the ops differ, apart from those that make the states.
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        return  # `_initial_value` has made sure
+
+    def core(ops: list[str]) -> list[str]:
+        return [o for o in ops if o.split(".")[1] not in _MAKERS]
+
+    first, steady = core(first_ops), core(steady_ops)
+    if first != steady:
+        at = next((k for k, (a, b) in enumerate(zip(first, steady)) if a != b), min(len(first), len(steady)))
+        found = first[at] if at < len(first) else "nothing"
+        expected = steady[at] if at < len(steady) else "nothing"
+        raise TraceError(
+            f"optimizer {name}: its first step is not like the later ones (op {at}: {found} at first, {expected} later), so one compiled "
+            "step cannot stand for all. Make the states before the first update, with torch.zeros_like(p)."
+        )

@@ -1,0 +1,61 @@
+"""Precisions: which dtype parameters and activations have while a step is traced, and float64 for verification.
+
+`float64_everywhere()` rewrites what a model hard-codes (rotary embeddings and RMSNorm cast to float32): both the traced step and the
+eager reference run under it, so that they can be compared to 1e-10.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_NARROW = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+class _Float64(TorchDispatchMode):
+    """Every op that asks for a narrower float gets float64."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: D105
+        if func is torch.ops.prim.device.default:
+            return args[0].device
+        args = tuple([_widen(a) for a in args])
+        kwargs = {k: _widen(v) for k, v in kwargs.items()} if kwargs else {}
+        out = func(*args, **kwargs)
+        if func is torch.ops.aten.lift_fresh.default and out.dtype in _NARROW:
+            return out.to(torch.float64)
+        return out
+
+
+def _widen(value: object) -> object:
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value in _NARROW else value
+    return value
+
+
+@contextlib.contextmanager
+def float64_everywhere() -> Iterator[None]:
+    """Inside, casts to and creations of narrower floats give float64, and float64 is the default dtype."""
+    with default_dtype(torch.float64), _Float64():
+        yield
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """Make `dtype` torch's default inside (None: leave it)."""
+    before = torch.get_default_dtype()
+    if dtype is not None:
+        torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def state_dtype(dtype: torch.dtype, precision: str) -> torch.dtype:
+    """The dtype that a parameter of this dtype has under a precision (`fp32`, `bf16`, `fp64`)."""
+    if not dtype.is_floating_point:
+        return dtype
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]

@@ -1,0 +1,103 @@
+"""The only file of this floor that imports private parts of torch. Beside each: the versions it was seen in."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch._subclasses.fake_tensor import (  # 2.11 - 2.13
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.nn.utils.stateless import _reparametrize_module  # 2.11 - 2.13
+from torch.utils._python_dispatch import _disable_current_modes  # 2.11 - 2.13
+
+__all__ = ["FakeTensor", "FakeTensorMode", "NOT_STATIC", "UNSUPPORTED", "reparametrize", "without_modes"]
+
+NOT_STATIC = (DataDependentOutputException, DynamicOutputShapeException)
+UNSUPPORTED = UnsupportedOperatorException
+reparametrize = _reparametrize_module
+without_modes = _disable_current_modes
+
+
+def make_fake_mode() -> FakeTensorMode:
+    """Fake tensors with concrete sizes; real tensors that meet them are taken for constants."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """One number per storage, valid while the tensor lives. 2.11 - 2.13: `_cdata`."""
+    return tensor.untyped_storage()._cdata
+
+
+def forget_constant(tensor: torch.Tensor) -> None:
+    """Fake tensors remember small constant values; a state must not. 2.11 - 2.13: `constant`."""
+    if isinstance(tensor, FakeTensor):
+        tensor.constant = None
+
+
+def autograd_position() -> tuple[int, bool]:
+    """(sequence number, True while autograd runs a node of the backward pass).
+
+    In forward: the number of the autograd node made last, which is the one of the op that is being recorded.
+    2.11 - 2.13: `torch._C._current_autograd_node`, `torch.autograd._get_sequence_nr`.
+    """
+    node = torch._C._current_autograd_node()
+    if node is None:
+        return torch.autograd._get_sequence_nr() - 1, False
+    return node._sequence_nr(), True
+
+
+@contextlib.contextmanager
+def compiling(active: bool) -> Iterator[None]:
+    """`torch.compiler.is_compiling()` is true inside: optimizers then keep `step` a tensor. 2.11 - 2.13."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = active or before
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def inline_checkpoints() -> Iterator[None]:
+    """The user's activation checkpoints do nothing inside: recompute is the solver's business. 2.11 - 2.13."""
+    import torch.utils.checkpoint as module
+
+    class Plain:
+        @staticmethod
+        def apply(function, _preserve, *args):
+            return function(*args)
+
+    def plain_generator(fn, _preserve=True, *_args, **_kwargs):
+        yield
+
+    saved = module.CheckpointFunction, module._checkpoint_without_reentrant_generator
+    module.CheckpointFunction, module._checkpoint_without_reentrant_generator = Plain, plain_generator
+    try:
+        yield
+    finally:
+        module.CheckpointFunction, module._checkpoint_without_reentrant_generator = saved
+
+
+@contextlib.contextmanager
+def transformers_as_eager(active: bool) -> Iterator[None]:
+    """Hugging Face code takes its eager paths inside: it asks `is_fake_tensor` and then keeps masks that say nothing.
+
+    The tape answers questions about constants by replaying them, so the eager path is safe. transformers 5.23: `is_fake_tensor`.
+    """
+    module = sys.modules.get("transformers.utils.import_utils") if active else None
+    before = getattr(module, "is_fake_tensor", None)
+    if before is None:
+        yield
+        return
+    module.is_fake_tensor = lambda _tensor: False
+    try:
+        yield
+    finally:
+        module.is_fake_tensor = before

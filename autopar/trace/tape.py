@@ -1,0 +1,256 @@
+"""The tape: every op that torch runs while it is on, in order, below autograd.
+
+In: whatever runs inside `with tape:`, on fake tensors. Out: `records`, each an ATen op whose tensors are `Slot(uid)`; `tensors[uid]` is
+the fake tensor itself, kept alive so that identity is identity. Invariant: replaying the records on real tensors computes what the
+program would have computed (`replay`). Used twice: for the step, and for the making of the model (`build.py`).
+
+Values that depend on shapes alone may decide control flow: their history is replayed for real. Values that depend on data may not:
+`TraceError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import TraceError
+from ..graph.node import Phase
+from .place import Places, blame_stack, running_frames
+from .private import NOT_STATIC, UNSUPPORTED, FakeTensor, autograd_position, storage_key, without_modes
+
+_MAX_REPLAY_ELEMENTS = 2**26  # a replayed value larger than this (256 MiB of float32) is not a constant that decides anything
+_SKIP = frozenset({"profiler", "prim", "_c10d_functional"})
+_READS_VALUE = frozenset({"aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default", "aten.is_nonzero.default"})
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for the tensor `tape.tensors[uid]` in a record's arguments."""
+
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One op that ran.
+
+    Args:
+        op: the torch op overload.
+        args, kwargs: as it was called, tensors replaced by `Slot`.
+        outs: uids of the tensors that it returned, -1 where it returned None.
+        phase, path, source: see `Node`.
+        seq: autograd's sequence number, which pairs a backward op with its forward op.
+        in_autograd: True where autograd ran it.
+    """
+
+    op: torch._ops.OpOverload
+    args: tuple
+    kwargs: dict
+    outs: tuple[int, ...]
+    phase: Phase
+    path: str
+    source: str
+    seq: int
+    in_autograd: bool
+
+
+def map_slots(value: object, change: Callable[[Slot], object]) -> object:
+    """`value` with each `Slot` in it replaced, lists and tuples opened."""
+    if isinstance(value, Slot):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return [map_slots(v, change) for v in value]
+    return value
+
+
+def find_slots(record: Record) -> list[int]:
+    """Uids of the tensors that a record reads, in order."""
+    found: list[int] = []
+
+    def visit(value: object) -> None:
+        if isinstance(value, Slot):
+            found.append(value.uid)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+
+    for value in (*record.args, *record.kwargs.values()):
+        visit(value)
+    return found
+
+
+def first_tensors(value: object) -> list[torch.Tensor | None]:
+    """The tensors (and Nones) that an op returned, in order."""
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in first_tensors(item)]
+    return [value if isinstance(value, torch.Tensor) else None]
+
+
+class Tape(TorchDispatchMode):
+    """Records ops. `phase` is set by whoever drives the step."""
+
+    def __init__(self, places: Places | None = None, what: str = "the step") -> None:
+        super().__init__()
+        self.records: list[Record] = []
+        self.tensors: list[torch.Tensor] = []
+        self.constants: dict[int, torch.Tensor] = {}
+        self.inputs: set[int] = set()
+        self.phase = Phase.FORWARD
+        self._uids: dict[int, int] = {}
+        self._places = places or Places()
+        self._what = what
+
+    def uid(self, tensor: torch.Tensor) -> int:
+        """The tensor's number; a new one for a tensor that the tape has not seen."""
+        found = self._uids.get(id(tensor))
+        if found is None:
+            found = self._uids[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return found
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """True where the tensor has passed over the tape."""
+        return id(tensor) in self._uids
+
+    def add_input(self, tensor: torch.Tensor) -> int:
+        """Declare a tensor whose value comes from outside and may differ from step to step."""
+        uid = self.uid(tensor)
+        self.inputs.add(uid)
+        return uid
+
+    def _slot(self, value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            known = id(value) in self._uids
+            uid = self.uid(value)
+            if not known and not isinstance(value, FakeTensor):
+                if value.device.type == "meta":
+                    raise TraceError(
+                        f"{blame_stack(running_frames()) or self._what}: a tensor of shape {list(value.shape)} on the meta device that "
+                        "is neither a parameter nor a buffer of the model takes part. Its value is not known. Register it with "
+                        "register_buffer, or build the model through `file.py:factory`, which keeps such values."
+                    )
+                self.constants[uid] = value.detach().clone()
+            return Slot(uid)
+        if isinstance(value, (list, tuple)):
+            return [self._slot(v) for v in value]
+        return value
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: D105
+        if func is torch.ops.prim.device.default:
+            return args[0].device
+        kwargs = kwargs or {}
+        if func.namespace in _SKIP:
+            return func(*args, **kwargs)
+        slots = tuple([self._slot(a) for a in args])
+        kwslots = {k: self._slot(v) for k, v in kwargs.items()} if kwargs else kwargs
+        if str(func) in _READS_VALUE:
+            return self._decide(func, slots, kwslots)
+        seq, in_autograd = autograd_position()
+        try:
+            out = func(*args, **kwargs)
+        except NOT_STATIC:
+            out = self._decide(func, slots, kwslots)
+            for tensor in first_tensors(out):
+                if tensor is not None:
+                    self.constants[self.uid(tensor)] = tensor
+            return out
+        except UNSUPPORTED as error:
+            raise TraceError(
+                f"{blame_stack(running_frames()) or self._what}: {func} has no fake (shape-only) form, so the step cannot be traced "
+                f"({str(error).splitlines()[0]}). Register one with torch.library.register_fake, or use ATen ops."
+            ) from None
+        outs = tuple([-1 if t is None else self.uid(t) for t in first_tensors(out)])
+        self.records.append(Record(func, slots, kwslots, outs, self.phase, self._places.path, self._places.source(), seq, in_autograd))
+        return out
+
+    def _decide(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> object:
+        """What an op that needs real values returns: replayed where they depend on shapes alone."""
+        wanted = find_slots(Record(func, args, kwargs, (), self.phase, "", "", 0, False))
+        values = replay(self, wanted, random=False)
+        if values is None:
+            shapes = ", ".join(f"{str(self.tensors[u].dtype).removeprefix('torch.')}{list(self.tensors[u].shape)}" for u in wanted)
+            cure = (
+                "Keep it a tensor: torch.where instead of `if`, a mask instead of indexing by a condition, no .item() or .tolist()."
+                if self.phase is not Phase.UPDATE
+                else "Write the update with tensor operations only (no .item(), float(tensor) or `if tensor`), or choose another optimizer."
+            )
+            raise TraceError(
+                f"{blame_stack(running_frames()) or self._what}: the program asks for the value of a tensor ({shapes}, by {func}) that "
+                f"depends on data, while a step is compiled once for all data. {cure}"
+            )
+        return func(*map_slots(list(args), lambda s: values[s.uid]), **{k: map_slots(v, lambda s: values[s.uid]) for k, v in kwargs.items()})
+
+
+def history(tape: Tape, uids: Iterable[int]) -> list[Record]:
+    """The records that made these tensors what they are now, in order (writes through views included)."""
+    needed = {storage_key(tape.tensors[u]) for u in uids}
+    found: list[Record] = []
+    for record in reversed(tape.records):
+        touched = {storage_key(tape.tensors[u]) for u in record.outs if u >= 0}
+        touched |= {storage_key(tape.tensors[u]) for u in written_uids(record)}
+        if touched & needed:
+            needed |= {storage_key(tape.tensors[u]) for u in find_slots(record)}
+            found.append(record)
+    return found[::-1]
+
+
+def written_uids(record: Record) -> list[int]:
+    """Uids of the tensors that a record writes in place."""
+    found = []
+    for k, argument in enumerate(record.op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = record.args[k] if k < len(record.args) else record.kwargs.get(argument.name)
+            if isinstance(value, Slot):
+                found.append(value.uid)
+            elif isinstance(value, list):
+                found += [v.uid for v in value if isinstance(v, Slot)]
+    return found
+
+
+def replay(tape: Tape, uids: list[int], random: bool = True) -> dict[int, torch.Tensor] | None:
+    """Compute tensors for real by running their history on the CPU.
+
+    Args:
+        tape: what ran.
+        uids: the tensors wanted.
+        random: False: random values do not count as known.
+
+    Returns:
+        Value by uid; None where a value depends on an input, is random (if not allowed), or is too large.
+    """
+    records = history(tape, uids)
+    keys_of_inputs = {storage_key(tape.tensors[u]) for u in tape.inputs}
+    known: dict[int, torch.Tensor] = {}
+    for record in records:
+        for uid in (*find_slots(record), *record.outs):
+            if uid < 0:
+                continue
+            if storage_key(tape.tensors[uid]) in keys_of_inputs or tape.tensors[uid].numel() > _MAX_REPLAY_ELEMENTS:
+                return None
+        if not random and torch.Tag.nondeterministic_seeded in record.op.tags:
+            return None
+    for uid in uids:
+        if storage_key(tape.tensors[uid]) in keys_of_inputs:
+            return None
+
+    def real(slot: Slot) -> torch.Tensor:
+        if slot.uid not in known:
+            known[slot.uid] = tape.constants[slot.uid].clone()
+        return known[slot.uid]
+
+    cpu = torch.device("cpu")
+    with without_modes(), torch.no_grad():
+        try:
+            for record in records:
+                kwargs = {k: cpu if isinstance(v, torch.device) else map_slots(v, real) for k, v in record.kwargs.items()}
+                args = [cpu if isinstance(a, torch.device) else map_slots(a, real) for a in record.args]
+                out = record.op(*args, **kwargs)
+                for uid, tensor in zip(record.outs, first_tensors(out)):
+                    if uid >= 0 and tensor is not None:
+                        known[uid] = tensor
+            return {uid: real(Slot(uid)) for uid in uids}
+        except KeyError:
+            return None

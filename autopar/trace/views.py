@@ -1,0 +1,189 @@
+"""Views and writes: turns in-place programs into pure ones.
+
+Every tensor on the tape is a `Handle`: a cell (its storage) and a chain of views from the cell's value. A write through a view makes a
+new value of the cell (scatter), and every other view of that cell is made again when it is next read. In: what the op did to which
+handle. Out: `Val`s. Invariant: reading a handle gives what the tensor would hold now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..errors import TraceError
+from .draft import Draft, Shape, Val
+
+
+@dataclass(slots=True, eq=False)
+class Cell:
+    """One storage: its value now, and how often it was written."""
+
+    value: Val
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One step from a value to a view of it. kind: view, permute, expand, slice, select, or other (then `op` with `params` by name)."""
+
+    kind: str
+    params: tuple
+    op: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """A tensor: views on a cell, with the value as it was last read."""
+
+    cell: Cell
+    chain: tuple[View, ...] = ()
+    cached: Val | None = None
+    cached_version: int = -1
+
+
+@dataclass(slots=True)
+class Handles:
+    """All tensors of a tape, by uid."""
+
+    draft: Draft
+    table: dict[int, Handle] = field(default_factory=dict)
+
+    def make(self, uid: int, value: Val) -> None:
+        """A new storage."""
+        self.table[uid] = Handle(Cell(value), (), value, 0)
+
+    def make_view(self, uid: int, base: int, steps: tuple[View, ...]) -> None:
+        """A tensor that shares its base's storage."""
+        parent = self.table[base]
+        handle = Handle(parent.cell, parent.chain + steps)
+        value = self.read(base)
+        for step in steps:
+            value = apply_view(self.draft, value, step)
+        handle.cached, handle.cached_version = value, parent.cell.version
+        self.table[uid] = handle
+
+    def read(self, uid: int) -> Val:
+        """What the tensor holds now."""
+        handle = self.table[uid]
+        if handle.cached is None or handle.cached_version != handle.cell.version:
+            value = handle.cell.value
+            for step in handle.chain:
+                value = apply_view(self.draft, value, step)
+            handle.cached, handle.cached_version = value, handle.cell.version
+        return handle.cached
+
+    def write(self, uid: int, value: Val) -> None:
+        """The tensor holds `value` from now on; so do all that share its storage."""
+        handle = self.table[uid]
+        bases = [handle.cell.value]
+        for step in handle.chain[:-1]:
+            bases.append(apply_view(self.draft, bases[-1], step))
+        new = value
+        for step, base in zip(reversed(handle.chain), reversed(bases)):
+            new = invert_view(self.draft, base, step, new)
+        handle.cell.value = new
+        handle.cell.version += 1
+        handle.cached, handle.cached_version = value, handle.cell.version
+
+
+def apply_view(b: Draft, x: Val, step: View) -> Val:
+    """The view's value."""
+    if step.kind == "view":
+        return b.view(x, step.params)
+    if step.kind == "permute":
+        return b.permute(x, step.params)
+    if step.kind == "expand":
+        return b.expand(x, step.params)
+    if step.kind == "slice":
+        dim, start, end, stride = step.params
+        shape = list(x.shape)
+        shape[dim] = (end - start + stride - 1) // stride
+        if tuple(shape) == x.shape:
+            return x
+        args = {"self": x, "dim": dim, "start": start, "end": end} | ({"step": stride} if stride != 1 else {})
+        return b.emit_one("aten.slice.Tensor", args, tuple(shape), x.dtype)
+    if step.kind == "select":
+        dim, index = step.params
+        shape = x.shape[:dim] + x.shape[dim + 1 :]
+        return b.emit_one("aten.select.int", {"self": x, "dim": dim, "index": index}, shape, x.dtype)
+    return b.call(step.op, x, **dict(step.params))
+
+
+def invert_view(b: Draft, base: Val, step: View, new: Val) -> Val:
+    """The base after `new` was written through the view."""
+    if step.kind == "view":
+        return b.view(new, base.shape)
+    if step.kind == "permute":
+        return b.permute(new, [step.params.index(k) for k in range(len(step.params))])
+    if step.kind == "slice":
+        dim, start, end, stride = step.params
+        if new.shape == base.shape:
+            return new
+        return b.call("aten.slice_scatter.default", base, new, dim, start, end, stride)
+    if step.kind == "select":
+        return b.call("aten.select_scatter.default", base, new, *step.params)
+    what = step.op or step.kind
+    raise TraceError(
+        f"{b.source or b.path or 'the step'}: writes in place through {what}, whose elements overlap or cannot be put back. Write to a "
+        "clone, or use torch.where or index_put instead."
+    )
+
+
+def _dim(x: Shape, dim: int) -> int:
+    return dim % max(len(x), 1)
+
+
+def view_steps(op: str, shape: Shape, a: dict[str, object], out_shapes: list[Shape]) -> list[tuple[View, ...]] | None:
+    """For each output of a view op the steps from its input.
+
+    Args:
+        op: packet name (`transpose`).
+        shape: of the input.
+        a: the other arguments by schema name, defaults filled in.
+        out_shapes: as torch made them.
+
+    Returns:
+        None where the op is not a view that we know by heart.
+    """
+    out = out_shapes[0] if out_shapes else ()
+    if op in ("detach", "alias", "lift_fresh", "lift", "view_as_self", "_conj_identity"):
+        return [()]
+    if op in ("view", "_unsafe_view", "_reshape_alias", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"):
+        return [(View("view", out),)] if a.get("dtype") is None else None
+    if op in ("t", "numpy_T"):
+        return [(View("permute", tuple(reversed(range(len(shape))))),)]
+    if op == "transpose":
+        order = list(range(len(shape)))
+        i, j = (_dim(shape, d) for d in (a["dim0"], a["dim1"]))
+        if order:
+            order[i], order[j] = order[j], order[i]
+        return [(View("permute", tuple(order)),)]
+    if op == "permute":
+        return [(View("permute", tuple(_dim(shape, d) for d in a["dims"])),)]
+    if op == "expand":
+        return [(View("expand", out),)]
+    if op == "slice":
+        dim, step = _dim(shape, a["dim"]), a["step"]
+        start, end = a["start"] or 0, shape[dim] if a["end"] is None else a["end"]
+        start = max(0, min(start + shape[dim] if start < 0 else start, shape[dim]))
+        end = max(start, min(end + shape[dim] if end < 0 else end, shape[dim]))
+        return [(View("slice", (dim, start, end, step)),)]
+    if op == "select":
+        dim = _dim(shape, a["dim"])
+        return [(View("select", (dim, a["index"] % shape[dim])),)]
+    if op == "unbind":
+        dim = _dim(shape, a["dim"])
+        return [(View("select", (dim, k)),) for k in range(shape[dim])]
+    if op in ("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "chunk"):
+        dim, at, found = _dim(shape, a["dim"]), 0, []
+        for piece in out_shapes:
+            found.append((View("slice", (dim, at, at + piece[dim], 1)),))
+            at += piece[dim]
+        return found
+    return None
+
+
+def tensor_spec(tensor: torch.Tensor) -> tuple[Shape, torch.dtype]:
+    """Shape and dtype."""
+    return tuple(tensor.shape), tensor.dtype

@@ -1,0 +1,136 @@
+"""Folding for people: equal rows of a table become one row with a count, equal blocks one block.
+
+In: names with numbered parts (`h.0.attn.weight`), or a plan's repeats. Out: who stands for whom. Invariant: every member stands in
+exactly one fold, and members of one fold are equal in everything that is shown, so a shown number times its count is the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from ..graph.plan import Plan, RepeatPlan
+
+
+@dataclass(frozen=True, slots=True)
+class NameFold:
+    """One row for several: `h.[0..11].attn.weight` and the indices of its members, in order."""
+
+    name: str
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFold:
+    """Equal blocks that were decided equally.
+
+    Args:
+        family: the module that holds them (`transformer.h`), `label`: `h[0..11]`.
+        numbers: the number of each block.
+        blocks: for each block the indices of its nodes in the plan, aligned; the first stands for all.
+    """
+
+    family: str
+    label: str
+    numbers: tuple[str, ...]
+    blocks: tuple[tuple[int, ...], ...]
+
+
+def print_numbers(numbers: Sequence[str]) -> str:
+    """`0..11`, `0..4,6`; one number stands for itself."""
+    runs: list[list[int]] = []
+    for number in sorted({int(n) for n in numbers}):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}..{b}" for a, b in runs)
+
+
+def fold_names(names: Sequence[str], keys: Sequence[Hashable]) -> tuple[NameFold, ...]:
+    """Names that differ only in numbered parts, and whose keys are equal, become one.
+
+    Args:
+        names: dotted names.
+        keys: all that a row shows beside its name.
+    """
+    groups: dict[tuple[tuple[str, ...], Hashable], list[int]] = {}
+    for i, (name, key) in enumerate(zip(names, keys)):
+        pattern = tuple("#" if part.isdigit() else part for part in name.split("."))
+        groups.setdefault((pattern, key), []).append(i)
+    folds = [fold for (pattern, _), members in groups.items() for fold in _fold_group(names, pattern, members)]
+    return tuple(sorted(folds, key=lambda fold: fold.members[0]))
+
+
+def _fold_group(names: Sequence[str], pattern: tuple[str, ...], members: list[int]) -> list[NameFold]:
+    """One fold where the numbers are a full grid; else one per value of the outermost number that varies."""
+    if len(members) == 1:
+        return [NameFold(names[members[0]], (members[0],))]
+    parts = {i: names[i].split(".") for i in members}
+    places = [k for k, part in enumerate(pattern) if part == "#"]
+    seen = [sorted({parts[i][k] for i in members}, key=int) for k in places]
+    if len(members) == len(list(product(*seen))):
+        text = {k: f"[{print_numbers(values)}]" if len(values) > 1 else values[0] for k, values in zip(places, seen)}
+        return [NameFold(".".join(text.get(k, part) for k, part in enumerate(pattern)), tuple(members))]
+    outer = next(k for k, values in zip(places, seen) if len(values) > 1)
+    split: dict[str, list[int]] = {}
+    for i in members:
+        split.setdefault(parts[i][outer], []).append(i)
+    return [fold for part in split.values() for fold in _fold_group(names, pattern, part)]
+
+
+def fold_blocks(plan: Plan) -> tuple[BlockFold, ...]:
+    """The plan's repeats, each cut into blocks that were decided equally; blocks that stand alone are left out."""
+    index = {node.name: i for i, node in enumerate(plan.nodes)}
+    comms: dict[str, list[Hashable]] = {}
+    for c in plan.comms:
+        reader = plan.nodes[index[c.reader]] if c.reader in index else None
+        slot = reader.inputs.index(c.value) if reader and c.value in reader.inputs else -1
+        comms.setdefault(c.reader, []).append((c.kind, c.axis, c.bytes, c.seconds, c.source_sharding, c.target_sharding, slot))
+    folds = []
+    for repeat in plan.repeats:
+        groups: dict[Hashable, list[tuple[int, ...]]] = {}
+        for block in repeat.blocks:
+            members = tuple(index[name] for name in block)
+            key = tuple(_decision(plan, i, comms) for i in members)
+            groups.setdefault(key, []).append(members)
+        folds += [_build_fold(plan, repeat, blocks) for blocks in groups.values() if len(blocks) > 1]
+    return tuple(folds)
+
+
+def _decision(plan: Plan, i: int, comms: dict[str, list[Hashable]]) -> Hashable:
+    node = plan.nodes[i]
+    return (node.op, node.choices, node.seconds, node.flops, tuple(comms.get(node.name, ())))
+
+
+def _build_fold(plan: Plan, repeat: RepeatPlan, blocks: list[tuple[int, ...]]) -> BlockFold:
+    depth = len(repeat.family.split(".")) if repeat.family else 0
+    numbers = [_block_number(plan, block, repeat.family, depth) for block in blocks]
+    if all(number.isdigit() for number in numbers):
+        order = sorted(range(len(blocks)), key=lambda k: int(numbers[k]))
+        blocks, numbers = [blocks[k] for k in order], [numbers[k] for k in order]
+        inside = print_numbers(numbers)
+    else:
+        numbers, inside = [str(k) for k in range(len(blocks))], f"{len(blocks)} blocks"
+    return BlockFold(repeat.family, f"{repeat.family.rpartition('.')[2]}[{inside}]", tuple(numbers), tuple(blocks))
+
+
+def _block_number(plan: Plan, block: tuple[int, ...], family: str, depth: int) -> str:
+    """The number of the block's module: the path part below the family."""
+    for i in block:
+        parts = plan.nodes[i].path.split(".")
+        if ".".join(parts[:depth]) == family and len(parts) > depth:
+            return parts[depth]
+    return ""
+
+
+def place_in_tree(path: str, fold: BlockFold | None) -> tuple[str, ...]:
+    """Where a node stands in the module tree; the number of a folded block becomes part of its family's name."""
+    parts = tuple(path.split(".")) if path else ()
+    if fold is None:
+        return parts
+    depth = len(fold.family.split(".")) if fold.family else 0
+    if ".".join(parts[:depth]) != fold.family or len(parts) <= depth:
+        return parts
+    return (*parts[: max(0, depth - 1)], fold.label, *parts[depth + 1 :])

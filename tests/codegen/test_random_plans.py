@@ -1,0 +1,58 @@
+"""Any legal plan gives the numbers of the plain step: random plans, run as emitted, on all ranks in one process."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.graph.repeats import fold_graph  # noqa: E402
+
+from .chain import chain_graph  # noqa: E402
+from .random_plans import Assigner, run_source, source_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def reference(states, x, num_blocks):
+    weights = [states[f"h.{i}.w"].clone().requires_grad_() for i in range(num_blocks)]
+    y = x
+    for w in weights:
+        y = torch.relu(y @ w)
+    y.sum().backward()
+    return y.sum().detach(), [w.grad for w in weights], {f"h.{i}.w": (w - 0.1 * w.grad).detach() for i, w in enumerate(weights)}
+
+
+@pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2), (3,), (2, 3), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("folded", [True, False], ids=["folded", "free"])
+def test_random_plans_of_a_chain(sizes, folded):
+    graph = chain_graph(4, batch=24, width=24)
+    assigner = Assigner(graph, sizes)
+    rng = random.Random(hash((sizes, folded)) & 0xFFFF)
+    generator = torch.Generator().manual_seed(0)
+    states = {f"h.{i}.w": torch.randn(24, 24, generator=generator, dtype=torch.float64) for i in range(4)}
+    batch = {"input:0": torch.randn(24, 24, generator=generator, dtype=torch.float64)}
+    loss, grads, updated = reference(states, batch["input:0"], 4)
+    fold = fold_graph(graph) if folded else None
+    for _ in range(8):
+        assignment = assigner.draw(rng, fold)
+        program = assigner.program(assignment)
+        text = source_of(graph, program)
+        results, after = run_source(text, program, graph, {k: v.clone() for k, v in states.items()}, batch)
+        for found_loss, found_grads in results:
+            torch.testing.assert_close(found_loss, loss, rtol=1e-10, atol=1e-10)
+            for found, wanted in zip(found_grads, grads):
+                torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+        for name, wanted in updated.items():
+            torch.testing.assert_close(after[name], wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_length_does_not_depend_on_depth():
+    lengths = {}
+    for depth in (12, 48):
+        graph = chain_graph(depth, batch=8, width=8)
+        assigner = Assigner(graph, (2,))
+        fold = fold_graph(graph)
+        text = source_of(graph, assigner.program(assigner.draw(random.Random(3), fold), keep_grads=False))
+        lengths[depth] = text.count("\n")
+    assert lengths[48] <= 1.1 * lengths[12]

@@ -1,0 +1,94 @@
+"""What the processes of `test_processes.py` run: `python worker.py TASK ARGS...`, with torchrun's environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from autopar.errors import AutoparError
+from autopar.graph.mesh import Mesh, MeshAxis
+from autopar.runtime import Executable, ProcessComm, read_torchrun_env, run_ranks, run_training, start_process_group, stop_process_group
+
+sys.path.insert(0, str(Path(__file__).parent))
+from programs import zero3
+
+warnings.simplefilter("error")
+
+
+def batches():
+    generator = torch.Generator().manual_seed(3)
+    one = torch.randn(24, 4, generator=generator), torch.randn(24, 8, generator=generator)
+    while True:
+        yield one
+
+
+def exchange_everything(comm):
+    """Every collective along every axis, on integers so that sums are exact."""
+    results = []
+    for axis in comm.mesh.axes:
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.bool, torch.complex64):
+            x = ((torch.arange(16 * 8 * 3).view(16, 8, 3) + 7 * comm.rank) % 5 - 2).to(dtype)
+            for dim, stride in ((0, 1), (0, 16 // axis.size), (1, 2), (1, 1)):
+                piece = comm.slice(x, axis.name, dim, stride)
+                results += [
+                    piece,
+                    comm.keep(x, axis.name),
+                    comm.all_gather(piece, axis.name, dim, stride),
+                    comm.all_to_all(piece, axis.name, dim, stride, 1 - dim, 2),
+                    comm.all_reduce(x, axis.name),
+                    comm.reduce_scatter(x, axis.name, dim, stride),
+                ]
+                if not dtype.is_complex:
+                    results += [comm.all_reduce(x, axis.name, "max"), comm.reduce_scatter(x, axis.name, dim, stride, "max")]
+            results.append(comm.all_reduce(x.sum().to(dtype), axis.name))
+    return [*results, comm.collect(comm.rank), comm.share(comm.rank)]
+
+
+def task_comm(*_):
+    """ProcessComm says what ThreadComm says, on every mesh of this many ranks."""
+    env = read_torchrun_env()
+    shapes = {2: [(2,), (1, 2)], 4: [(4,), (2, 2)]}[env.world_size]
+    for sizes in shapes:
+        mesh = Mesh(tuple(MeshAxis(name, size) for name, size in zip("ab", sizes)))
+        comm = start_process_group(mesh, env, 60.0)
+        assert isinstance(comm, ProcessComm)
+        want = run_ranks(mesh, exchange_everything)[comm.rank]
+        for a, b in zip(exchange_everything(comm), want, strict=True):
+            assert torch.equal(a, b) and a.is_contiguous() if isinstance(a, torch.Tensor) else a == b
+        comm.barrier()
+    stop_process_group()
+
+
+def task_train(folder, steps, checkpoint):
+    spec = importlib.util.spec_from_file_location("program", Path(folder) / "program.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    run_training(program, batches(), int(steps), checkpoint_dir=checkpoint, timeout_s=30.0)
+
+
+def task_endless(checkpoint, timeout_s):
+    """Train and save without end: the test kills a rank."""
+    try:
+        env = read_torchrun_env()
+        files = zero3(env.world_size)
+        comm = start_process_group(Mesh((MeshAxis("a", env.world_size),)), env, float(timeout_s))
+        run = Executable(None, files, comm)
+        for number, batch in enumerate(batches()):
+            run(*batch)
+            if checkpoint != "-":
+                run.save(checkpoint)
+            if comm.rank == 0 and number == 3:
+                print("running", flush=True)
+            time.sleep(0.005)
+    except AutoparError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    globals()[f"task_{sys.argv[1]}"](*sys.argv[2:])
