@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import ProgramError
 from ..graph.graph import Graph, use_table
 from ..graph.node import Node, Phase
 from ..graph.program import Program
@@ -110,10 +111,19 @@ def _name_grads(program: Program, grads: tuple[tuple[str, str], ...], crossings:
     read = dict.fromkeys(name for n in graph.nodes if n.phase is Phase.UPDATE for name in n.inputs if name in made_early)
     whole_of = {local: whole for local, whole, _ in program.shardings}
     param_of = {g: p.rpartition("@")[0] for p, g in grads}
+    place_in_loop = {
+        out: f"{t.loop.family}.{b.index}.".lstrip(".") + f"({p}, {k})"
+        for t in crossings.loops
+        for b in t.loop.blocks
+        for p, i in enumerate(b.nodes)
+        for k, out in enumerate(graph.nodes[i].outputs)
+    }
     keys: dict[str, str] = {}
-    for name in read:
-        key = param_of.get(whole_of[name], name)
-        keys[name] = key if key not in keys.values() else name
+    counts: dict[str, int] = {}
+    for name in read:  # a gradient that is read in two shardings has two entries
+        base = param_of.get(whole_of[name]) or place_in_loop.get(name, name)
+        counts[base] = counts.get(base, 0) + 1
+        keys[name] = base if counts[base] == 1 else f"{base}~{counts[base]}"
     return keys
 
 
@@ -191,7 +201,7 @@ def _grad_text(frame: _Frame, loop: Loop, value: str) -> str:
     key = frame.grad_keys[value]
     inner = relative_name(key, loop.family, loop.blocks[0].index)
     if inner is None:
-        return f'f"{key}:{{i}}"'
+        raise ProgramError(f"{frame.graph.name}: the update reads {value} as {key}, which has no name inside of block {loop.family}")
     return f'f"{inner.replace("#.", f"{loop.family}.{{i}}." if loop.family else "{i}.")}"'
 
 
@@ -364,7 +374,7 @@ def _print_part(frame: _Frame, title: str, part: Part) -> str:
         for name in dict.fromkeys(node.inputs):
             if name in frame.grad_keys and name not in writer.names:
                 key = frame.grad_keys[name]
-                text = "name" if key == part.param else repr(key)
+                text = "name" if key == part.param else f'f"{key.replace(part.param, "{name}")}"' if part.param in key else repr(key)
                 writer.line(f"{writer.bind(name, 'grad')} = grads.pop({text})")
         origin = frame.program.origins[i]
         writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, _dead_here(frame, node))

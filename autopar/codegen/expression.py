@@ -15,7 +15,7 @@ from ..graph.node import Arg, Const, Node, Ref
 _OPERATORS = {"aten.add.Tensor": "+", "aten.sub.Tensor": "-", "aten.mul.Tensor": "*", "aten.div.Tensor": "/"}
 _SCALAR_OPERATORS = {"aten.add.Scalar": "+", "aten.sub.Scalar": "-", "aten.mul.Scalar": "*", "aten.div.Scalar": "/", "aten.pow.Tensor_Scalar": "**"}
 _METHODS = {
-    "aten.view.default": ("size",),
+    "aten.reshape.default": ("size",),
     "aten.permute.default": ("dims",),
     "aten.expand.default": ("size",),
     "aten.unsqueeze.default": ("dim",),
@@ -54,30 +54,33 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
         names: the Python name of each of `node.inputs`.
     """
     args = dict(node.args)
-    space, _, rest = node.op.partition(".")
+    op = "aten.reshape.default" if node.op == "aten.view.default" else node.op  # a shard need not be contiguous
+    space, _, rest = op.partition(".")
     if space == "comm":
         options = [f"{key}={value!r}" for key, value in node.args if key not in ("x", "axis")]
         return f"comm.{rest}({', '.join([names[0], repr(args['axis']), *options])})"
     if space == "autopar":
         return f"ops.{rest}({_call_arguments(node, names)})"
-    if node.op in _OPERATORS and set(args) == {"self", "other"} and all(isinstance(args[k], (Ref, int, float)) for k in args):
-        return f"{print_arg(args['self'], names)} {_OPERATORS[node.op]} {_operand(args['other'], names)}"
-    if node.op in _SCALAR_OPERATORS and len(args) == 2:
+    if op in _OPERATORS and set(args) == {"self", "other"} and all(isinstance(args[k], (Ref, int, float)) for k in args):
+        return f"{print_arg(args['self'], names)} {_OPERATORS[op]} {_operand(args['other'], names)}"
+    if op in _SCALAR_OPERATORS and len(args) == 2:
         (_, left), (_, right) = node.args
         if isinstance(left, Ref) and isinstance(right, (int, float)) and not isinstance(right, bool):
-            return f"{names[left.index]} {_SCALAR_OPERATORS[node.op]} {_operand(right, names)}"
-    if node.op in _METHODS and isinstance(args.get("self"), Ref) and set(args) <= {"self", *_METHODS[node.op]}:
-        literals = [args[key] for key in _METHODS[node.op] if key in args]
-        if len(literals) == len(_METHODS[node.op]):
+            return f"{names[left.index]} {_SCALAR_OPERATORS[op]} {_operand(right, names)}"
+    if op in _METHODS and isinstance(args.get("self"), Ref) and set(args) <= {"self", *_METHODS[op]}:
+        literals = [args[key] for key in _METHODS[op] if key in args]
+        if len(literals) == len(_METHODS[op]):
             if len(literals) == 1 and isinstance(literals[0], tuple):
                 literals = list(literals[0])
-            if literals or rest != "view.default":
+            if literals:
                 return f"{names[args['self'].index]}.{rest.split('.')[0]}({', '.join(print_arg(a, names) for a in literals)})"
     if rest.split(".")[0] in _UNARY and rest.endswith(".default") and set(args) == {"self"}:
         return f"torch.{rest.split('.')[0]}({names[0]})"
-    if node.op == "aten._to_copy.default" and set(args) == {"self", "dtype"}:
+    if op == "aten._to_copy.default" and set(args) == {"self", "dtype"}:
         return f"{names[0]}.to({print_arg(args['dtype'], names)})"
-    return f"{node.op}({_call_arguments(node, names)})"
+    if op == "aten.reshape.default":
+        return f"{names[0]}.reshape([{', '.join(print_arg(a, names) for a in args['size'])}])"
+    return f"{op}({_call_arguments(node, names)})"
 
 
 def _operand(arg: Arg, names: Sequence[str]) -> str:

@@ -106,7 +106,7 @@ class _Builder:
         for step in reshard_steps(value.shape, source, wanted, self.sizes):
             here = _apply(here, step, wanted)
             self.counts[name] = self.counts.get(name, 0) + 1
-            made = f"{name}.{self.counts[name]}"
+            made = f"{name}~{self.counts[name]}"
             axis = self.mesh.axes[step.axis].name
             node = Node(f"{step.kind.value}:{made}", f"comm.{step.kind.value}", (current,), _step_args(step, axis), (made,), reader.phase, reader.path, reader.source)
             whole = Value(made, made, value.version, value.shape, value.dtype, Kind.ACTIVATION if value.kind is not Kind.GRAD else Kind.GRAD)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,8 @@ from ..errors import RankError
 from ..graph.mesh import Mesh, axis_groups, coordinates, num_ranks, print_mesh
 from .digits import merge_digit, split_digit, take_digit
 
+
+TIMEOUT_S = 300.0
 
 # torch 2.13 renamed them; the old names are all that 2.11 has
 _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -84,11 +87,13 @@ class Placed:
 class ProcessComm(Placed):
     """A rank that is a process. One process group per mesh axis; the default group must exist and have the mesh's size.
 
+    Args:
+        timeout_s: a collective along an axis that waits longer for another rank fails. (A new group does not take it from the default one.)
     Raises (every collective):
         RankError: another rank is gone or did not come within the timeout.
     """
 
-    def __init__(self, mesh: Mesh, device: torch.device | None = None) -> None:
+    def __init__(self, mesh: Mesh, device: torch.device | None = None, timeout_s: float = TIMEOUT_S) -> None:
         world = dist.get_world_size()
         if world != num_ranks(mesh):
             raise RankError(world_size_text(mesh, world))
@@ -96,7 +101,7 @@ class ProcessComm(Placed):
         self._groups: dict[str, Any] = {}
         for index, axis in enumerate(mesh.axes):
             for ranks in axis_groups(mesh, index):
-                group = self._call("the set-up", axis.name, lambda: dist.new_group(list(ranks)))
+                group = self._call("the set-up", axis.name, lambda: dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s)))
                 if self.rank in ranks:
                     self._groups[axis.name] = group
 

@@ -15,10 +15,8 @@ import torch.distributed as dist
 
 from ..errors import RankError
 from ..graph.mesh import Mesh, num_ranks, print_mesh
-from .comm import Comm, ProcessComm, world_size_text
+from .comm import TIMEOUT_S, Comm, ProcessComm, world_size_text
 from .threads import solo_comm
-
-TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ def start_process_group(mesh: Mesh, env: TorchrunEnv | None, timeout_s: float = 
     assert env is not None
     if not dist.is_initialized():
         _join(env, timeout_s, device)
-    return ProcessComm(mesh, device)
+    return ProcessComm(mesh, device, timeout_s)
 
 
 def stop_process_group() -> None:

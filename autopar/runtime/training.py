@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ..errors import AutoparError
 from .checkpoint import MANIFEST
+from .comm import TIMEOUT_S
 from .executable import Executable
 from .folder import read_files
 from .initial import initial_state
-from .launch import TIMEOUT_S, read_torchrun_env, start_process_group, stop_process_group
+from .launch import read_torchrun_env, start_process_group, stop_process_group
 from .spec import make_mesh
 
 

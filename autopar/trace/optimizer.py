@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..errors import TraceError
 from .place import blame_stack, exception_frames
@@ -33,6 +34,22 @@ class OptimState:
     init: tuple[str, object]  # ("fill", number) or ("param", parameter name)
     owner: torch.Tensor
     key: str
+
+
+class _TensorFactors(TorchFunctionMode):
+    """`p.addcdiv_(m, v, value=-lr / bias_correction)`: torch wants numbers for `value` and `alpha`; tensors serve as well."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: D105
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "").rstrip("_")
+        key = {"addcdiv": "value", "addcmul": "value", "add": "alpha", "sub": "alpha"}.get(name)
+        if key is None or not isinstance(kwargs.get(key), torch.Tensor):
+            return func(*args, **kwargs)
+        factor = kwargs.pop(key)
+        if key == "alpha":
+            return func(args[0], args[1] * factor, **kwargs)
+        step = args[1] / args[2] if name == "addcdiv" else args[1] * args[2]
+        return args[0].add_(step * factor) if func.__name__.endswith("_") else args[0].add(step * factor)
 
 
 def describe(factory: object) -> str:
@@ -88,7 +105,7 @@ def run_step(optimizer: torch.optim.Optimizer, name: str) -> None:
             "which no compiled step can do. Choose an optimizer whose step() takes nothing: AdamW, SGD, Muon, ..."
         )
     try:
-        with compiling(True):
+        with compiling(True), _TensorFactors():
             optimizer.step()
     except TraceError as error:
         raise TraceError(f"optimizer {name}: {error}") from None
@@ -111,7 +128,7 @@ def learn_states(
 
     Returns:
         The optimizer, its state tensors replaced by fresh fake ones that stand for any step; the states; and the names of the ops of
-        the first step, for `check_steady`.
+        the first step, for `check_steady` (none where that is settled here, because Python numbers became tensors).
     """
     name = describe(factory)
     tape = Tape(what=f"optimizer {name}")
@@ -132,15 +149,15 @@ def learn_states(
             for param in params.values():
                 scratch.add_input(param)
             run_step(optimizer, name)
+        check_steady(first_ops, [str(r.op) for r in scratch.records], optimizer, name)
         moving = {k for k, v in _numbers(optimizer).items() if numbers.get(k) != v}
     states: list[OptimState] = []
     makers = _first_makers(tape)
-    grad_keys = {storage_key(p.grad): n for n, p in params.items() if p.grad is not None}
     for param in [p for g in optimizer.param_groups for p in g["params"]]:
         for key, value in list(optimizer.state.get(param, {}).items()):
             storage = f"{key}:{names[id(param)]}"
             if isinstance(value, torch.Tensor):
-                init = _initial_value(tape, makers, value, params, grad_keys, optimizer, storage, name)
+                init = _initial_value(tape, makers, value, params, optimizer, storage, name)
                 dtype = torch.float64 if value.ndim == 0 and value.dtype == torch.float32 else value.dtype
                 fresh = torch.empty(value.shape, dtype=dtype)
             elif (id(param), str(key)) in moving:
@@ -151,7 +168,7 @@ def learn_states(
             forget_constant(fresh)
             optimizer.state[param][key] = fresh
             states.append(OptimState(storage, fresh, init, param, str(key)))
-    return optimizer, states, first_ops
+    return optimizer, states, [] if moving else first_ops
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], float]:
@@ -175,7 +192,7 @@ def _first_makers(tape: Tape) -> dict[int, int]:
     return makers
 
 
-def _initial_value(tape, makers, state, params, grad_keys, optimizer, storage, name) -> tuple[str, object]:
+def _initial_value(tape, makers, state, params, optimizer, storage, name) -> tuple[str, object]:
     """What a state held when it was made."""
     for param_name, param in params.items():
         if storage_key(param) == storage_key(state):
@@ -204,8 +221,9 @@ def _initial_value(tape, makers, state, params, grad_keys, optimizer, storage, n
         for param_name, param in params.items():
             if storage_key(param) == key:
                 return "param", param_name
-        if key in grad_keys and isinstance(optimizer, torch.optim.SGD):
-            group = next(g for g in optimizer.param_groups if any(p is params[grad_keys[key]] for p in g["params"]))
+        if isinstance(optimizer, torch.optim.SGD):
+            owner = params[storage.partition(":")[2]]
+            group = next(g for g in optimizer.param_groups if any(p is owner for p in g["params"]))
             if group["dampening"] == 0:
                 return "fill", 0.0  # 0 * momentum + grad is what the first step makes
             raise TraceError(
@@ -236,8 +254,8 @@ def check_steady(first_ops: list[str], steady_ops: list[str], optimizer: torch.o
     Raises:
         TraceError: the ops differ, apart from those that make the states.
     """
-    if isinstance(optimizer, torch.optim.SGD):
-        return  # `_initial_value` has made sure
+    if isinstance(optimizer, torch.optim.SGD) or not first_ops:
+        return  # `_initial_value` has made sure, `learn_states` has
 
     def core(ops: list[str]) -> list[str]:
         return [o for o in ops if o.split(".")[1] not in _MAKERS]

@@ -181,7 +181,9 @@ class Tape(TorchDispatchMode):
                 f"{blame_stack(running_frames()) or self._what}: the program asks for the value of a tensor ({shapes}, by {func}) that "
                 f"depends on data, while a step is compiled once for all data. {cure}"
             )
-        return func(*map_slots(list(args), lambda s: values[s.uid]), **{k: map_slots(v, lambda s: values[s.uid]) for k, v in kwargs.items()})
+        with without_modes():
+            real = map_slots(list(args), lambda s: values[s.uid])
+            return func(*real, **{k: map_slots(v, lambda s: values[s.uid]) for k, v in kwargs.items()})
 
 
 def history(tape: Tape, uids: Iterable[int]) -> list[Record]:

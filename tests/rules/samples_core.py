@@ -71,6 +71,10 @@ def pointwise_samples() -> Iterator[Sample]:
         elif name in INTEGER:
             a, b = numbers(6, 9, kind="int"), numbers(9, kind="int")
             yield make_sample(f"aten.{name}.Tensor", a.abs() % 8, b.abs() % 4)
+        elif name.startswith("where."):
+            mask = numbers(6, 9, kind="bool")
+            values = {"Scalar": (1.0, -2.0), "ScalarOther": (x, -1.0), "ScalarSelf": (2.0, row)}[name.removeprefix("where.")]
+            yield make_sample(f"aten.{name}", mask, *values)
         elif name.startswith("div."):
             yield make_sample(f"aten.{name}", x, row if name == "div.Tensor_mode" else 0.7, rounding_mode="floor")
         elif name == "ldexp":
@@ -124,7 +128,6 @@ def linear_pointwise_samples() -> Iterator[Sample]:
     yield make_sample("aten._to_copy", x, dtype=torch.bool, label="to bool")
     yield make_sample("aten.where.self", mask, x, y)
     yield make_sample("aten.where.self", mask, x, scalar, label="0-dim")
-    yield make_sample("aten.where.ScalarOther", mask, x, -1.0)
     yield make_sample("aten.addcmul", x, y, row, value=0.3)
     yield make_sample("aten.addcdiv", x, y, numbers(6, 9, kind="positive"), value=-0.3)
     yield make_sample("aten.lerp.Scalar", x, y, 0.1)
@@ -171,16 +174,15 @@ def matmul_samples() -> Iterator[Sample]:
         yield make_sample("autopar.linear_weight_grad", numbers(2, 6, 9), x, flip, label=label)
     yield make_sample("autopar.linear", numbers(12), w, bias, label="vector")
     # _grouped_mm exists in bfloat16 only, so small integers keep it exact
-    e, t = 2, 16
-    ends = torch.tensor([16, 32], dtype=torch.int32)
+    ends = torch.tensor([32, 64], dtype=torch.int32)
 
     def small(*shape: int) -> torch.Tensor:
         return below(3, *shape).to(torch.bfloat16) - 1
 
-    yield make_sample("aten._grouped_mm", small(32, 32), small(e, 16, 32).transpose(1, 2), ends, label="2d 3d")
-    yield make_sample("aten._grouped_mm", small(t, 32), small(16, 32).T, ends, label="2d 2d")
-    yield make_sample("aten._grouped_mm", small(e, 16, 32), small(32, 32).T, ends, label="3d 2d")
-    yield make_sample("aten._grouped_mm", small(4, 16, 32), small(4, 16, 32).transpose(1, 2), label="3d 3d")
+    yield make_sample("aten._grouped_mm", small(64, 64), small(2, 64, 64).transpose(1, 2), ends, label="2d 3d")
+    yield make_sample("aten._grouped_mm", small(64, 64), small(64, 64).T, ends, label="2d 2d")
+    yield make_sample("aten._grouped_mm", small(2, 64, 64), small(64, 64).T, ends, label="3d 2d")
+    yield make_sample("aten._grouped_mm", small(4, 64, 64), small(4, 64, 64).transpose(1, 2), label="3d 3d")
 
 
 def reduction_samples() -> Iterator[Sample]:

@@ -51,6 +51,7 @@ def finish(processes, timeout=120):
         for p in processes:
             if p.poll() is None:
                 p.kill()
+                p.communicate()
     return found
 
 

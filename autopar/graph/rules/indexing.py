@@ -6,8 +6,9 @@ Where writes add up, the entries may be split too: each rank adds its own into a
 from __future__ import annotations
 
 from ..node import Ref
-from ..rule import LinearSets, Rule, Shape, Site
+from ..rule import Rule, Shape, Site
 from .dims import hold, letters, normal_dim, operand, whole_operand
+from .pointwise import linear_if_zero
 
 SELF = (("self",),)
 _ANYWHERE = "an index may point anywhere in it"
@@ -56,12 +57,6 @@ def _scatter(site: Site) -> str:
 def _scatter_add(site: Site) -> str:
     table, entries = _along(site, site.inputs[1:], is_entry_whole=False)
     return f"{', '.join([table, *entries])} -> {table}"
-
-
-def _scatter_linear(site: Site) -> LinearSets:
-    if len(site.inputs) == 3:
-        return (("self", "src"),)
-    return SELF if site.arg("value") == 0 else ()
 
 
 def _index_select(site: Site) -> str:
@@ -143,9 +138,8 @@ ROWS = (
     Rule("aten.embedding", "[v] d, ... -> ... d", flops=0, why_whole=_ANYWHERE),
     Rule("aten.embedding_dense_backward", _embedding_backward, (("grad_output",),), flops=0, why_whole=_ANYWHERE),
     Rule("aten.gather", _gather, SELF, flops=0, why_whole=_ANYWHERE),
-    Rule("aten.scatter", _scatter, _scatter_linear, flops=0, why_whole=_ANYWHERE),
-    Rule("aten.scatter.reduce", _scatter, flops=0, why_whole=_ANYWHERE),
-    Rule("aten.scatter.value_reduce", _scatter, flops=0, why_whole=_ANYWHERE),
+    Rule("aten.scatter.src", _scatter, (("self", "src"),), flops=0, why_whole=_ANYWHERE),
+    Rule("aten.scatter.value", _scatter, linear_if_zero, flops=0, why_whole=_ANYWHERE),
     Rule("aten.scatter_reduce", _scatter, flops=0, why_whole=_ANYWHERE),
     Rule("aten.scatter_add", _scatter_add, (("self", "src"),), owed=("self",), flops=0, why_whole=_ANYWHERE),
     Rule("aten.index_select", _index_select, SELF, flops=0, why_whole=_ANYWHERE),

@@ -66,12 +66,6 @@ def _local_groups(site: Site, whole_inputs: tuple[Shape, ...]) -> Mapping[str, A
     return {"N": batch, "C": channels, "group": groups * channels // whole_inputs[0][1]}
 
 
-def _batch_norm_inference(site: Site) -> str:
-    spatial = operand(letters(len(site.inputs[0]) - 2, "x"))
-    x = f"n c {spatial}"
-    return f"input: {x}, weight: c, bias: c, running_mean: c, running_var: c -> {x}, c, c"
-
-
 def _softmax(site: Site) -> str:
     rank = len(site.outputs[0])
     x = operand(hold(letters(rank), (normal_dim(site.arg("dim"), rank),)))
@@ -85,7 +79,6 @@ ROWS = (
     Rule("aten._fused_rms_norm_backward", _rms_norm_backward, (("grad_out",),), flops=10, why_whole=_NORM),
     Rule("aten.native_group_norm", _group_norm, flops=8, localise=_local_groups, why_whole=_NORM),
     Rule("aten.native_group_norm_backward", _group_norm_backward, (("grad_out",),), flops=16, localise=_local_groups, why_whole=_NORM),
-    Rule("aten._native_batch_norm_legit_no_training", _batch_norm_inference, flops=4),
     Rule("aten._softmax", _softmax, flops=5, why_whole=_SOFT),
     Rule("aten._log_softmax", _softmax, flops=5, why_whole=_SOFT),
     Rule("aten._softmax_backward_data", _softmax, (("grad_output",),), flops=4, why_whole=_SOFT),

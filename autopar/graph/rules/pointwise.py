@@ -18,7 +18,7 @@ log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or logi
 bitwise_and bitwise_not bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift pow _prelu_kernel reciprocal relu relu6
 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square tan tanh threshold
 trunc xlogy zeros_like ones_like empty_like special_entr special_erfcx special_log_ndtr special_ndtri copy
-max.other min.other
+max.other min.other where.Scalar where.ScalarOther where.ScalarSelf
 """.split()
 
 # derivatives: linear in the incoming gradient, which all of them call grad_output
@@ -50,9 +50,8 @@ LINEAR = {
     "div": (("self",),),
     "neg": (("self",),),
     "clone": (("self",),),
-    "contiguous": (("self",),),
     "_to_copy": linear_unless_integer,
-    "where": (("self", "other"),),
+    "where.self": (("self", "other"),),
     "addcmul": (("self", "tensor1"), ("self", "tensor2")),
     "addcdiv": (("self", "tensor1"),),
     "lerp": (("self", "end"),),

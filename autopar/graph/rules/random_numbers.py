@@ -9,7 +9,7 @@ _WHY = "random numbers are drawn whole, so that they do not depend on the plan"
 
 NAMES = """
 rand randn randint randperm rand_like randn_like randint_like bernoulli native_dropout normal normal_functional uniform exponential
-cauchy log_normal geometric multinomial poisson rrelu_with_noise rrelu_with_noise_functional
+cauchy log_normal geometric multinomial poisson rrelu_with_noise_functional
 """.split()
 
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from math import gcd
 
 from ..node import Arg, get_arg
-from ..rule import LinearSets, Rule, Shape, Site
+from ..rule import Rule, Shape, Site
 from .dims import hold, ints, letters, normal_dim, normal_dims, operand
+from .pointwise import linear_if_zero
 from .views import output_size
 
 SELF = (("self",),)
@@ -149,10 +150,6 @@ def _pad(site: Site) -> str:
     return f"{operand(left)} -> {operand(right)}"
 
 
-def _pad_linear(site: Site) -> LinearSets:
-    return SELF if site.arg("value", 0) == 0 else ()
-
-
 def _diagonal_operands(site: Site, rank: int) -> tuple[str, str]:
     one, two = (normal_dim(site.arg(name, default), rank) for name, default in (("dim1", 0), ("dim2", 1)))
     names = hold(letters(rank), (one, two))
@@ -212,7 +209,7 @@ ROWS = (
     Rule("aten.cat", _cat, (("tensors",),), flops=0, why_whole="the pieces have no common chunk"),
     Rule("aten.flip", _dims_whole("dims"), SELF, flops=0, why_whole=_ORDER),
     Rule("aten.roll", _dims_whole("dims"), SELF, flops=0, why_whole=_ORDER),
-    Rule("aten.constant_pad_nd", _pad, _pad_linear, flops=0, why_whole="only the ends of the dim are padded"),
+    Rule("aten.constant_pad_nd", _pad, linear_if_zero, flops=0, why_whole="only the ends of the dim are padded"),
     Rule("aten.tril", _last_two_whole, SELF, flops=0, why_whole=_TRIANGLE),
     Rule("aten.triu", _last_two_whole, SELF, flops=0, why_whole=_TRIANGLE),
     Rule("aten.diagonal", _diagonal, SELF, flops=0, why_whole="the diagonal runs over both dims"),

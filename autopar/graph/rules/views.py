@@ -129,7 +129,7 @@ def _squeeze(site: Site) -> str:
     # a named dim that is larger than one stays in the shape; on a shard of size one it would vanish, so it is whole
     shape = site.inputs[0]
     names = letters(len(shape))
-    named = [d for d in normal_dims(site.arg("dim"), len(shape))]
+    named = normal_dims(site.arg("dim"), len(shape))
     right = [f"[{name}]" if k in named else name for k, name in enumerate(names) if shape[k] != 1 or k not in named]
     return f"{operand(names)} -> {operand(right)}"
 
@@ -145,7 +145,7 @@ def _as_strided(site: Site) -> str:
 
 
 ROWS = (
-    Rule("aten.view", _view, SELF, flops=0, localise=output_size("size"), why_whole=_RAGGED),
+    Rule("aten.view.default", _view, SELF, flops=0, localise=output_size("size"), why_whole=_RAGGED),
     Rule("aten._unsafe_view", _view, SELF, flops=0, localise=output_size("size"), why_whole=_RAGGED),
     Rule("aten.reshape", _view, SELF, flops=0, localise=output_size("shape"), why_whole=_RAGGED),
     Rule("aten.expand", _expand, SELF, flops=0, localise=output_size("size")),
