@@ -140,11 +140,12 @@ def _print_train(plan: Plan) -> str:
     ranks = num_ranks(plan.assignment.mesh)
     return f'''"""Train {plan.model.name} with the program beside this file: torchrun --nproc-per-node {ranks} train.py --steps 10
 
-Edit `batches` to feed your data: it yields, on every rank alike, the WHOLE batch as a dict of tensors with the names, shapes and dtypes of
+Edit `batches` to feed your data: it yields, on every rank alike, the WHOLE batch as a tuple of tensors in the order, shapes and dtypes of
 program.BATCH; each rank takes its own piece.
 """
 
 import argparse
+from pathlib import Path
 
 import program
 import torch
@@ -152,11 +153,11 @@ import torch
 from autopar.runtime import run_training
 
 
-def batches(num_steps, seed):
+def batches(seed):
     """Random data of the right shapes: replace it by yours."""
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(num_steps):
-        yield {{name: sample(entry, generator) for name, entry in program.BATCH.items()}}
+    while True:
+        yield tuple(sample(entry, generator) for entry in program.BATCH.values())
 
 
 def sample(entry, generator):
@@ -169,10 +170,12 @@ def sample(entry, generator):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint", default=None, help="folder to save the trained state to")
+    parser.add_argument("--seed", type=int, default=0, help="of first values and of the random data")
+    parser.add_argument("--checkpoint", default=None, help="folder to go on from, if it is there, and to save to at the end")
     args = parser.parse_args()
-    run_training(vars(program), batches(args.steps, args.seed), seed=args.seed, checkpoint_dir=args.checkpoint)
+    saved = Path(__file__).parent / "weights.pt"
+    weights = torch.load(saved, mmap=True, weights_only=True) if saved.exists() else None
+    run_training(program, batches(args.seed), args.steps, args.seed, args.checkpoint, weights)
 '''
 
 

@@ -76,7 +76,8 @@ def load_state(comm: Comm, states: Mapping[str, State], state: Mapping[str, Tens
     """Read a checkpoint into this rank's pieces; it may have been saved under any plan of the same model.
 
     Raises:
-        CheckpointError: the folder is no checkpoint, is damaged, or belongs to another model. Nothing is changed then.
+        CheckpointError: the folder is no checkpoint, is damaged, or belongs to another model. What shows before the data is read
+            (other states, missing or truncated files, unreadable metadata) changes nothing.
     """
     target = Path(directory)
     manifest = read_manifest(target)

@@ -5,6 +5,7 @@ The environment is read in one function, which only the outermost caller (`api`,
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,13 +84,17 @@ def start_process_group(mesh: Mesh, env: TorchrunEnv | None, timeout_s: float = 
 
 
 def stop_process_group() -> None:
-    """Leave the process group, if there is one."""
+    """Leave the process group, if there is one. Also after a failure: gloo's threads, left alone, may abort the exiting process."""
     if dist.is_initialized():
-        dist.destroy_process_group()
+        try:
+            dist.destroy_process_group()
+        except RuntimeError:  # the others are gone already, and what failed has been said
+            pass
 
 
 def _join(env: TorchrunEnv, timeout_s: float, device: torch.device) -> None:
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+    atexit.register(stop_process_group)
     try:
         dist.init_process_group(
             backend,

@@ -64,4 +64,5 @@ def run_training(
         return losses
     except AutoparError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        stop_process_group()
         raise SystemExit(2) from None

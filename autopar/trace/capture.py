@@ -19,8 +19,8 @@ from ..graph.tensor import Kind
 from .optimizer import check_steady, describe, learn_states, run_step
 from .place import Places, blame_stack, exception_frames
 from .precision import default_dtype, float64_everywhere, state_dtype
-from .private import compiling, inline_checkpoints, make_fake_mode, reparametrize, transformers_as_eager
-from .tape import Tape, first_tensors
+from .private import compiling, inline_checkpoints, make_fake_mode, reparametrize, storage_key, transformers_as_eager
+from .tape import Tape, written_uids
 from .workload import Workload, find_tensors, map_tensors
 
 
@@ -242,22 +242,21 @@ class _Attempt:
     def _buffer_finals(self, buffers, run_buffers, table) -> list[tuple[str, int]]:
         """Buffers written in place are found later through their storage; here: those that the model replaced or that were cast."""
         finals = []
+        written = self._written() if self.cast_buffers else set()
         with self.tape:
             for name, buffer in buffers.items():
                 current = table.get(name, run_buffers[name])
-                if current is run_buffers[name] and run_buffers[name] is not buffer and not self._written(current):
+                if current is run_buffers[name] and run_buffers[name] is not buffer and storage_key(current) not in written:
                     current = buffer
                 elif current.dtype != buffer.dtype:
                     current = current.to(buffer.dtype)
                 finals.append((name, self.tape.uid(current)))
         return finals
 
-    def _written(self, tensor: torch.Tensor) -> bool:
-        from .private import storage_key
-        from .tape import written_uids
-
-        key = storage_key(tensor)
-        return any(storage_key(self.tape.tensors[u]) == key for r in self.tape.records for u in written_uids(r))
+    def _written(self, since: int = 0) -> set[int]:
+        """Storages that the records from number `since` on write in place."""
+        tape = self.tape
+        return {storage_key(tape.tensors[u]) for r in tape.records[since:] for u in written_uids(r)}
 
     # -- the update --------------------------------------------------------------------------------------------------------------
 
@@ -288,12 +287,13 @@ class _Attempt:
             run_step(optimizer, name)
             check_steady(first_ops, [str(r.op) for r in tape.records[start:]], optimizer, name)
             self._check_numbers(optimizer, name, states)
+            written = self._written(start)
             for n, p in params.items():
                 new = p
                 if owned[n] is not p:
                     finals.append((f"master:{n}", tape.uid(owned[n])))
                     with torch.no_grad():
-                        new = owned[n].to(p.dtype) if self._written(owned[n]) else p
+                        new = owned[n].to(p.dtype) if storage_key(owned[n]) in written else p
                 finals.append((n, tape.uid(new)))
         for state in states:
             now = optimizer.state[state.owner][state.key]

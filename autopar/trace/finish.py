@@ -39,7 +39,7 @@ def finish_graph(
     nodes = _live_nodes(draft.nodes, roots)
     if _collapse_views(nodes, roots):
         nodes = _live_nodes(nodes, roots)
-    _place_updates(nodes, owners)
+    _place_updates(nodes, owners, grads)
     names = _Names(inputs, updates, grads, loss)
     values = [names.value(v) for v in inputs.values()]
     written: list[Node] = []
@@ -130,9 +130,9 @@ def _collapse_views(nodes: list[DraftNode], roots: list[Val]) -> bool:
     return changed
 
 
-def _place_updates(nodes: list[DraftNode], owners: dict[str, str]) -> None:
+def _place_updates(nodes: list[DraftNode], owners: dict[str, str], grads: dict[str, Val]) -> None:
     """The path of an update node is that of its parameter's module; "" where it serves several parameters."""
-    owner: dict[int, str | None] = {}
+    owner: dict[int, str | None] = {id(v): name.rpartition('.')[0] for name, v in grads.items()}
     for node in nodes:
         found = set()
         for value in node_inputs(node):
@@ -148,8 +148,6 @@ def _place_updates(nodes: list[DraftNode], owners: dict[str, str]) -> None:
             for out in node.outs:
                 if out is not None:
                     owner[id(out)] = path
-    # gradients and global norms
-    return None
 
 
 class _Names:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ..errors import TraceError
+from .factors import TensorFactors
 from .place import blame_stack, exception_frames
-from .private import compiling, forget_constant, storage_key
+from .private import compiling, forget_constant, storage_key, without_modes
 from .tape import Slot, Tape, replay
 
 _MAKERS = frozenset(
@@ -34,22 +34,6 @@ class OptimState:
     init: tuple[str, object]  # ("fill", number) or ("param", parameter name)
     owner: torch.Tensor
     key: str
-
-
-class _TensorFactors(TorchFunctionMode):
-    """`p.addcdiv_(m, v, value=-lr / bias_correction)`: torch wants numbers for `value` and `alpha`; tensors serve as well."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: D105
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "").rstrip("_")
-        key = {"addcdiv": "value", "addcmul": "value", "add": "alpha", "sub": "alpha"}.get(name)
-        if key is None or not isinstance(kwargs.get(key), torch.Tensor):
-            return func(*args, **kwargs)
-        factor = kwargs.pop(key)
-        if key == "alpha":
-            return func(args[0], args[1] * factor, **kwargs)
-        step = args[1] / args[2] if name == "addcdiv" else args[1] * args[2]
-        return args[0].add_(step * factor) if func.__name__.endswith("_") else args[0].add(step * factor)
 
 
 def describe(factory: object) -> str:
@@ -79,12 +63,13 @@ def build_optimizer(factory: Callable[..., object], params: list[torch.Tensor]) 
         raise TraceError(
             f"optimizer {name}: expected a callable that returns a torch.optim.Optimizer, found {type(optimizer).__name__}"
         )
+    known = {id(p) for p in params}
     for group in optimizer.param_groups:
         for key, value in (("foreach", False), ("fused", False), ("capturable", True)):
             if key in group:
                 group[key] = value
         for param in group["params"]:
-            if not any(param is p for p in params):
+            if id(param) not in known:
                 raise TraceError(
                     f"optimizer {name}: holds a parameter of shape {list(param.shape)} that is not one of those it was given. "
                     "Build it only from the list of parameters that autopar passes."
@@ -105,7 +90,7 @@ def run_step(optimizer: torch.optim.Optimizer, name: str) -> None:
             "which no compiled step can do. Choose an optimizer whose step() takes nothing: AdamW, SGD, Muon, ..."
         )
     try:
-        with compiling(True), _TensorFactors():
+        with compiling(True), TensorFactors():
             optimizer.step()
     except TraceError as error:
         raise TraceError(f"optimizer {name}: {error}") from None
@@ -232,20 +217,28 @@ def _initial_value(tape, makers, state, params, optimizer, storage, name) -> tup
             )
     uid = tape.uid(state) if tape.knows(state) else -1
     if record is not None and op == "lift_fresh" and uid >= 0:
-        value = tape.constants[record.args[0].uid]
-        if value.numel() == 1 or bool((value == value.flatten()[0]).all()):
-            return "fill", float(value.flatten()[0])
+        number = _one_number(tape.constants[record.args[0].uid])
+        if number is not None:
+            return "fill", number
     if uid >= 0 and k is not None:
         before, tape.records = tape.records, tape.records[: k + 1]
         made = replay(tape, [record.outs[0]], random=False)
         tape.records = before
-        if made is not None and bool((made[record.outs[0]] == made[record.outs[0]].flatten()[0]).all()):
-            return "fill", float(made[record.outs[0]].flatten()[0])
+        number = _one_number(made[record.outs[0]]) if made is not None else None
+        if number is not None:
+            return "fill", number
     raise TraceError(
         f"optimizer {name}: state {storage} starts as something else than a constant or a copy of its parameter"
         f"{f' ({record.op}, {record.source})' if record is not None else ''}; each rank must be able to make its shard alone. "
         "Start it with torch.zeros_like(p) or p.clone()."
     )
+
+
+def _one_number(value: torch.Tensor) -> float | None:
+    """The number that a real tensor holds everywhere, None where it holds several."""
+    with without_modes():
+        flat = value.flatten()
+        return float(flat[0]) if flat.numel() and bool((flat == flat[0]).all()) else None
 
 
 def check_steady(first_ops: list[str], steady_ops: list[str], optimizer: torch.optim.Optimizer, name: str) -> None:

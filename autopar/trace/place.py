@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_DISPATCH = tuple(_OURS + name for name in ("place.py", "tape.py", "precision.py"))  # on the inside of every op
+_DISPATCH = tuple(_OURS + name for name in ("place.py", "tape.py", "precision.py", "factors.py"))  # on the inside of every op
 _LAYERS = tuple(_TORCH + part + os.sep for part in ("nn", "optim"))
 
 USER, LIBRARY, LAYER, TORCH, OURS, OTHER = range(6)
@@ -84,7 +84,7 @@ class Places:
         return self._stack[-1]
 
     def source(self) -> str:
-        """`file.py:91` of the innermost line outside torch; where there is none, torch's own layer or optimizer; else ""."""
+        """`file.py:91` of the innermost line outside torch; where there is none, torch's own layer or optimizer; else our own line."""
         frame: FrameType | None = sys._getframe(1)
         layer: FrameType | None = None
         while frame is not None:
@@ -93,6 +93,7 @@ class Places:
             if kind is None:
                 kind = self._kinds[code] = classify_file(code.co_filename)
             if kind == OURS:
+                layer = layer or frame
                 break
             if kind in (USER, LIBRARY):
                 return self._print(frame)

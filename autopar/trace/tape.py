@@ -132,7 +132,8 @@ class Tape(TorchDispatchMode):
                         "is neither a parameter nor a buffer of the model takes part. Its value is not known. Register it with "
                         "register_buffer, or build the model through `file.py:factory`, which keeps such values."
                     )
-                self.constants[uid] = value.detach().clone()
+                with without_modes():
+                    self.constants[uid] = value.detach().clone()
             return Slot(uid)
         if isinstance(value, (list, tuple)):
             return [self._slot(v) for v in value]

@@ -53,13 +53,13 @@ function bytes(n) {
   if (n >= 2 ** 20 / 10) return `${digits(n / 2 ** 20)} MiB`;
   return n >= 1024 ? `${digits(n / 1024)} KiB` : `${n} B`;
 }
-const percent = (x) => `${digits(x * 100)} %`;
+const percent = (x) => (x > 0 && x < 1e-4 ? "<0.01 %" : `${digits(x * 100)} %`);
 const whole = (n) => String(Math.round(n)).replace(/\B(?=(\d{3})+$)/g, ",");
 function short(n) {
   for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (n >= size) return `${digits(n / size)} ${letter}`;
   return String(n);
 }
-const shapeText = (dtype, shape) => `${dtype.replace("float", "f").replace("bf", "bf").replace("int", "i")}[${shape.join(", ")}]`;
+const shapeText = (dtype, shape) => `${dtype}[${shape.join(", ")}]`;
 
 // What a placement does, by the part of it that a colour can show: R, P, or the dim that is split.
 const category = (placement) => (placement[0] === "S" ? "S" + Math.min(7, parseInt(placement.slice(1), 10)) : placement[0]);
@@ -76,6 +76,7 @@ function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) {
     if (key === "on") for (const [event, handler] of Object.entries(value)) node.addEventListener(event, handler);
+    else if (key.startsWith("aria-")) node.setAttribute(key, value);
     else if (value !== undefined && value !== null && value !== false) node.setAttribute(key, value === true ? "" : value);
   }
   node.append(...children.filter((c) => c !== null && c !== undefined && c !== false));

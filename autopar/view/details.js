@@ -23,7 +23,7 @@ function nodeDetails(plan, tree, { item, block }, goTo, panel) {
       el("select", { "aria-label": "Block", on: { change: (e) => again(Number(e.target.value)) } }, ...fold.numbers.map((n, b) => el("option", { value: b, selected: b === block }, n)))) : null,
     factList([
       ["op", text(nodes.op_t, i)], ["source", text(nodes.source_t, i) || "unknown"],
-      ["split", choices.length ? el("span", {}, ...choices.map((c, k) => el("span", { class: "choice" }, `${plan.axes[k].name}: ${choiceWords(c)}`))) : "one rank does it whole"],
+      ["split", choices.length ? el("span", {}, ...choices.map((c, k) => el("span", { class: "choice" }, `axis ${plan.axes[k].name}: ${choiceWords(c)}`))) : "one rank does it whole"],
       ["time", fold ? `${ms(nodes.seconds[i])} per layer, ${ms(nodes.seconds[i] * fold.blocks.length)} for ×${fold.blocks.length} summed` : ms(nodes.seconds[i])],
       ["work", nodes.flops[i] ? `${short(nodes.flops[i])}FLOP, whole op` : ""],
     ]),
@@ -42,7 +42,7 @@ function nodeDetails(plan, tree, { item, block }, goTo, panel) {
 function choiceWords(choice) {
   if (choice === "R") return "every rank does the same";
   if (choice.startsWith("P(")) return `${choice}: a part of the sum passes through`;
-  return `splits ${choice}`;
+  return `splits factor ${choice}`;
 }
 
 function tensorFacts(plan, t) {
@@ -106,7 +106,7 @@ function commList(plan, list, mult) {
 }
 
 function chipDetails(plan, tree, { item }, goTo) {
-  const words = { input: "Enters the step", block: "Comes from the block before it (in this phase)", end: "Is brought into its stored sharding when the step ends" };
+  const words = { input: "Enters the step", block: "Comes from the block that runs before this one", end: "Is brought into its stored sharding when the step ends" };
   return [
     el("h2", { "data-detail": plan.tensors.name[item.tensor] }, item.name), el("p", { class: "path" }, words[item.role]), tensorFacts(plan, item.tensor),
     el("h3", {}, "Read by"), readersOf(plan, [item.tensor], goTo),

@@ -31,7 +31,8 @@ function buildTree(plan) {
       }
       group = next;
     }
-    leafOf.set(i, make("node", opName(text(nodes.op_t, i)), group, { node: i, phase, order: i, mult: count(i) }));
+    const op = opName(text(nodes.op_t, i));
+    leafOf.set(i, make("node", op, group, { op, module: "", node: i, phase, order: i, mult: count(i) }));
   }
   simplify(root);
   const tree = { root, leafOf, make, all: groups };
@@ -49,9 +50,11 @@ function simplify(group) {
   if (!group.parent || group.children.length !== 1 || !group.parent.parent) return;
   const [only] = group.children, siblings = group.parent.children;
   if (group.fold >= 0) return;
-  only.name = only.kind === "node" ? `${group.name} · ${only.name}` : `${group.name}.${only.name}`;
-  if (only.kind === "node" && only.module) only.name = `${group.name}.${only.module} · ${only.op}`;
-  if (only.kind === "node" && !only.module) { only.module = group.name; only.op = only.name.split(" · ")[1]; } else if (only.kind === "node") only.module = `${group.name}.${only.module}`;
+  if (only.kind === "group") only.name = `${group.name}.${only.name}`;
+  else {
+    only.module = only.module ? `${group.name}.${only.module}` : group.name;
+    only.name = `${only.module} · ${only.op}`;
+  }
   only.parent = group.parent;
   siblings[siblings.indexOf(group)] = only;
 }
@@ -74,7 +77,7 @@ function addEdges(plan, tree) {
     const reader = tree.leafOf.get(rep[n]), t = nodes.inputs[n][slot], made = producer[t], shown = nodes.inputs[rep[n]][slot];
     let from;
     if (made < 0) from = chip(reader.parent, `in ${shown}`, { role: "input", tensor: shown });
-    else if (foldOf[made] >= 0 && foldOf[made] === foldOf[n] && blockOf[made] !== blockOf[n]) from = chip(reader.parent, `loop ${rep[made]}`, { role: "block", tensor: nodes.outputs[rep[made]][nodes.outputs[made].indexOf(t)], from: rep[made] });
+    else if (foldOf[made] >= 0 && foldOf[made] === foldOf[n] && blockOf[made] !== blockOf[n]) from = chip(reader.parent, `loop ${rep[made]}`, { role: "block", tensor: nodes.outputs[rep[made]][nodes.outputs[made].indexOf(t)], from: rep[made], after: blockOf[made] > blockOf[n] });
     else from = tree.leafOf.get(rep[made]);
     if (from.kind === "chip") from.order = Math.min(from.order, reader.order - 0.5);
     const edge = join(from, reader);
@@ -103,7 +106,7 @@ function addEdges(plan, tree) {
 
 function chipName(plan, chip) {
   const name = plan.tensors.name[chip.tensor];
-  if (chip.role === "block") return `the other block's ${plan.nodes.name[chip.from]}`;
+  if (chip.role === "block") return `${chip.after ? "next" : "previous"} layer's ${plan.nodes.name[chip.from]}`;
   const [storage, version] = name.split("@");
   const [state, of] = storage.includes(":") ? storage.split(":") : ["", storage];
   const last = of.split(".").at(-1);
@@ -171,7 +174,7 @@ function edgeLines(plan, comms, mult) {
 // ---------------------------------------------------------------- drawing
 
 function buildGraph(plan, tree, onSelect) {
-  const state = { open: new Set([tree.root]), axis: plan.axes.length > 1 ? 0 : 0, phases: new Set(PHASES), chips: true, selected: null, view: { x: 0, y: 0, k: 1 }, boxes: new Map() };
+  const state = { open: new Set([tree.root]), axis: 0, phases: new Set(PHASES), chips: true, selected: null, view: { x: 0, y: 0, k: 1 }, boxes: new Map() };
   const canvas = svg("svg", { class: "canvas", role: "img", "aria-label": "Graph of the step" });
   const world = svg("g");
   canvas.append(svg("defs", {}, ...["arrow", ...Object.keys(COLLECTIVE_COLORS)].map((name) => svg("marker", {
@@ -210,8 +213,10 @@ function buildGraph(plan, tree, onSelect) {
     const children = visibleChildren(item), sizes = children.map(measure), index = new Map(children.map((c, k) => [c, k]));
     const edges = [...item.edges.values()].filter((e) => index.has(e.a) && index.has(e.b));
     const lines = edges.map((e) => edgeLines(plan, e.comms, item.mult));
-    const laid = layoutLayers(children.map((c, k) => ({ ...sizes[k], order: c.order })), edges.map((e, k) => ({ a: index.get(e.a), b: index.get(e.b), lines: lines[k].map((l) => l.text) })));
+    const layout = item.parent ? layoutLayers : layoutColumns;
+    const laid = layout(children.map((c, k) => ({ ...sizes[k], order: c.order })), edges.map((e, k) => ({ a: index.get(e.a), b: index.get(e.b), lines: lines[k].map((l) => l.text) })));
     item.laid = { children, sizes, edges, lines, ...laid };
+    if (!item.parent) return { w: laid.w, h: laid.h };
     const w = Math.max(laid.w, head + wide(item.caption, 10) + 20, 150);
     item.laid.shift = (w - laid.w) / 2;
     return { w: w + 2 * PAD, h: HEAD + laid.h + PAD };
@@ -250,7 +255,7 @@ function buildGraph(plan, tree, onSelect) {
   function drawGroup(item, x, y, size) {
     const isOpen = state.open.has(item);
     const g = svg("g", { class: isOpen ? "group open" : "group", transform: `translate(${x},${y})`, "data-item": item.id, "data-group": `${item.phase ?? ""}/${item.path}` });
-    g.append(svg("rect", { width: size.w, height: size.h, rx: 8, class: `box depth${item.depth % 4}` }));
+    if (item.parent) g.append(svg("rect", { width: size.w, height: size.h, rx: 8, class: `box depth${item.depth % 4}` }));
     if (!isOpen && item.mult > 1 && item.parent.mult === 1) g.prepend(svg("rect", { x: 5, y: 5, width: size.w, height: size.h, rx: 8, class: "box behind" }));
     if (item.parent) {
       const button = svg("g", { class: "toggle", role: "button", tabindex: 0, "aria-label": `${isOpen ? "Close" : "Open"} ${item.name}` },
@@ -277,12 +282,12 @@ function buildGraph(plan, tree, onSelect) {
 
   function drawInside(item, g, x, y) {
     const { children, sizes, edges, lines, at, routes, shift } = item.laid;
-    const dx = PAD + shift, dy = HEAD;
+    const dx = item.parent ? PAD + shift : 0, dy = item.parent ? HEAD : 0;
     const lineLayer = svg("g", { transform: `translate(${dx},${dy})` }), labelLayer = svg("g", { transform: `translate(${dx},${dy})` });
     routes.forEach((r, k) => {
       const kind = lines[k][0]?.kind, color = kind ? COLLECTIVE_COLORS[kind] ?? "#6d28d9" : "#8b93a1";
       const path = svg("path", { d: routePath(r.points, r.back), class: kind ? "edge comm" : "edge", stroke: color, "marker-end": `url(#head-${kind in COLLECTIVE_COLORS ? kind : "arrow"})` });
-      if (r.back) path.setAttribute("stroke-dasharray", "4 3");
+      if (r.back && !r.solid) path.setAttribute("stroke-dasharray", "4 3");
       lineLayer.append(path);
       if (r.label) lines[k].forEach((line, n) => {
         const label = svg("text", { x: r.label.x, y: r.label.y + n * LABEL_H, class: "label", fill: COLLECTIVE_COLORS[line.kind] ?? "#6d28d9", "data-comm": line.kind }, line.text);
@@ -363,7 +368,7 @@ function buildGraph(plan, tree, onSelect) {
       }
       queue.push(...visibleChildren(group).filter((c) => c.kind === "group"));
     }
-    render(); fit();
+    render(); fit(tree.root, 0.1);
     tell(left ? `${whole(shown)} boxes are shown; ${whole(left)} groups stay closed, to keep this page readable. Open them one by one.` : "");
   }
 
@@ -371,12 +376,12 @@ function buildGraph(plan, tree, onSelect) {
   function tell(text) { notice.textContent = text; }
   function move() { world.setAttribute("transform", `translate(${state.view.x},${state.view.y}) scale(${state.view.k})`); }
 
-  function fit(item = tree.root) {
+  function fit(item = tree.root, least = item === tree.root ? 0.02 : 0.35) {
     const box = place(item), w = canvas.clientWidth || 900, h = canvas.clientHeight || 600;
     if (!box) return;
-    const fitted = Math.min((w - 40) / box.w, (h - 80) / box.h), k = Math.min(1.25, Math.max(fitted, item === tree.root ? 0.02 : 0.35));
-    const tall = box.h * k > h - 60;
-    state.view = { k, x: (w - box.w * k) / 2 - box.x * k, y: tall ? 56 - box.y * k : Math.max(52, (h - box.h * k) / 2) - box.y * k };
+    const fitted = Math.min((w - 40) / box.w, (h - 80) / box.h), k = Math.min(1.25, Math.max(fitted, least));
+    const tall = box.h * k > h - 60, broad = box.w * k > w;
+    state.view = { k, x: (broad ? 20 : (w - box.w * k) / 2) - box.x * k, y: tall ? 56 - box.y * k : Math.max(52, (h - box.h * k) / 2) - box.y * k };
     move();
   }
 

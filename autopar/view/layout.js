@@ -96,7 +96,7 @@ function finishLayout(items, edges, cells, layers, chains, linked) {
   layers.forEach((row, l) => {
     if (l) y += GAP_Y + rowsIn[l] * LABEL_H;
     const height = Math.max(0, ...row.map((i) => cells[i].h));
-    for (const i of row) { cells[i].y = y + (height - cells[i].h) / 2; cells[i].rowTop = y; cells[i].rowBottom = y + height; }
+    for (const i of row) { cells[i].y = y + (cells[i].up.length ? (height - cells[i].h) / 2 : height - cells[i].h); cells[i].rowTop = y; cells[i].rowBottom = y + height; }
     y += height;
   });
   const used = layers.flat();
@@ -157,6 +157,33 @@ function route(items, e, at, chain, cells, label, left, size) {
   points.push([b.x + to.w / 2, b.y]);
   if (!label) return { points, back: false, label: null };
   return { points, back: false, label: { x: label.x - left, y: cells[chain.at(-1)].rowTop - 9 - (label.row + label.lines - 1) * LABEL_H } };
+}
+
+// The phases of a step stand side by side: edges run from each to the next along the top, over what lies between.
+function layoutColumns(items, edges) {
+  const inOrder = items.map((_, i) => i).sort((p, q) => items[p].order - items[q].order), rankOf = new Map(inOrder.map((i, k) => [i, k]));
+  const near = (e) => rankOf.get(e.b) === rankOf.get(e.a) + 1;
+  const width = (e) => Math.max(...e.lines.map((line) => line.length), 4) * 6 + 24;
+  const far = edges.filter((e) => !near(e)), top = far.length * 22 + sum(far.map((e) => e.lines.length * LABEL_H));
+  const at = [];
+  let x = 0;
+  for (const i of inOrder) {
+    at[i] = { x, y: top };
+    const next = edges.filter((e) => e.a === i && near(e));
+    x += items[i].w + Math.max(50, ...next.map(width));
+  }
+  const last = inOrder.at(-1);
+  let y = top;
+  const routes = edges.map((e) => {
+    const from = [at[e.a].x + items[e.a].w, top + 16], to = [at[e.b].x, top + 16], middle = (from[0] + to[0]) / 2;
+    if (near(e)) return { points: [from, to], back: true, solid: true, label: e.lines.length ? { x: middle, y: top + 10 - (e.lines.length - 1) * LABEL_H } : null };
+    y -= 8 + e.lines.length * LABEL_H;
+    const label = { x: (at[e.a].x + items[e.a].w + at[e.b].x) / 2, y: y - 4 - (e.lines.length - 1) * LABEL_H };
+    const out = at[e.a].x + items[e.a].w - 30, into = at[e.b].x + 30, over = y;
+    y -= 6;
+    return { points: [[out, top], [out, over], [into, over], [into, top]], back: true, solid: true, label: e.lines.length ? label : null };
+  });
+  return { w: last === undefined ? 0 : at[last].x + items[last].w, h: top + Math.max(0, ...items.map((item) => item.h)), at, routes };
 }
 
 function routePath(points, back) {

@@ -84,7 +84,7 @@ function memoryChart(plan, names, limit, peak, toLimit) {
     tip.style.display = "block";
   });
   root.addEventListener("pointerleave", () => { tip.style.display = "none"; cursor.setAttribute("x1", -9); cursor.setAttribute("x2", -9); });
-  return el("div", { class: "chartbox" }, root, tip, el("p", { class: "note" }, `One column per ${num > columns ? `${digits(num / columns)} moments, the highest of them` : "node of the program"}, in the order of execution; columns are not proportional to time.`));
+  return el("div", { class: "chartbox" }, root, tip, el("p", { class: "note" }, `From left to right in the order of execution, not proportional to time; ${num > columns ? `each column is the highest of about ${Math.round(num / columns)} nodes` : "one column per node of the program"}.`));
 }
 
 function parametersTab(plan) {
@@ -92,7 +92,7 @@ function parametersTab(plan) {
   const rowsOf = (folded) => (folded ? folds : params.name.map((name, i) => ({ name, members: [i] }))).map((fold) => ({ ...fold, i: fold.members[0], n: fold.members.length, of: (column) => sum(fold.members.map((m) => params[column][m])) }));
   const chips = (column) => ({ align: "left", of: (r) => text(params[column], r.i) ?? "none", print: (_, r) => shardingChips(plan, text(params[column], r.i)) });
   const size = (r) => r.n * text(params.shape_t, r.i).reduce((p, q) => p * q, 1);
-  const amount = (column) => ({ of: (r) => r.of(column), print: (n, r) => (r && r.n > 1 ? el("span", {}, bytes(n), el("span", { class: "note" }, ` ${bytes(params[column][r.i])} each`)) : bytes(n)), total: "sum", hint: "on one rank, in its own sharding" });
+  const amount = (column) => ({ of: (r) => r.of(column), print: (n, r) => (r && r.n > 1 ? el("span", {}, bytes(n), el("span", { class: "note each" }, `${bytes(params[column][r.i])} each`)) : bytes(n)), total: "sum", hint: "on one rank, in its own sharding" });
   const draw = (folded) => {
     section.replaceChildren(el("h2", {}, "Parameters, their gradients and optimizer states"),
       el("label", { class: "switch" }, el("input", { type: "checkbox", checked: folded, on: { change: (e) => draw(e.target.checked) } }), " fold equal rows (a folded row shows the sum of its members, and each)"),
@@ -134,7 +134,7 @@ function communicationTab(plan, goTo) {
     const r = comms.reader[c], key = r >= 0 && plan.foldOf[r] >= 0 ? `${plan.rep[r]} ${nodes.inputs[r].indexOf(comms.value[c])} ${text(comms.kind_t, c)} ${text(comms.axis_t, c)} ${text(comms.source_t, c)}` : `c${c}`;
     push(folded, key, c);
   }
-  const each = (column, print) => ({ of: (r) => sum(r.list.map((c) => comms[column][c])), print: (n, r) => (r && r.list.length > 1 ? el("span", {}, print(n), el("span", { class: "note" }, ` ${print(comms[column][r.c])} each`)) : print(n)), total: "sum" });
+  const each = (column, print) => ({ of: (r) => sum(r.list.map((c) => comms[column][c])), print: (n, r) => (r && r.list.length > 1 ? el("span", {}, print(n), el("span", { class: "note each" }, `${print(comms[column][r.c])} each`)) : print(n)), total: "sum" });
   section.append(el("h2", {}, "One by one"), buildTable({ id: "comms", searchable: true, sortBy: 7, rows: [...folded.values()].map((list) => ({ list, c: list[0] })), onRow: (r) => comms.reader[r.c] >= 0 && goTo(comms.reader[r.c]),
     note: "Equal communications of equal blocks are one row. Click a row to see its reader in the graph.", columns: [
       { title: "value", align: "left", of: (r) => plan.tensors.name[comms.value[r.c]], print: (name) => el("code", {}, name) }, { title: "count", of: (r) => r.list.length, print: (n, r) => (r ? `×${n}` : whole(n)), total: "sum" },
@@ -155,7 +155,7 @@ function certificateTab(plan) {
     factList([["this plan, as the solver adds it", ms(solve.objective_s)], ["proven lower bound", ms(solve.lower_bound_s)], ["gap", percent(solve.gap)], ["search space", solve.search_space], ["variables", whole(solve.num_variables)], ["time to solve", `${digits(solve.wall_s)} s`]]),
     el("p", { class: "note" }, "The proof is about the cost model and the search space named here, not about the machine: ", cost.relative_error === null ? `how far predictions are from measurements is not known (${cost.error_source}).` : `predictions were ${percent(cost.relative_error)} off on ${cost.error_source}.`),
     el("h2", {}, "Where the time to solve went"), buildTable({ id: "phases", rows: Object.entries(solve.phases), columns: [{ title: "phase", align: "left", of: ([name]) => name.replace(/_s$/, "") }, { title: "seconds", of: ([, s]) => s, print: (s) => `${digits(s)} s`, total: "sum" }] }),
-    el("h2", {}, "Not tried further"), solve.pruned.length ? buildTable({ id: "pruned", rows: solve.pruned, searchable: true, columns: [{ title: "what", align: "left", of: (r) => r.what }, { title: "why", align: "left", of: (r) => r.why }] }) : el("p", { class: "note" }, "Nothing was pruned."),
+    el("h2", {}, "Not tried further"), solve.pruned.length ? buildTable({ id: "pruned", rows: solve.pruned, searchable: solve.pruned.length > 12, columns: [{ title: "what", align: "left", of: (r) => r.what }, { title: "why", align: "left", of: (r) => r.why }] }) : el("p", { class: "note" }, "Nothing was pruned."),
     el("h2", {}, "Model and cluster"), factList([
       ["model", `${model.name}${model.source ? ` from ${model.source}` : ""}`], ["arguments", Object.entries(model.args).map(([k, v]) => `${k}=${v}`).join(", ")], ["precision", model.precision], ["batch", model.batch], ["sequence", model.seq], ["graph", model.graph_hash],
       ["schedule", `${schedule}, ${microbatches} microbatch${microbatches > 1 ? "es" : ""}`], ["cluster", `${cluster.spec}: ${cluster.num_devices} × ${cluster.device} on ${cluster.num_hosts} host${cluster.num_hosts > 1 ? "s" : ""}`],

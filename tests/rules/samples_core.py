@@ -66,8 +66,12 @@ def pointwise_samples() -> Iterator[Sample]:
             yield make_sample(op, x, column, label="column")
         elif name in COMPARE:
             op = f"aten.{name}.{'default' if name.startswith('logical') else 'Tensor'}"
-            yield make_sample(op, x, row)
-            yield make_sample(op, column, row, label="outer")
+            few, fewer = below(3, 6, 9) - 1, below(3, 9, seed="few") - 1
+            yield make_sample(op, few.to(F64), fewer.to(F64))
+            yield make_sample(op, below(3, 6, 1), fewer, label="outer")
+        elif name in ("isfinite", "isinf", "isnan", "nan_to_num", "logical_not"):
+            odd = torch.tensor([0.0, 1.0, -2.0, torch.inf, -torch.inf, torch.nan], dtype=F64)
+            yield make_sample(f"aten.{name}", odd[below(6, 6, 9)])
         elif name in INTEGER:
             a, b = numbers(6, 9, kind="int"), numbers(9, kind="int")
             yield make_sample(f"aten.{name}.Tensor", a.abs() % 8, b.abs() % 4)
@@ -125,7 +129,7 @@ def linear_pointwise_samples() -> Iterator[Sample]:
     yield make_sample("aten._to_copy", x, dtype=torch.float64)
     yield make_sample("aten._to_copy", numbers(6, kind="int"), dtype=F64, label="from integer")
     yield make_sample("aten._to_copy", x, dtype=torch.int64, label="to integer")
-    yield make_sample("aten._to_copy", x, dtype=torch.bool, label="to bool")
+    yield make_sample("aten._to_copy", below(2, 6, 9).to(F64), dtype=torch.bool, label="to bool")
     yield make_sample("aten.where.self", mask, x, y)
     yield make_sample("aten.where.self", mask, x, scalar, label="0-dim")
     yield make_sample("aten.addcmul", x, y, row, value=0.3)
@@ -209,8 +213,9 @@ def reduction_samples() -> Iterator[Sample]:
         yield make_sample(f"aten.{op}", x, 1)
         yield make_sample(f"aten.{op}", x, label="all")
     for op in ("any", "all"):
-        yield make_sample(f"aten.{op}", numbers(4, 6, kind="bool"))
-        yield make_sample(f"aten.{op}.dim", numbers(4, 6, kind="bool"), 1, True)
+        rare = below(8, 12, 6) == 0
+        yield make_sample(f"aten.{op}", rare if op == "any" else ~rare)
+        yield make_sample(f"aten.{op}.dims", rare if op == "any" else ~rare, [1], True)
     yield make_sample("aten.prod.dim_int", numbers(4, 6), 1)
     yield make_sample("aten.prod", numbers(4, 6))
     for op in ("var", "std", "var_mean", "std_mean"):

@@ -87,6 +87,7 @@ def task_endless(checkpoint, timeout_s):
             time.sleep(0.005)
     except AutoparError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        stop_process_group()
         raise SystemExit(2) from None
 
 

@@ -51,6 +51,8 @@ _SORT = "the order needs every element of the dim"
 
 ROWS = (
     Rule("aten.sum", _split, linear=linear_unless_integer),
+    Rule("aten.count_nonzero", _split),
+    Rule("aten.nansum", _split),
     Rule("aten.amax", _split, reduce="max"),
     Rule("aten.max", _split, reduce="max"),
     Rule("aten.mean", _whole, linear=SELF, why_whole="a mean of parts is not the mean: write it as a sum times 1/n"),
@@ -58,7 +60,7 @@ ROWS = (
         Rule(f"aten.{name}", _whole, why_whole=_KEEP)
         for name in (
             "amin", "min", "max.dim", "min.dim", "argmax", "argmin", "prod", "var", "var_mean", "std", "std_mean", "any", "all",
-            "logsumexp", "linalg_vector_norm", "norm", "median", "count_nonzero", "nansum", "aminmax",
+            "logsumexp", "linalg_vector_norm", "norm", "median", "aminmax",
             "kthvalue", "mode",
         )
     ),

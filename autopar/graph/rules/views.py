@@ -6,7 +6,7 @@ A dim that a view merges or splits is a product of factors: `(v0 v1) -> v0 v1`. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import gcd, prod
 
 from ..node import Arg
 from ..rule import Rule, Shape, Site
@@ -52,8 +52,7 @@ def _refine(before: Shape, after: Shape, count: int) -> tuple[list[str], list[st
     """Texts of the dims of one run; factor names count on from `count`."""
     strides = sorted({prod(dims[k:]) for dims in (before, after) for k in range(len(dims) + 1)})
     if any(high % low for low, high in zip(strides, strides[1:])):
-        names = [f"[v{count + k}]" for k in range(len(before) + len(after))]
-        return names[: len(before)], names[len(before) :], count + len(names)
+        return _ragged(before, after, count)
     name = {low: (f"v{count + k}", high // low) for k, (low, high) in enumerate(zip(reversed(strides[:-1]), reversed(strides[1:])))}
 
     def texts(dims: Shape) -> list[str]:
@@ -65,6 +64,21 @@ def _refine(before: Shape, after: Shape, count: int) -> tuple[list[str], list[st
         return found
 
     return texts(before), texts(after), count + len(name)
+
+
+def _ragged(before: Shape, after: Shape, count: int) -> tuple[list[str], list[str], int]:
+    """Dims that are cut across: only what the outermost, and what the innermost dims have in common is free."""
+    outer, inner = gcd(before[0], after[0]), gcd(before[-1], after[-1])
+    first, last = f"v{count}", f"v{count + 1}"
+    count += 2
+    texts = []
+    for dims in (before, after):
+        names = [f"[v{count + k}]" for k in range(len(dims))]
+        names[0] = f"({first}:{outer} {names[0]})"
+        names[-1] = f"({names[-1]} {last}:{inner})"
+        texts.append(names)
+        count += len(dims)
+    return texts[0], texts[1], count
 
 
 def _view(site: Site) -> str:
@@ -157,5 +171,5 @@ ROWS = (
     Rule("aten.squeeze", _squeeze, SELF, flops=0, why_whole="a shard of size one would be squeezed away"),
     Rule("aten.alias", "... -> ...", SELF, flops=0),
     Rule("aten.detach", "... -> ...", SELF, flops=0),
-    Rule("aten.as_strided", _as_strided, flops=0, why_whole="its strides are those of the whole memory"),
+    Rule("aten.as_strided", _as_strided, SELF, flops=0, why_whole="its strides are those of the whole memory"),
 )

@@ -1,0 +1,323 @@
+"""The front door, and the one page that lists the compiler's passes in order.
+
+    workload --trace--> graph --fold, rules, cuts--> case --solver--> assignment --answer--> plan + program --emit--> files --> executable
+
+In: a model, a loss, an optimizer, example inputs, a cluster. Out: a `Plan` (`plan`), the emitted files (`compile_workload`), or an
+executable (`compile`). Every pass is a function of the floors below; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from .cluster import Cluster, num_devices, parse_cluster
+from .codegen.emit import emit_files
+from .cost.model import CostModel, build_cost_model, list_meshes
+from .cost.prices import build_prices
+from .cost.rows import load_profile
+from .errors import PlanError
+from .graph.check_plan import check_plan
+from .graph.choice import Assignment
+from .graph.cuts import find_cuts, resolve_all
+from .graph.graph import Graph, check_graph, count_params, graph_hash
+from .graph.mesh import Mesh, MeshAxis
+from .graph.plan import Certificate, ClusterInfo, ModelInfo, Plan
+from .graph.plan_json import load_plan, print_plan_json
+from .graph.program import Program, check_program
+from .graph.repeats import find_repeats, fold_graph
+from .graph.rules import RULES
+from .graph.text import print_graph, print_program
+from .options import Options
+from .runtime import Executable, ProcessComm, initial_state, read_torchrun_env, start_process_group, state_of_module
+from .solver.answer import Answered, Case, build_answer
+from .solver.recognise import recognise
+from .solver.search import Question, search
+from .trace import Traced, Workload, trace_step
+
+PROFILE_PATH = Path.home() / ".cache" / "autopar" / "profile-cpu.json"
+_INLINE_ELEMENTS = 4096  # a constant buffer up to this size is written into the program's text
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What compiling gives, stage by stage."""
+
+    workload: Workload
+    traced: Traced
+    plan: Plan
+    program: Program
+    files: Mapping[str, str]
+
+
+def plan(
+    model: torch.nn.Module,
+    cluster_spec: str | Cluster,
+    *,
+    example_inputs: tuple | dict,
+    example_targets: tuple = (),
+    loss: Callable | None = None,
+    optimizer: Callable | None = None,
+    options: Options | None = None,
+) -> Plan:
+    """Decide how to split a training step over a cluster; needs no processes, no GPU and no memory for weights.
+
+    Args:
+        model: any module; on the meta device it costs no memory.
+        cluster_spec: `cpu:4`, `2x8xH100-80GB`, a TOML file, or a `Cluster`.
+        example_inputs: what `forward` takes, a tuple or a dict of keyword arguments, with the GLOBAL batch's shapes.
+        example_targets: what the loss takes after the model's output, with the global batch's shapes.
+        loss: `loss(output, *targets)` returns a scalar; None: forward only.
+        optimizer: a `torch.optim` class, a partial, or a callable from parameters to an optimizer.
+        options: see `Options`.
+    Raises:
+        AutoparError: of the kind that fits; its text says what to do. `InfeasibleError` where nothing fits the memory.
+    """
+    workload = Workload(model=model, example_inputs=example_inputs, example_targets=example_targets, loss=loss, optimizer=optimizer)
+    return compile_workload(workload, cluster_spec, options or Options()).plan
+
+
+def compile(
+    model: torch.nn.Module,
+    cluster_spec: str | Cluster,
+    *,
+    example_inputs: tuple | dict,
+    example_targets: tuple = (),
+    loss: Callable | None = None,
+    optimizer: Callable | None = None,
+    options: Options | None = None,
+    given_plan: Plan | None = None,
+) -> Executable:
+    """Plan, emit, and start this rank's part of the program.
+
+    Under torchrun rank 0 compiles and the others take its files, so all ranks run one plan; each makes only its own pieces of the
+    states. Without torchrun the executable can be looked at and emitted (`.plan`, `.emit`); it steps if the plan has one rank.
+
+    Args:
+        given_plan: use this plan instead of solving; it must be of this model.
+        Others as in `plan`.
+    Raises:
+        AutoparError: as in `plan`; `RankError` where torchrun's world size is not the plan's.
+    """
+    workload = Workload(model=model, example_inputs=example_inputs, example_targets=example_targets, loss=loss, optimizer=optimizer)
+    return launch(workload, cluster_spec, options or Options(), given_plan=given_plan)
+
+
+def launch(
+    workload: Workload, cluster_spec: str | Cluster, options: Options, given_plan: Plan | None = None, timeout_s: float | None = None
+) -> Executable:
+    """The executable of a workload on this rank (see `compile`)."""
+    cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
+    env = read_torchrun_env()
+    limits = {} if timeout_s is None else {"timeout_s": timeout_s}
+    if env is None:
+        compiled = compile_workload(workload, cluster, options, given_plan=given_plan)
+        comm = None
+        if not compiled.plan.assignment.mesh.axes:
+            comm = start_process_group(Mesh(()), None, device_type=cluster.device.kind)
+        return _make_executable(workload, compiled.plan, compiled.files, comm, options)
+    world = Mesh((MeshAxis("world", num_devices(cluster)),)) if num_devices(cluster) > 1 else Mesh(())
+    comm = start_process_group(world, env, device_type=cluster.device.kind, **limits)
+    answer: object = None
+    if comm.rank == 0:
+        try:
+            compiled = compile_workload(workload, cluster, options, given_plan=given_plan)
+            answer = (compiled.plan, dict(compiled.files))
+        except Exception as error:  # noqa: BLE001 - told to all ranks, then raised on each
+            answer = error
+    answer = comm.share(answer)
+    if isinstance(answer, Exception):
+        raise answer
+    chosen, files = answer
+    if chosen.assignment.mesh.axes:
+        comm = ProcessComm(chosen.assignment.mesh, comm.device, **limits)
+    return _make_executable(workload, chosen, files, comm, options)
+
+
+def _make_executable(workload: Workload, chosen: Plan, files: Mapping[str, str], comm: object, options: Options) -> Executable:
+    executable = Executable(chosen, files, comm, {}, seed=options.seed)
+    if comm is not None:
+        given = state_of_module(workload.model)
+        executable.state.update(initial_state(executable.program, comm.rank, given, options.seed, comm.device))
+    return executable
+
+
+def compile_workload(
+    workload: Workload,
+    cluster_spec: str | Cluster,
+    options: Options,
+    *,
+    given_plan: Plan | None = None,
+    source: ModelInfo | None = None,
+    report: Report | None = None,
+    rows_path: Path = PROFILE_PATH,
+) -> Compiled:
+    """All passes, in order.
+
+    Args:
+        given_plan: its assignment is used instead of solving.
+        source: where the model came from, to be kept in the plan (its `source`, `args`, `batch`, `seq`).
+        report: told what is going on, one line each.
+        rows_path: the measured figures of this machine's CPU, if `autopar profile` made them.
+    """
+    say = report or (lambda line: None)
+    dump = _Dump(options.dump_dir)
+    cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
+    precision = options.precision or ("bf16" if cluster.device.kind == "cuda" else "fp32")
+    began = time.perf_counter()
+
+    say(f"tracing {workload.name or type(workload.model).__name__} in {precision}")
+    traced = trace_step(workload, precision)
+    graph = traced.graph
+    check_graph(graph)
+    dump("graph", lambda: print_graph(graph))
+    trace_s = time.perf_counter() - began
+
+    began = time.perf_counter()
+    case = build_case(graph)
+    dump("fold", lambda: _print_fold(case))
+    classes = len(set(case.fold.node_class))
+    say(f"{len(graph.nodes)} nodes, {classes} after folding equal blocks; {count_params(graph):,} parameters")
+    model = build_cost_model(cluster, load_profile(rows_path) if cluster.device.kind == "cpu" else None)
+    rules_s = time.perf_counter() - began
+
+    if given_plan is None:
+        assignment, certificate = _solve(case, cluster, model, options, say, (("trace_s", trace_s), ("rules_s", rules_s)))
+    else:
+        check_belongs(given_plan, graph, cluster, precision)
+        assignment, certificate = given_plan.assignment, given_plan.solve
+    dump("assignment", lambda: _print_assignment(assignment))
+
+    answered = answer_of(case, assignment, certificate, cluster, model, options, precision, source, workload)
+    check_plan(answered.plan)
+    check_program(answered.program)
+    dump("program", lambda: print_program(answered.program))
+
+    files = emit_files(answered.program, graph, answered.plan, initial_recipes(workload, traced), traced.param_aliases, print_plan_json(answered.plan))
+    dump("emitted", lambda: files["program.py"])
+    return Compiled(workload, traced, answered.plan, answered.program, files)
+
+
+def build_case(graph: Graph) -> Case:
+    """The graph with its rules, cuts and folds: all that solver and answer need of it."""
+    sites, signatures = resolve_all(graph, RULES)
+    repeats = find_repeats(graph)
+    return Case(graph, sites, signatures, find_cuts(graph, signatures), fold_graph(graph, repeats), repeats)
+
+
+def _solve(
+    case: Case, cluster: Cluster, model: CostModel, options: Options, say: Report, phases: tuple[tuple[str, float], ...]
+) -> tuple[Assignment, Certificate]:
+    meshes = list_meshes(cluster)
+    limit = options.memory_bytes or cluster.device.memory_bytes
+    question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, limit, model.reserve_bytes)
+    found = search(
+        question, meshes, lambda mesh: build_prices(model, mesh, case.graph, case.sites, case.signatures),
+        time_limit_s=options.time_limit_s, report=say,
+    )  # fmt: skip
+    return found.assignment, replace(found.certificate, phases=(*phases, *found.certificate.phases))
+
+
+def answer_of(
+    case: Case,
+    assignment: Assignment,
+    certificate: Certificate,
+    cluster: Cluster,
+    model: CostModel,
+    options: Options,
+    precision: str,
+    source: ModelInfo | None,
+    workload: Workload,
+) -> Answered:
+    """The plan and program of an assignment."""
+    graph = case.graph
+    labels, summary = recognise(graph, case.sites, case.signatures, case.cuts, assignment)
+    info = ModelInfo(workload.name or graph.name, count_params(graph), graph_hash(graph), precision)
+    if source is not None:
+        info = replace(info, source=source.source, args=source.args, batch=source.batch, seq=source.seq)
+    prices = build_prices(model, assignment.mesh, graph, case.sites, case.signatures)
+    return build_answer(case, assignment, certificate, model, prices, labels, summary, info, cluster_info(cluster, model, options, precision))
+
+
+def cluster_info(cluster: Cluster, model: CostModel, options: Options, precision: str) -> ClusterInfo:
+    """The plan's record of the cluster."""
+    device = cluster.device
+    rates = dict(device.flops_per_s)
+    dtype = {"bf16": "bfloat16", "fp64": "float64"}.get(precision, "float32")
+    return ClusterInfo(
+        cluster.spec, num_devices(cluster), cluster.num_hosts, device.name, options.memory_bytes or device.memory_bytes,
+        rates.get(dtype) or rates["float32"], device.memory_bytes_per_s,
+        cluster.inside.latency_s, cluster.inside.bandwidth_bytes_per_s, cluster.across.latency_s, cluster.across.bandwidth_bytes_per_s,
+        model.source,
+    )  # fmt: skip
+
+
+def check_belongs(given: Plan, graph: Graph, cluster: Cluster, precision: str) -> None:
+    """Raise `PlanError` where a plan is of another model, precision or cluster."""
+    if given.model.precision != precision:
+        raise PlanError(f"the plan was made in {given.model.precision}, now {precision} is asked for; pass --precision {given.model.precision}")
+    found = graph_hash(graph)
+    if given.model.graph_hash != found:
+        raise PlanError(
+            f"the plan belongs to another model: it was made for graph {given.model.graph_hash} ({given.model.name}), this one is {found} "
+            f"({graph.name}); plan it again with `autopar plan`"
+        )
+    if given.cluster.num_devices != num_devices(cluster) or given.cluster.device != cluster.device.name:
+        raise PlanError(
+            f"the plan belongs to another cluster: {given.cluster.num_devices} x {given.cluster.device}, this one has "
+            f"{num_devices(cluster)} x {cluster.device.name}; plan it again with `autopar plan`"
+        )
+
+
+def initial_recipes(workload: Workload, traced: Traced) -> dict[str, tuple]:
+    """State storage -> how its first value is made (`runtime.initial`), from what building and tracing recorded."""
+    recipes: dict[str, tuple] = {}
+    for name, ops in workload.init.items():
+        recipes[name] = tuple((op, *args) for op, args in ops) or ("zeros",)
+    tensors = {name: t for name, t in state_of_module(workload.model).items() if not t.is_meta}
+    constants = {name.rpartition("@")[0]: t for name, t in traced.constants.items()}
+    buffers = {name for name, _ in workload.model.named_buffers(remove_duplicate=False)}
+    for name, tensor in (*((n, t) for n, t in tensors.items() if n in buffers), *constants.items()):
+        if tensor.numel() <= _INLINE_ELEMENTS:
+            recipes[name] = ("tensor", tuple(tensor.detach().flatten().tolist()))
+    for storage, (how, what) in traced.init_optim.items():
+        recipes[storage] = ("copy", what) if how == "param" else ("fill", what) if what else ("zeros",)
+    return recipes
+
+
+class _Dump:
+    """Writes each stage of the compiler as a numbered text file, where a folder is given."""
+
+    def __init__(self, directory: str | os.PathLike | None) -> None:
+        self._directory = Path(directory) if directory else None
+        self._count = 0
+
+    def __call__(self, name: str, text: Callable[[], str]) -> None:
+        if self._directory is None:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._count += 1
+        (self._directory / f"{self._count:02d}-{name}.txt").write_text(text())
+
+
+def _print_fold(case: Case) -> str:
+    lines = [f"{len(case.graph.nodes)} nodes, {len(set(case.fold.node_class))} decide"]
+    for repeat in case.repeats:
+        numbers = [block.index for block in repeat.blocks]
+        lines.append(f"{repeat.family or '(numbered)'}  {repeat.phase.value:9} x{len(numbers)}  {len(repeat.blocks[0].nodes)} nodes each  blocks {numbers}")
+    return "\n".join(lines) + "\n"
+
+
+def _print_assignment(assignment: Assignment) -> str:
+    lines = [f"store {name}: {sharding}" for name, sharding in assignment.storages]
+    lines += [f"{name}: {' '.join(choices)}" for name, choices in assignment.strategies]
+    return "\n".join(lines) + "\n"
+
+
+__all__ = ["Compiled", "Executable", "Options", "Plan", "Workload", "compile", "compile_workload", "launch", "load_plan", "plan"]

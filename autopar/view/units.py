@@ -1,0 +1,40 @@
+"""Units for print: seconds as ms, bytes as MiB or GiB. Inside, quantities stay in seconds and bytes."""
+
+from __future__ import annotations
+
+
+def print_number(x: float) -> str:
+    """Three digits or so, thousands apart: `1,234`, `12.3`, `0.52`, `0.0031`."""
+    if x == 0:
+        return "0"
+    if abs(x) >= 100:
+        return f"{x:,.0f}"
+    if abs(x) >= 10:
+        return f"{x:.1f}"
+    return f"{x:.2f}" if abs(x) >= 0.1 else f"{x:.2g}"
+
+
+def print_ms(seconds: float) -> str:
+    """Seconds as milliseconds."""
+    return f"{print_number(seconds * 1e3)} ms"
+
+
+def print_bytes(count: float) -> str:
+    """Bytes as GiB, MiB or (small ones) KiB and B."""
+    for size, unit, least in ((2**30, "GiB", 2**29), (2**20, "MiB", 2**20 / 10), (2**10, "KiB", 2**10)):
+        if count >= least:
+            return f"{print_number(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def print_count(count: float) -> str:
+    """`124 M`, `1.20 T`."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{print_number(count / size)} {letter}"
+    return f"{count:g}"
+
+
+def print_percent(share: float) -> str:
+    """0.0013 as `0.13 %`."""
+    return "<0.01 %" if 0 < share < 1e-4 else f"{print_number(share * 100)} %"
