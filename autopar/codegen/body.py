@@ -7,6 +7,7 @@ update reads. Invariant: executing the text runs exactly the program's nodes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import ProgramError
@@ -49,13 +50,15 @@ class _Frame:
     dead: frozenset[str]
     loop_names: list[str]
     stored: set[str]  # values that `forward` or `backward` has put into `kept`
+    notes: Mapping[str, str]
 
 
-def print_bodies(program: Program, grads: tuple[tuple[str, str], ...]) -> Body:
+def print_bodies(program: Program, grads: tuple[tuple[str, str], ...], notes: Mapping[str, str]) -> Body:
     """Print the functions of a program.
 
     Args:
         grads: (parameter input, its final gradient) of the whole graph: names the entries of `grads`.
+        notes: node -> one line on what was chosen for it and why.
     """
     graph = program.graph
     items = order_items(graph)
@@ -70,7 +73,7 @@ def print_bodies(program: Program, grads: tuple[tuple[str, str], ...]) -> Body:
     written = {n.inputs[1] for n in graph.nodes if n.op == "state.write"}
     dead = frozenset(v for v, places in uses.items() if not places and v not in leaving and v not in written)
     state_keys = {v.name: f'batch["{v.name}"]' if v.kind.value == "batch" else f'state["{v.storage}"]' for v in graph.values if v.name in set(graph.inputs)}
-    frame = _Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, [], set())
+    frame = _Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, [], set(), notes)
     frame.grad_keys = _name_grads(program, grads, crossings)
     for k, table in enumerate(crossings.loops):
         frame.loop_names.append(_loop_name(frame, k, table))
@@ -149,7 +152,7 @@ def _print_block(frame: _Frame, k: int) -> str:
     def path_text(path: str) -> str:
         return path.replace(prefix, f"{loop.family}.{{i}}" if loop.family else "{i}", 1) if path.startswith(prefix) else path
 
-    writer = Writer(("kept_here",), state_text, path_text)
+    writer = Writer((), state_text, path_text, frame.notes)
     arguments, carried = [], []
     for entry in table.entries:
         value = entry.names[0]
@@ -225,7 +228,7 @@ def _print_phase(frame: _Frame, phase: Phase) -> str:
     items = frame.items[phase]
     if not items:
         return ""
-    writer = Writer(tuple(frame.containers.values()), lambda name: frame.state_keys[name], lambda path: path)
+    writer = Writer(tuple(frame.containers.values()), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
     reads = [_item_reads(frame, item) for item in items]
     last = {name: place for place, names in enumerate(reads) for name in names}
     leaving = _leaving(graph)
@@ -347,9 +350,9 @@ def _print_update(frame: _Frame) -> list[str]:
         title = f"update_{number}" if len(groups) > 1 else "update_param"
         functions.append(_print_part(frame, title, group[0]))
         names = fold_names([part.param for part in group])
-        calls.append(f"for name in expand_names({', '.join(repr(n) for n in names)}):")
+        calls += ["for name in expand_names(", *(f'    "{n}",' for n in names), "):"]
         calls.append(f"    {title}(comm, state, grads, name)")
-    writer = Writer(tuple(frame.containers.values()), lambda name: frame.state_keys[name], lambda path: path)
+    writer = Writer(tuple(frame.containers.values()), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
     last = _last_uses(frame.graph, tuple(rest))
     for place, i in enumerate(rest):
         node = frame.graph.nodes[i]
@@ -367,7 +370,7 @@ def _print_part(frame: _Frame, title: str, part: Part) -> str:
     def state_text(name: str) -> str:
         return frame.state_keys[name].replace('["', '[f"').replace(part.param, "{name}") if part.param in name else frame.state_keys[name]
 
-    writer = Writer((), state_text, lambda path: "")
+    writer = Writer((), state_text, lambda path: "", {})
     last = _last_uses(frame.graph, part.nodes)
     for place, i in enumerate(part.nodes):
         node = frame.graph.nodes[i]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from ..graph.graph import Graph
 from ..graph.mesh import num_ranks, print_mesh
@@ -54,17 +55,39 @@ def emit_files(
 
 def print_program(program: Program, graph: Graph, plan: Plan, inits: Mapping[str, tuple], aliases: Mapping[str, str]) -> str:
     """The text of `program.py`."""
-    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, inits, aliases)
+    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, inits, aliases, _notes(plan))
 
 
 def print_source(
-    program: Program, graph: Graph, name: str, cluster: str, summary: str, inits: Mapping[str, tuple], aliases: Mapping[str, str]
+    program: Program,
+    graph: Graph,
+    name: str,
+    cluster: str,
+    summary: str,
+    inits: Mapping[str, tuple],
+    aliases: Mapping[str, str],
+    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The text of `program.py` from its parts, for callers that have no plan (verification of any assignment)."""
-    body = print_bodies(program, graph.grads)
+    body = print_bodies(program, graph.grads, notes)
     header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=_wrap(summary))
     parts = [header, _print_tables(program, inits, aliases), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
     return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _notes(plan: Plan) -> dict[str, str]:
+    """Node -> what each mesh axis does there, the sharding of its output, and why."""
+    axes = [axis.name for axis in plan.assignment.mesh.axes]
+    sharding = {t.name: t.sharding for t in plan.tensors}
+    notes = {}
+    for node in plan.nodes:
+        if all(choice == "R" for choice in node.choices):
+            chosen = "every rank alike"
+        else:
+            chosen = ", ".join(f"{axis} {'splits ' if choice[:2] != 'P(' else ''}{choice}" for axis, choice in zip(axes, node.choices) if choice != "R")
+        made = next((str(sharding[o]) for o in node.outputs if o), "")
+        notes[node.name] = f"{chosen} -> {made}; {node.reason}"
+    return notes
 
 
 def _wrap(text: str, width: int = 120) -> str:

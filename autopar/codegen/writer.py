@@ -6,7 +6,7 @@ it, so that memory is held as long as the graph says. Comments group lines by mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..graph.node import Node
 from ..graph.program import Origin
@@ -18,11 +18,14 @@ _NAMED_BY_MODULE = ("autopar.linear", "autopar.attention", "aten.native_layer_no
 class Writer:
     """Collects the body of one function."""
 
-    def __init__(self, reserved: tuple[str, ...], state_text: Callable[[str], str], path_text: Callable[[str], str]) -> None:
+    def __init__(
+        self, reserved: tuple[str, ...], state_text: Callable[[str], str], path_text: Callable[[str], str], notes: Mapping[str, str]
+    ) -> None:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}  # value -> Python name, where it has one here
         self._taken = {"comm", "state", "batch", "kept", "grads", "ops", "torch", "aten", "i", "name", *reserved}
         self._state_text, self._path_text = state_text, path_text
+        self._notes = notes
         self._heading = ""
 
     def fresh(self, wish: str) -> str:
@@ -74,14 +77,16 @@ class Writer:
             self.line(f"del {', '.join(names)}")
 
     def _group(self, node: Node, origin: Origin) -> None:
-        choices = "" if node.op.startswith(("comm.", "state.")) else origin.reason
+        if node.op.startswith("comm."):
+            return
+        heading = f"{self._path_text(node.path)}|{node.source}|{origin.reason}"
+        if heading == self._heading or node.op.startswith("state."):
+            return
+        self._heading = heading
         place = self._path_text(node.path) or "(root)"
-        heading = f"{place}|{node.source}"
-        if heading != self._heading and not node.op.startswith("comm."):
-            self._heading = heading
-            source = f" ({node.source})" if node.source else ""
-            chosen = f": split by {choices}" if choices.replace("R", "").strip() else ": on every rank alike" if choices else ""
-            self.line(f"# {place}{source}{chosen}")
+        self.line(f"# {place}{f' ({node.source})' if node.source else ''}")
+        if node.name in self._notes:
+            self.line(f"#   {self._notes[node.name]}")
 
 
 def _wish(node: Node, output: int) -> str:

@@ -299,8 +299,8 @@ def input_placements(sample: Sample, n: int) -> list[list[Placement]]:
 
 
 def output_placements(sample: Sample, n: int) -> list[tuple[Placement, ...]]:
-    """Every combination of placements of the outputs."""
-    return list(product(*(_placements(tuple(t.shape), n, is_output=True) for t in sample.outputs)))
+    """Every combination of placements of the outputs; booleans have no parts that add up."""
+    return list(product(*(_placements(tuple(t.shape), n, t.dtype != torch.bool, is_output=True) for t in sample.outputs)))
 
 
 def offered(sample: Sample, rules: dict[str, Rule], n: int) -> set[tuple[tuple[Placement, ...], tuple[Placement, ...]]]:

@@ -57,9 +57,12 @@ EXTRA = {
 
 def pointwise_samples() -> Iterator[Sample]:
     x, y, wide = numbers(6, 9), numbers(6, 9, seed="y"), numbers(4, 6, 9)
-    row, column = numbers(9, seed="row"), numbers(6, 1, seed="column")
+    row = numbers(9, seed="row")
+    column = torch.tensor([1.5, 2.0, -0.5, -3.0, 0.7, 1.0], dtype=F64).view(6, 1)
     for name in pointwise.NONLINEAR:
-        if name in TWO:
+        if name == "heaviside":
+            yield make_sample("aten.heaviside", below(3, 6, 9).to(F64) - 1, row)
+        elif name in TWO:
             op = f"aten.{name}" if "." in name else f"aten.{name}.{'default' if name in NO_TENSOR else 'Tensor'}"
             yield make_sample(op, x, y)
             yield make_sample(op, wide, row, label="row")
@@ -141,7 +144,7 @@ def linear_pointwise_samples() -> Iterator[Sample]:
     yield make_sample("aten.masked_fill.Tensor", x, mask, scalar)
     g, buffer = numbers(6, 9, seed="g"), numbers(6, 9, kind="unit")
     extra = {
-        "elu_backward": (1.0, 1.0, 1.0, False, x), "gelu_backward": (x,), "hardsigmoid_backward": (x,), "hardswish_backward": (x,),
+        "elu_backward": (1.0, 1.0, 1.0, False, x), "gelu_backward": (x,), "hardsigmoid_backward": (4 * x,), "hardswish_backward": (x,),
         "hardtanh_backward": (x, -1.0, 1.0), "leaky_relu_backward": (x, 0.1, False), "log_sigmoid_backward": (x, buffer),
         "mish_backward": (x,), "native_dropout_backward": (mask, 2.0), "sigmoid_backward": (buffer,),
         "silu_backward": (x,), "softplus_backward": (x, 1.0, 20.0), "softshrink_backward": (x, 0.5), "tanh_backward": (buffer,),
@@ -216,8 +219,8 @@ def reduction_samples() -> Iterator[Sample]:
         rare = below(8, 12, 6) == 0
         yield make_sample(f"aten.{op}", rare if op == "any" else ~rare)
         yield make_sample(f"aten.{op}.dims", rare if op == "any" else ~rare, [1], True)
-    yield make_sample("aten.prod.dim_int", numbers(4, 6), 1)
-    yield make_sample("aten.prod", numbers(4, 6))
+    yield make_sample("aten.prod.dim_int", numbers(4, 6, kind="positive"), 1)
+    yield make_sample("aten.prod", numbers(4, 6, kind="positive"))
     for op in ("var", "std", "var_mean", "std_mean"):
         yield make_sample(f"aten.{op}.correction", x, [1], correction=0, keepdim=True)
         yield make_sample(f"aten.{op}.correction", x, label="all")
@@ -228,8 +231,8 @@ def reduction_samples() -> Iterator[Sample]:
     yield make_sample("aten.norm.Scalar", x, 2)
     yield make_sample("aten.median.dim", x, 1)
     yield make_sample("aten.median", x)
-    yield make_sample("aten.count_nonzero.dim_IntList", x, [1])
-    yield make_sample("aten.nansum", x, [1])
+    yield make_sample("aten.count_nonzero.dim_IntList", below(3, 4, 6, 9), [1])
+    yield make_sample("aten.nansum", x.where(below(5, 4, 6, 9) > 0, torch.nan), [1])
     yield make_sample("aten.aminmax", x, dim=1)
     yield make_sample("aten.kthvalue", x, 2, 1)
     yield make_sample("aten.mode", numbers(4, 6, kind="int"), 1)

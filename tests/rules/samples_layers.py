@@ -78,7 +78,7 @@ def _conv(label: str, x: torch.Tensor, w: torch.Tensor, bias: bool, stride: int,
 def convolution_samples() -> Iterator[Sample]:
     for bias in (False, True):
         end = " bias" if bias else ""
-        yield from _conv(f"3x3{end}", numbers(4, 6, 5, 5), numbers(9, 6, 3, 3), bias, 1, 1, 1, False, 1)
+        yield from _conv(f"3x3{end}", numbers(4, 6, 6, 6), numbers(9, 6, 3, 3), bias, 1, 1, 1, False, 1)
         yield from _conv(f"1x1{end}", numbers(2, 6, 6, 6), numbers(4, 6, 1, 1), bias, 1, 0, 1, False, 1)
         yield from _conv(f"patches{end}", numbers(2, 3, 8, 12), numbers(6, 3, 2, 4)[..., :2].contiguous(), bias, 2, 0, 1, False, 1)
         yield from _conv(f"grouped{end}", numbers(2, 12, 5, 5), numbers(6, 6, 3, 3), bias, 2, 1, 1, False, 2)
