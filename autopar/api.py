@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from .cluster import Cluster, num_devices, parse_cluster
-from .codegen.emit import emit_files
+from .codegen.emit import ModelFacts, emit_files
 from .cost.model import CostModel, build_cost_model, list_meshes
 from .cost.prices import build_prices
 from .cost.rows import load_profile
@@ -199,7 +199,7 @@ def compile_workload(
     check_program(answered.program)
     dump("program", lambda: print_program(answered.program))
 
-    files = emit_files(answered.program, graph, answered.plan, initial_recipes(workload, traced), traced.param_aliases, print_plan_json(answered.plan))
+    files = emit_files(answered.program, graph, answered.plan, model_facts(workload, traced), print_plan_json(answered.plan))
     dump("emitted", lambda: files["program.py"])
     return Compiled(workload, traced, answered.plan, answered.program, files)
 
@@ -275,7 +275,14 @@ def check_belongs(given: Plan, graph: Graph, cluster: Cluster, precision: str) -
         )
 
 
-def initial_recipes(workload: Workload, traced: Traced) -> dict[str, tuple]:
+def model_facts(workload: Workload, traced: Traced) -> ModelFacts:
+    """What the program must know of the model beside its graph."""
+    named = {name for name, _ in workload.model.named_buffers(remove_duplicate=False)}
+    transient = frozenset((named - set(workload.model.state_dict())) | {name.rpartition("@")[0] for name in traced.constants})
+    return ModelFacts(_initial_recipes(workload, traced), traced.param_aliases, transient, traced.output_spec)
+
+
+def _initial_recipes(workload: Workload, traced: Traced) -> dict[str, tuple]:
     """State storage -> how its first value is made (`runtime.initial`), from what building and tracing recorded."""
     recipes: dict[str, tuple] = {}
     for name, ops in workload.init.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ..graph.graph import Graph
@@ -38,24 +39,38 @@ aten = torch.ops.aten
 '''
 
 
-def emit_files(
-    program: Program, graph: Graph, plan: Plan, inits: Mapping[str, tuple], aliases: Mapping[str, str], plan_text: str
-) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the program must know of the model beside its graph.
+
+    Args:
+        inits: state storage -> how its first value is made (`runtime.initial`); absent: it must be given.
+        aliases: tied name -> the storage it shares.
+        transient: buffers that the model keeps out of its `state_dict`.
+        output: forward-only: the model's output as tuples and dicts, with the number of each output tensor in its place.
+    """
+
+    inits: Mapping[str, tuple] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    transient: frozenset[str] = frozenset()
+    output: object = None
+
+
+def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, plan_text: str) -> dict[str, str]:
     """The files of a program: name -> text.
 
     Args:
         program: what every rank executes.
         graph: the whole graph it came from.
-        inits: state storage -> how its first value is made (`runtime.initial`).
-        aliases: tied name -> the storage it shares.
+        facts: of the model.
         plan_text: the text of `plan.json`.
     """
-    return {"program.py": print_program(program, graph, plan, inits, aliases), "train.py": _print_train(plan), "plan.json": plan_text}
+    return {"program.py": print_program(program, graph, plan, facts), "train.py": _print_train(plan), "plan.json": plan_text}
 
 
-def print_program(program: Program, graph: Graph, plan: Plan, inits: Mapping[str, tuple], aliases: Mapping[str, str]) -> str:
+def print_program(program: Program, graph: Graph, plan: Plan, facts: ModelFacts) -> str:
     """The text of `program.py`."""
-    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, inits, aliases, _notes(plan))
+    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, _notes(plan))
 
 
 def print_source(
@@ -64,14 +79,13 @@ def print_source(
     name: str,
     cluster: str,
     summary: str,
-    inits: Mapping[str, tuple],
-    aliases: Mapping[str, str],
+    facts: ModelFacts,
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The text of `program.py` from its parts, for callers that have no plan (verification of any assignment)."""
     body = print_bodies(program, graph.grads, notes)
     header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=_wrap(summary))
-    parts = [header, _print_tables(program, inits, aliases), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
+    parts = [header, _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -96,7 +110,7 @@ def _wrap(text: str, width: int = 120) -> str:
     return "\n".join(textwrap.fill(line, width) for line in text.splitlines()) or "No summary."
 
 
-def _print_tables(program: Program, inits: Mapping[str, tuple], aliases: Mapping[str, str]) -> str:
+def _print_tables(program: Program, facts: ModelFacts) -> str:
     storage: dict[str, Sharding] = {name: sharding for name, _, sharding in program.shardings}
     whole = dict(program.whole)
     entering = set(program.graph.inputs)
@@ -106,21 +120,22 @@ def _print_tables(program: Program, inits: Mapping[str, tuple], aliases: Mapping
         if value.name not in entering:
             continue
         if value.kind in STATE_KINDS:
-            init = inits.get(value.storage, ("given",))
+            init = facts.inits.get(value.storage, ("given",))
             generic = _strip_numbers(init)
-            rows.setdefault((value.kind.value, whole[value.name], value.dtype, str(storage[value.name]), generic, _pattern(value.storage)), []).append(value.storage)
+            rows.setdefault((value.kind.value, whole[value.name], value.dtype, str(storage[value.name]), generic, _pattern(value.storage), value.storage in facts.transient), []).append(value.storage)
         else:
             batch.append(f'    "{value.name}": Batch({whole[value.name]!r}, "{value.dtype}", "{storage[value.name]}"),')
     lines = [f"MESH = {tuple((a.name, a.size) for a in program.mesh.axes)!r}", "", "STATES = expand_states({"]
-    for (kind, shape, dtype, sharding, init, _), names in rows.items():
+    for (kind, shape, dtype, sharding, init, _, _), names in rows.items():
         for folded in fold_names(names):
             shown = ("copy", folded.partition(":")[2]) if init[:1] == ("copy",) else init
-            lines.append(f'    "{folded}": State("{kind}", {shape!r}, "{dtype}", "{sharding}", {shown!r}),')
+            kept = ", persistent=False" if names[0] in facts.transient else ""
+            lines.append(f'    "{folded}": State("{kind}", {shape!r}, "{dtype}", "{sharding}", {shown!r}{kept}),')
     lines += ["})", "", "BATCH = {", *batch, "}", ""]
-    tied = {alias: target for alias, target in aliases.items() if alias != target}
+    tied = {alias: target for alias, target in facts.aliases.items() if alias != target}
     lines += [f"ALIASES = {tied!r}", ""]
     if not program.graph.loss:
-        lines += [f"OUTPUTS = {program.graph.outputs!r}", ""]
+        lines += [f"OUTPUT = {facts.output!r}  # the model's output, with the number of each tensor that `step` returns", ""]
     return "\n".join(lines)
 
 

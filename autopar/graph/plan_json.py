@@ -44,6 +44,7 @@ from .plan import (
 from .sharding import Sharding, parse_sharding
 
 Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]
+MAX_INT = 1 << 63  # no count of bytes or elements comes near; larger ones would not fit other readers of the file
 CURE = "write the plan again with `autopar plan`, or repair this entry (docs/plan-format.md)"
 
 
@@ -293,6 +294,8 @@ def _decode_str(data: object) -> str:
 def _decode_int(data: object) -> int:
     if isinstance(data, bool) or not isinstance(data, int):
         raise _WrongEntry(f"expected a whole number, found {_show(data)}")
+    if abs(data) >= MAX_INT:
+        raise _WrongEntry(f"expected a whole number below 2^63, found {_show(data)}")
     return data
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import AutoparError, InputError
+from ..errors import AutoparError, InputError, RankError
+from ..graph.mesh import num_ranks, print_mesh
 from ..graph.plan import Plan
 from .checkpoint import load_state, save_state
 from .comm import Comm
@@ -28,17 +29,19 @@ class Executable:
     Args:
         plan: what the program was made from; None where only the emitted folder is at hand.
         files: the emitted files, name -> text; `program.py` is run.
-        comm: this rank's end of the mesh.
+        comm: this rank's end of the mesh; None in a process that is none of the plan's ranks: it can look and emit, not step.
         state: this rank's pieces (`runtime.initial_state`); None makes them from recipes.
         seed: of the recipes.
     """
 
-    def __init__(self, plan: Plan | None, files: Mapping[str, str], comm: Comm, state: dict[str, Tensor] | None = None, seed: int = 0) -> None:
+    def __init__(self, plan: Plan | None, files: Mapping[str, str], comm: Comm | None, state: dict[str, Tensor] | None = None, seed: int = 0) -> None:
         self.plan = plan
         self.files = dict(files)
         self.comm = comm
         self.program: ProgramSpec = read_program(compile_program(files))
-        self.state = initial_state(self.program, comm.rank, None, seed, comm.device) if state is None else state
+        self.state: dict[str, Tensor] = {} if state is None else state
+        if state is None and comm is not None:
+            self.state = initial_state(self.program, comm.rank, None, seed, comm.device)
 
     def step(self, *inputs: Tensor, **keywords: Tensor) -> Any:
         """Run one step on a batch.
@@ -53,13 +56,24 @@ class Executable:
             InputError: an input is missing, unknown, or has another shape, dtype or device.
             RankError: another rank is gone.
         """
+        self._need_ranks("step")
         with torch.no_grad():
-            return self.program.step(self.comm, self.state, self._bind(inputs, keywords))
+            result = self.program.step(self.comm, self.state, self._bind(inputs, keywords))
+        return result if self.program.output is None else _rebuild(self.program.output, result)
 
     __call__ = step
 
+    def _need_ranks(self, what: str) -> None:
+        if self.comm is None:
+            need = num_ranks(self.program.mesh)
+            raise RankError(
+                f"{what}: the plan needs {need} ranks (mesh {print_mesh(self.program.mesh)}), and this process was not started by torchrun: "
+                f"start it with `torchrun --nproc-per-node {need} ...`; without it the plan can be looked at and emitted"
+            )
+
     def local_batch(self, *inputs: Tensor, **keywords: Tensor) -> tuple[Tensor, ...]:
         """This rank's own parts of a global batch, in the order in which `step` takes them positionally."""
+        self._need_ranks("local_batch")
         bound = self._bind(inputs, keywords)
         return tuple(bound[name] for name in self.program.batch)
 
@@ -71,6 +85,7 @@ class Executable:
         Returns:
             name -> tensor. Where a parameter has a float32 master (bf16 training), the master, so that nothing is lost.
         """
+        self._need_ranks("state_dict")
         found = {}
         for name, state in self.program.states.items():
             if state.kind == "optim" or not state.persistent:
@@ -89,6 +104,7 @@ class Executable:
         Raises:
             InputError: names are missing or unknown, or a shape differs.
         """
+        self._need_ranks("load_state_dict")
         chosen = self._check_state_dict(state_dict)
         with torch.no_grad():
             for name, tensor in chosen.items():
@@ -98,6 +114,7 @@ class Executable:
 
     def save(self, directory: str | os.PathLike) -> None:
         """Write a checkpoint (parameters, buffers, optimizer states) on all ranks together; the last one stays whole until it is done."""
+        self._need_ranks("save")
         save_state(self.comm, self.program.states, self.state, directory, self._model())
 
     def load(self, directory: str | os.PathLike) -> None:
@@ -106,6 +123,7 @@ class Executable:
         Raises:
             CheckpointError: the folder is no checkpoint, is damaged or of another model.
         """
+        self._need_ranks("load")
         load_state(self.comm, self.program.states, self.state, directory)
 
     def emit(self, directory: str | os.PathLike) -> Path:
@@ -114,6 +132,8 @@ class Executable:
         Raises:
             ProgramError: the folder holds something that is no emitted program.
         """
+        if self.comm is None:
+            return write_program(self.files, directory)
         failed: AutoparError | None = None
         if self.comm.rank == 0:
             try:
@@ -206,6 +226,15 @@ class Executable:
         if shape == local:
             return tensor.detach().contiguous()
         return cut(tensor.detach(), sharding, self.program.mesh, self.comm.rank)
+
+
+def _rebuild(output: object, tensors: tuple[Tensor, ...]) -> object:
+    """The model's output, with tensors where `output` has their numbers."""
+    if isinstance(output, dict):
+        return {key: _rebuild(value, tensors) for key, value in output.items()}
+    if isinstance(output, tuple):
+        return tuple(_rebuild(value, tensors) for value in output)
+    return tensors[output] if isinstance(output, int) and not isinstance(output, bool) else output
 
 
 def _listing(names: Iterable[str]) -> str:

@@ -60,14 +60,15 @@ class ProgramSpec:
 
     Args:
         aliases: other names of a state in the model (tied weights) -> its name in `states`.
-        outputs: names of what a forward-only step returns; empty where the step returns the loss.
+        output: forward-only: what the model returns, as tuples and dicts with the number of each tensor that `step` returns in its
+            place; None where the step returns the loss.
         step: `step(comm, state, batch)`.
     """
 
     mesh: Mesh
     states: Mapping[str, State]
     batch: Mapping[str, Batch]
-    outputs: tuple[str, ...]
+    output: object
     aliases: Mapping[str, str]
     step: Callable
 
@@ -126,7 +127,7 @@ def read_program(namespace: Mapping[str, object]) -> ProgramSpec:
     states: dict[str, State] = dict(namespace["STATES"])  # type: ignore[call-overload]
     batch: dict[str, Batch] = dict(namespace["BATCH"])  # type: ignore[call-overload]
     aliases: dict[str, str] = dict(namespace.get("ALIASES", {}))  # type: ignore[call-overload]
-    spec = ProgramSpec(mesh, states, batch, tuple(namespace.get("OUTPUTS", ())), aliases, namespace["step"])  # type: ignore[arg-type]
+    spec = ProgramSpec(mesh, states, batch, namespace.get("OUTPUT"), aliases, namespace["step"])  # type: ignore[arg-type]
     for name, entry in (*states.items(), *batch.items()):
         _check_entry(name, entry, mesh)
     for name, state in states.items():

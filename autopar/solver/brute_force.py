@@ -23,8 +23,8 @@ Choice = dict[str, Strategy | Sharding]  # by node or input name
 def search_all(problem: Problem, prices: Prices, sizes: tuple[int, ...], limit_bytes: float | None) -> tuple[float, float]:
     """(fewest seconds within the limit, fewest bytes at the peak); infinity where nothing fits."""
     fastest = smallest = float("inf")
-    for options in product(*(c.options for c in problem.choosers)):
-        chosen: Choice = {name: o for c, o in zip(problem.choosers, options) for name in c.members}
+    for options in product(*(range(len(c.seconds)) for c in problem.choosers)):
+        chosen: Choice = {name: p.options[o] for c, o in zip(problem.choosers, options) for p in c.parts for name in p.members}
         seconds = add_seconds(problem.graph, prices, sizes, chosen)
         if seconds == float("inf"):
             continue

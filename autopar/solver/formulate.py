@@ -56,6 +56,7 @@ class Formulation:
         self._integer: list[np.ndarray] = []
         self._rows: list[Rows] = []
         self._flow: dict[int, tuple[np.ndarray, np.ndarray, int]] = {}  # group number -> (made, wanted, first column)
+        self._inside: set[int] = set()  # groups that never reshard
         self._held: dict[tuple, int] = {}
         self._memory_rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._add_choices()
@@ -79,8 +80,8 @@ class Formulation:
     def _add_choices(self) -> None:
         """sum_s x[v,s] = 1."""
         for chooser in self.problem.choosers:
-            n = len(chooser.options)
-            first = self._add_columns(len(chooser.members) * chooser.seconds, True)
+            n = len(chooser.seconds)
+            first = self._add_columns(chooser.seconds, True)
             self.offsets.append(first)
             self._add_rows(1, 1, np.zeros(n, np.int64), np.arange(first, first + n), np.ones(n), 1)
 
@@ -112,10 +113,21 @@ class Formulation:
     def _add_group(self, number: int, group: Group) -> None:
         made = self.port(group.source)
         wanted = [self.port(e) for e in group.endpoints]
-        if len(group.endpoints) == 1:
+        if all(self._is_inside(group.source, e) for e in group.endpoints):
+            self._flow[number] = (np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
+            self._inside.add(number)
+        elif len(group.endpoints) == 1:
             self._add_flow(number, group, made, wanted[0])
         else:
             self._add_shared(number, group, made, wanted)
+
+    def _is_inside(self, source: tuple[int, int], endpoint: Endpoint) -> bool:
+        """True where the same chooser makes and wants the value, always in the same sharding."""
+        if source[0] != endpoint.chooser:
+            return False
+        chooser = self.problem.choosers[source[0]]
+        wants = chooser.makes[0] if endpoint.position == STORAGE else chooser.wants[endpoint.position]
+        return bool((chooser.makes[source[1]] == wants).all())
 
     def _add_flow(self, number: int, group: Group, made: dict[int, Terms], wanted: dict[int, Terms]) -> None:
         """Strong linearisation of an edge with one endpoint."""
@@ -213,7 +225,7 @@ class Formulation:
         found = [port for port in ports if port is not None]
         if not found:
             return None
-        if len(takers) == 1 and len(self.problem.groups[takers[0][0]].endpoints) == 1:
+        if len(takers) == 1 and len(self.problem.groups[takers[0][0]].endpoints) == 1 and takers[0][0] not in self._inside:
             a, b, first = self._flow[takers[0][0]]
             return first + int(np.flatnonzero((a == made) & (b == made))[0])
         column = self._add_columns(np.zeros(1), False)
@@ -226,6 +238,8 @@ class Formulation:
 
     def _hold_copies(self, number: int, group: Group, point: int, columns: list[np.ndarray], factors: list[np.ndarray]) -> None:
         table = self.problem.tables
+        if number in self._inside:
+            return
         a, b, first = self._flow[number]
         shapes: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
         for spans in group.spans:

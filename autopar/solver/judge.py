@@ -1,6 +1,6 @@
 """The judge: seconds and bytes of given decisions, from the tables alone.
 
-    seconds   sum over choosers  count x seconds[option]
+    seconds   sum over choosers  seconds[option] of all members
             + sum over groups    count x sum over the distinct wanted shardings  reshard(made -> wanted)
     bytes(t)  every owner's bytes in the sharding in which it is made: from there until the last reader of any phase could bring a copy,
               and on to the last reader that takes it as it was made,
@@ -36,7 +36,7 @@ def wanted_id(problem: Problem, endpoint: Endpoint, decisions: Sequence[int]) ->
 
 def evaluate_seconds(problem: Problem, decisions: Sequence[int]) -> float:
     """Predicted seconds of one step; infinity where a reshard is impossible."""
-    total = sum(len(c.members) * float(c.seconds[k]) for c, k in zip(problem.choosers, decisions))
+    total = sum(float(c.seconds[k]) for c, k in zip(problem.choosers, decisions))
     for group in problem.groups:
         source = made_id(problem, group.source, decisions)
         for target in {wanted_id(problem, e, decisions) for e in group.endpoints} - {source}:

@@ -96,7 +96,7 @@ class _Work:
         self.problem, self.deadline, self.gap, self.cutoff_s = problem, deadline, gap, cutoff_s
         self.limit = limit_bytes
         self.form = Formulation(problem)
-        fastest = sum(len(c.members) * float(c.seconds.min()) for c in problem.choosers)
+        fastest = sum(float(c.seconds.min()) for c in problem.choosers)
         self.scale = 1000.0 / fastest if fastest > 0 else 1e6
         self.decisions: Decisions = ()
         self.objective = self.peak = 0
@@ -161,12 +161,12 @@ class _Work:
 
     def _is_integral(self, values: np.ndarray) -> bool:
         return all(
-            values[o : o + len(c.options)].max() > 1 - _INTEGRAL for o, c in zip(self.form.offsets, self.problem.choosers)
+            values[o : o + len(c.seconds)].max() > 1 - _INTEGRAL for o, c in zip(self.form.offsets, self.problem.choosers)
         )
 
     def _take(self, values: np.ndarray, how: str) -> str:
         self.decisions = tuple(
-            int(np.argmax(values[o : o + len(c.options)])) for o, c in zip(self.form.offsets, self.problem.choosers)
+            int(np.argmax(values[o : o + len(c.seconds)])) for o, c in zip(self.form.offsets, self.problem.choosers)
         )
         self.objective, self.how = evaluate_seconds(self.problem, self.decisions), how
         return ""
@@ -191,12 +191,13 @@ def build_assignment(problem: Problem, decisions: Decisions) -> Assignment:
     storages: dict[str, Sharding] = {}
     strategies: dict[str, tuple[str, ...]] = {}
     for chooser, k in zip(problem.choosers, decisions):
-        option = chooser.options[k]
-        for name in chooser.members:
-            if isinstance(option, Strategy):
-                strategies[name] = option.choices
-            else:
-                storages[name] = option
+        for part in chooser.parts:
+            option = part.options[k]
+            for name in part.members:
+                if isinstance(option, Strategy):
+                    strategies[name] = option.choices
+                else:
+                    storages[name] = option
     graph = problem.graph
     return Assignment(
         problem.mesh, tuple((n, storages[n]) for n in graph.inputs), tuple((n.name, strategies[n.name]) for n in graph.nodes)
@@ -224,7 +225,7 @@ def find_smallest(problem: Problem, time_limit_s: float) -> tuple[int, Decisions
         found = solve_program(form.build_smallest(unit), relaxed=False, time_limit_s=deadline - time.monotonic(), relative_gap=1e-4)
         if found.values is None:
             break
-        decisions = tuple(int(np.argmax(found.values[o : o + len(c.options)])) for o, c in zip(form.offsets, problem.choosers))
+        decisions = tuple(int(np.argmax(found.values[o : o + len(c.seconds)])) for o, c in zip(form.offsets, problem.choosers))
     return best or 0, chosen
 
 

@@ -3,7 +3,7 @@
 In: a graph with its signatures and cuts, a fold, a mesh, prices. Out: a `Problem` of arrays, from which the integer program, the memory
 rows and the judge of an answer are built. Everything is over classes of the fold:
 
-    chooser   a class of nodes (options: strategies) or of graph inputs (options: storage shardings); it stands for `count` members
+    chooser   a class of nodes (options: strategies), a cluster of such classes, or a class of graph inputs (options: storage shardings)
     port      what a chooser makes at one output, or wants at one input, as a sharding id per option
     group     instances of one value class that are read, in one phase, by the same set of endpoints: they share reshards, one per
               wanted sharding (the law of `graph.partition`); `count` of them pay it
@@ -34,6 +34,7 @@ from ..graph.rule import Signature, Site
 from ..graph.sharding import Partial, Sharding, chunk, has_partial, local_shape, replicated, why_illegal
 from ..graph.strategy import Strategy, list_strategies
 from ..graph.tensor import DTYPE_BYTES, STATE_KINDS, Value, num_elements
+from .clusters import align_menus, find_clusters
 from .prices import Prices
 
 WHOLE = -1  # the chooser of an endpoint that wants the whole value
@@ -41,23 +42,35 @@ STORAGE = -1  # the position of an endpoint that is a state's storage
 
 
 @dataclass(frozen=True, slots=True)
-class Chooser:
-    """A class of nodes or of inputs, and its options.
+class Part:
+    """A class of nodes, or of inputs, that a chooser decides for.
 
     Args:
-        name: of the node, or of the input value, that stands for the class.
-        node: index of that node; -1 for an input.
-        members: names of all nodes, or inputs, for which it decides.
-        options: strategies, or storage shardings.
-        seconds: of one member, per option.
-        makes: per output, the sharding id per option.
-        wants: per input, the sharding id per option.
+        node: index of the node that stands for the class; -1 for an input.
+        members: names of all its nodes, or inputs.
+        options: strategies, or storage shardings, one per option of the chooser.
+        makes, wants: port number in the chooser of the first output and of the first input.
     """
 
-    name: str
     node: int
     members: tuple[str, ...]
     options: tuple[Strategy, ...] | tuple[Sharding, ...]
+    makes: int
+    wants: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """One decision: for a class of nodes or of inputs, or for a cluster of such classes.
+
+    Args:
+        parts: for whom it decides; all parts have as many options as the chooser.
+        seconds: of all members together, per option.
+        makes: per output of each part, the sharding id per option.
+        wants: per input of each part, the sharding id per option.
+    """
+
+    parts: tuple[Part, ...]
     seconds: np.ndarray
     makes: tuple[np.ndarray, ...]
     wants: tuple[np.ndarray, ...]
@@ -168,7 +181,7 @@ class Tables:
 
 
 def build_problem(
-    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, fold: Fold, mesh: Mesh, prices: Prices
+    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, fold: Fold, mesh: Mesh, prices: Prices, cluster: bool = True
 ) -> Problem:
     """The tables of one mesh.
 
@@ -176,13 +189,16 @@ def build_problem(
         sites, signatures, cuts: of the whole graph (`cuts.resolve_all`, `cuts.find_cuts`).
         fold: who decides for whom.
         prices: of this mesh.
+        cluster: elementwise nodes in a row decide together.
     """
     sizes = axis_sizes(mesh)
     tables = Tables(prices, sizes, [], {})
     tables.intern(replicated(len(sizes)))
     menus, dropped = _list_menus(graph, sites, signatures, cuts, fold, sizes)
+    clusters = find_clusters(graph, signatures, fold) if cluster else {root: root for root in fold.node_class}
+    menus = _align(graph, signatures, clusters, menus)
     storages = _list_storages(graph, fold, menus, sizes)
-    choosers, of_input, of_node = _build_choosers(graph, fold, menus, storages, tables)
+    choosers, of_input, of_node = _build_choosers(graph, fold, menus, storages, clusters, tables)
     sources = _sources(graph, fold, of_input, of_node)
     reads = _list_reads(graph, fold, of_input, of_node)
     groups, places = _build_groups(graph, fold, sources, reads)
@@ -208,6 +224,21 @@ def _list_menus(
             cache[key] = list_strategies(signature, site, sizes, inner)[0]
         menus[index] = cache[key]
     return _drop_idle_partials(graph, fold, menus, len(sizes))
+
+
+def _align(
+    graph: Graph, signatures: tuple[Signature, ...], clusters: Mapping[int, int], menus: dict[int, tuple[Strategy, ...]]
+) -> dict[int, tuple[Strategy, ...]]:
+    """In each cluster, the same sharding at the same option."""
+    together: dict[int, list[int]] = defaultdict(list)
+    for root in sorted(menus):
+        together[clusters[root]].append(root)
+    found = dict(menus)
+    for roots in together.values():
+        if len(roots) > 1:
+            full = [tuple(dims == signatures[r].outputs[0] for dims in signatures[r].inputs) for r in roots]
+            found.update(zip(roots, align_menus([menus[r] for r in roots], full)))
+    return found
 
 
 _WHY_IDLE = "a Partial would pass through although nothing before the node can make one on that axis"
@@ -308,11 +339,11 @@ def _plain_chunks(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[Shardi
 
 
 def _build_choosers(
-    graph: Graph, fold: Fold, menus: Mapping[int, tuple[Strategy, ...]], storages: Mapping[str, tuple[Sharding, ...]], tables: Tables
-) -> tuple[tuple[Chooser, ...], dict[str, int], dict[int, int]]:
+    graph: Graph, fold: Fold, menus: Mapping[int, tuple[Strategy, ...]], storages: Mapping[str, tuple[Sharding, ...]], clusters: Mapping[int, int], tables: Tables
+) -> tuple[tuple[Chooser, ...], dict[str, int], dict[int, tuple[int, int, int]]]:
     choosers: list[Chooser] = []
     of_input: dict[str, int] = {}
-    of_node: dict[int, int] = {}
+    of_node: dict[int, tuple[int, int, int]] = {}  # (chooser, its first output port, its first input port)
     classes: dict[str, list[str]] = defaultdict(list)
     values = value_table(graph)
     replaced = {old for old, new in graph.updates if new != old}
@@ -324,33 +355,36 @@ def _build_choosers(
         made = np.array([tables.intern(s) for s in options])
         written = values[root] if any(name in replaced for name in names) else None
         seconds = np.array([tables.prices.write_seconds(written, s) if written else 0.0 for s in options])
-        choosers.append(Chooser(root, -1, tuple(names), options, seconds, (made,), ()))
+        choosers.append(Chooser((Part(-1, tuple(names), options, 0, 0),), len(names) * seconds, (made,), ()))
     members: dict[int, list[str]] = defaultdict(list)
     for i, root in enumerate(fold.node_class):
         members[root].append(graph.nodes[i].name)
-    ports: dict[int, tuple] = {}  # by identity of the shared menu
+    together: dict[int, list[int]] = defaultdict(list)
     for root in sorted(members):
-        node, options = graph.nodes[root], menus[root]
-        of_node[root] = len(choosers)
-        seconds = np.array(tables.prices.node_seconds(root, options), dtype=float)
-        if id(options) not in ports:
-            wants = tuple(np.array([tables.intern(s.inputs[k]) for s in options]) for k in range(len(node.inputs)))
-            makes = tuple(np.array([tables.intern(s.outputs[k]) for s in options]) for k in range(sum(1 for o in node.outputs if o)))
-            ports[id(options)] = (makes, wants)
-        makes, wants = ports[id(options)]
-        choosers.append(Chooser(node.name, root, tuple(members[root]), options, seconds, makes, wants))
+        together[clusters[root]].append(root)
+    for roots in together.values():
+        parts, makes, wants = [], [], []
+        for root in roots:
+            node, options = graph.nodes[root], menus[root]
+            of_node[root] = (len(choosers), len(makes), len(wants))
+            parts.append(Part(root, tuple(members[root]), options, len(makes), len(wants)))
+            wants += [np.array([tables.intern(s.inputs[k]) for s in options]) for k in range(len(node.inputs))]
+            makes += [np.array([tables.intern(s.outputs[k]) for s in options]) for k in range(sum(1 for o in node.outputs if o))]
+        seconds = sum(len(p.members) * np.array(tables.prices.node_seconds(p.node, p.options), dtype=float) for p in parts)
+        choosers.append(Chooser(tuple(parts), seconds, tuple(makes), tuple(wants)))
     return tuple(choosers), of_input, of_node
 
 
 # --- who reads what ---------------------------------------------------------------------------------------------------------------
 
 
-def _sources(graph: Graph, fold: Fold, of_input: Mapping[str, int], of_node: Mapping[int, int]) -> dict[str, tuple[int, int]]:
+def _sources(graph: Graph, fold: Fold, of_input: Mapping[str, int], of_node: Mapping[int, tuple[int, int, int]]) -> dict[str, tuple[int, int]]:
     """For each value: (chooser, output) that makes it."""
     found = {name: (of_input[fold.value_class[name]], 0) for name in graph.inputs}
     for i, node in enumerate(graph.nodes):
         for k, out in enumerate(o for o in node.outputs if o):
-            found[out] = (of_node[fold.node_class[i]], k)
+            chooser, first, _ = of_node[fold.node_class[i]]
+            found[out] = (chooser, first + k)
     return found
 
 
@@ -381,7 +415,7 @@ class _Reads:
         here[endpoint] = (min(low, first), max(high, last))
 
 
-def _list_reads(graph: Graph, fold: Fold, of_input: Mapping[str, int], of_node: Mapping[int, int]) -> _Reads:
+def _list_reads(graph: Graph, fold: Fold, of_input: Mapping[str, int], of_node: Mapping[int, tuple[int, int, int]]) -> _Reads:
     """By the law of `partition`: a final gradient that the update reads, a new state and what leaves are brought where they are made."""
     end = len(graph.nodes)
     until = _held_until(graph)
@@ -393,7 +427,8 @@ def _list_reads(graph: Graph, fold: Fold, of_input: Mapping[str, int], of_node: 
             last = until[i] if k == 0 else i
             last_read[name] = max(last_read.get(name, -1), last)
             first = reads.made[name] if name in grads and node.phase is Phase.UPDATE else i
-            reads.add(name, node.phase, Endpoint(of_node[fold.node_class[i]], k), first, last)
+            chooser, _, port = of_node[fold.node_class[i]]
+            reads.add(name, node.phase, Endpoint(chooser, port + k), first, last)
     for old, new in graph.updates:
         at = max(0, reads.made[new])
         reads.add(new, Phase.UPDATE, Endpoint(of_input[fold.value_class[old]], STORAGE), at, max(at, last_read.get(old, -1)))

@@ -164,7 +164,7 @@ function edgeLines(plan, comms, mult) {
   for (const c of comms) push(byKind, `${plan.text(plan.comms.kind_t, c)} ${plan.text(plan.comms.axis_t, c)}`, c);
   const lines = [...byKind].map(([kind, list]) => {
     const total = sum(list.map((c) => plan.comms.bytes[c])), each = list.length / mult;
-    const times = each > 1 ? `${digits(each).replace(".00", "")} × ` : "";
+    const times = each > 1 ? `${Number.isInteger(each) ? whole(each) : digits(each)} × ` : "";
     return { kind: kind.split(" ")[0], total, text: `${times}${kind} ${bytes(total / mult)}${mult > 1 ? " per layer" : each > 1 ? " summed" : ""}` };
   });
   lines.sort((p, q) => q.total - p.total);

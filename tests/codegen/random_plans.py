@@ -2,7 +2,7 @@
 
 import random
 
-from autopar.codegen.emit import print_source
+from autopar.codegen.emit import ModelFacts, print_source
 from autopar.graph.choice import Assignment
 from autopar.graph.cuts import find_cuts, resolve_all
 from autopar.graph.graph import value_table
@@ -79,7 +79,7 @@ class Assigner:
 
 
 def source_of(graph, program):
-    return print_source(program, graph, graph.name, "test", "", {}, {})
+    return print_source(program, graph, graph.name, "test", "", ModelFacts())
 
 
 def run_source(text, program, graph, states, batch):

@@ -15,19 +15,26 @@ PRODUCTS = frozenset({"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten
 BY_ROW = {
     "aten.copy": "it may cast to integers, which is not linear",
     "aten.ldexp": "no trained model scales a Partial by powers of two",
+    "aten.xlogy": "linear only where the logarithm is finite",
     "aten.embedding": "a table of parameters is never a Partial",
     "aten.squeeze": "a shard of size one would be squeezed away",
     "aten.masked_fill": "with a tensor as the value; trace writes it as a where",
-    "aten.any": "a maximum of booleans: collectives have none",
-    "aten.all": "a minimum of booleans: collectives have none",
+}
+BY_SAMPLE = {
+    "aten.gather shorter": "dims of unequal size are whole",
+    "aten.scatter_add shorter": "dims of unequal size are whole",
+    "aten.scatter.value": "writing one value in parts is a maximum only where the value is larger",
+    "aten.scatter_reduce.two": "maxima of parts: the row does not look at which reduction it is",
+    "aten.index.Tensor looks like a mask": "shapes do not tell a mask from a table",
+    "aten.index.Tensor mask": "shapes do not tell a mask from a table",
+    "aten.index_put mask": "shapes do not tell a mask from a table",
 }
 
 
-def why_not_offered(op: str, placements: str) -> str:
+def why_not_offered(op: str, sample: str, placements: str) -> str:
     """The reason why a sound placement is left out; "" where there is none."""
-    left, _, right = placements.partition(" -> ")
-    if op in PRODUCTS and "P" in left:
+    if op in PRODUCTS and "P" in placements.partition(" -> ")[0]:
         return "a product of a Partial repeats the product on every rank: reduce first"
     if op in CONSTANTS:
         return "the values of its input are not read"
-    return BY_ROW.get(op, "")
+    return BY_ROW.get(op, "") or BY_SAMPLE.get(sample, "")

@@ -147,7 +147,7 @@ def test_what_rows_do_not_offer_is_known(samples: dict[str, list[Sample]]) -> No
             if tries > MISSED_LIMIT:
                 continue
             searched.add(op)
-            unknown += [f"{sample.name}: {text}" for text in find_missed(sample, RULES) if not missed.why_not_offered(op, text)]
+            unknown += [f"{sample.name}: {text}" for text in find_missed(sample, RULES) if not missed.why_not_offered(op, sample.name, text)]
     print(f"{len(searched)} rows searched")
     assert not unknown, f"{len(unknown)} sound placements are neither offered nor explained:\n" + "\n".join(unknown[:40])
 

@@ -14,7 +14,6 @@ STATES = {{
     "momentum_buffer:w": State(kind="optim", shape=(8, 4), dtype="float32", sharding="{w}", init=("zeros",)),
 }}
 BATCH = {{"input:x": Batch((24, 4), "float32", "{x}"), "target:0": Batch((24, 8), "float32", "{x}")}}
-OUTPUTS = ()
 ALIASES = {{"tied.w": "w"}}
 
 

@@ -31,8 +31,8 @@ def _cases():
 def test_random_graph_equals_brute_force(seed, num_nodes, sizes):
     graph, mesh = random_graph(seed, num_nodes), make_mesh(*sizes)
     prices = TinyPrices(graph, mesh)
-    problem = build_problem(graph, *prepare(graph), identity_fold(graph), mesh, prices)
-    if prod(len(c.options) for c in problem.choosers) > _MOST:
+    problem = build_problem(graph, *prepare(graph), identity_fold(graph), mesh, prices, cluster=False)
+    if prod(len(c.seconds) for c in problem.choosers) > _MOST:
         pytest.skip("too many assignments")
     best, smallest = search_all(problem, prices, sizes, None)
     free = solve_mesh(problem, None, time_limit_s=20, gap=1e-6)
@@ -56,9 +56,9 @@ def test_the_judge_sees_at_least_the_bytes_of_the_program(seed):
     graph, mesh = random_graph(seed, 5), make_mesh(2)
     prices = TinyPrices(graph, mesh)
     sites, signatures, cuts = prepare(graph)
-    problem = build_problem(graph, sites, signatures, cuts, identity_fold(graph), mesh, prices)
+    problem = build_problem(graph, sites, signatures, cuts, identity_fold(graph), mesh, prices, cluster=False)
     for k in range(3):
-        decisions = tuple((k * 7 + 3 * i) % len(c.options) for i, c in enumerate(problem.choosers))
+        decisions = tuple((k * 7 + 3 * i) % len(c.seconds) for i, c in enumerate(problem.choosers))
         if evaluate_seconds(problem, decisions) == inf:
             continue
         program = partition(graph, sites, signatures, cuts, build_assignment(problem, decisions))
@@ -66,9 +66,9 @@ def test_the_judge_sees_at_least_the_bytes_of_the_program(seed):
 
 
 def test_tightening_moves_a_training_step_from_replicated_through_sharded_states():
-    graph, mesh = training_step(), make_mesh(4)
+    graph, mesh = training_step(16, 8, 8), make_mesh(4)
     prices = TinyPrices(graph, mesh, wire=40.0)
-    problem = build_problem(graph, *prepare(graph), identity_fold(graph), mesh, prices)
+    problem = build_problem(graph, *prepare(graph), identity_fold(graph), mesh, prices, cluster=False)
     free = solve_mesh(problem, None, time_limit_s=20)
     least, _ = find_smallest(problem, 20)
     seconds = []
