@@ -22,6 +22,7 @@ _METHODS = {
     "aten.squeeze.dim": ("dim",),
     "aten.select.int": ("dim", "index"),
 }
+_CAREFUL = {"aten.native_layer_norm_backward.default": "ops.layer_norm_backward"}  # ops whose kernel is wrong on some strides
 _UNARY = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "neg", "reciprocal", "abs", "sin", "cos")
 _IDENTIFIER = re.compile(r"\W+")
 
@@ -80,7 +81,7 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
         return f"{names[0]}.to({print_arg(args['dtype'], names)})"
     if op == "aten.reshape.default":
         return f"{names[0]}.reshape([{', '.join(print_arg(a, names) for a in args['size'])}])"
-    return f"{op}({_call_arguments(node, names)})"
+    return f"{_CAREFUL.get(op, op)}({_call_arguments(node, names)})"
 
 
 def _operand(arg: Arg, names: Sequence[str]) -> str:

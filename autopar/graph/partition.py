@@ -188,8 +188,6 @@ def partition(
             for wanted in final.get(name, ()):
                 leaving[name, wanted] = build.bring(name, wanted, node, Phase.UPDATE)
         for old, new in writes.get(index, ()):
-            if (new, storages[old]) not in leaving:  # an input that becomes the new version of another state
-                leaving[new, storages[old]] = build.bring(new, storages[old], node)
             build.write(old, leaving[new, storages[old]], node)
     end = Node("end", "", (), (), (), graph.nodes[-1].phase if graph.nodes else Phase.FORWARD)
     for name, wanteds in final.items():  # what enters and leaves without a node
@@ -231,6 +229,9 @@ def _write_places(graph: Graph) -> dict[int, list[tuple[str, str]]]:
             continue
         if base[new] in graph.inputs:
             raise PlanError(f"{graph.name}: the new version of {old} is a view of {base[new]}; the trace must copy it")
+        seen = [name for name in (*graph.outputs, graph.loss) if base.get(name) == old]
+        if seen:
+            raise PlanError(f"{graph.name}: the step returns {seen[0]}, a view of {old}, which it rewrites; the trace must copy it")
         places.setdefault(max(made[new], last_read.get(old, -1)), []).append((old, new))
     return places
 

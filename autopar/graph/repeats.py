@@ -75,9 +75,9 @@ def find_repeats(graph: Graph) -> tuple[Repeat, ...]:
             members.setdefault((node.phase, *place), []).append(i)
     values = value_table(graph)
     entering = frozenset(graph.inputs)
-    groups: dict[tuple[Phase, str, int], list[Block]] = {}
+    groups: dict[tuple[Phase, str, tuple], list[Block]] = {}
     for (phase, family, index), nodes in members.items():
-        signature = hash(_signature(graph, values, entering, family, index, nodes))
+        signature = _signature(graph, values, entering, family, index, nodes)
         groups.setdefault((phase, family, signature), []).append(Block(index, tuple(nodes)))
     found = [
         Repeat(family, phase, tuple(sorted(blocks, key=lambda b: b.index)))

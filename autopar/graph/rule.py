@@ -128,7 +128,7 @@ def _parse_operand(text: str, where: str) -> list[object]:
         elif token == "1":
             if group is None:
                 dims.append(())
-        elif re.fullmatch(r"\[?[A-Za-z_]\w*(:\d+)?\]?", token):
+        elif re.fullmatch(r"\[[A-Za-z_]\w*(:\d+)?\]|[A-Za-z_]\w*(:\d+)?", token):
             whole = token.startswith("[")
             name, _, size = token.strip("[]").partition(":")
             item = (name, whole, int(size) if size else 0)
@@ -138,6 +138,8 @@ def _parse_operand(text: str, where: str) -> list[object]:
                 group.append(item)
         else:
             raise GraphError(f"{where}: cannot read {token!r} in rule text {text!r}")
+    if group is not None:
+        raise GraphError(f"{where}: a ( without ) in rule text {text!r}")
     return dims
 
 

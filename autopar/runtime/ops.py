@@ -38,6 +38,7 @@ def attention(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scaled dot product attention on `[batch, heads, seq, head_dim]`; returns (out, logsumexp [batch, heads, seq])."""
+    query, key, value = _packed(query), _packed(key), _packed(value)
     if query.device.type == "cpu":
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
         return out, lse
@@ -46,6 +47,11 @@ def attention(
         return out[0], out[1][..., : query.shape[-2]]
     out = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)
     return out[0], out[1]
+
+
+def _packed(x: torch.Tensor) -> torch.Tensor:
+    """The kernels read rows of the last dim and do not look at its stride: on a shard with another they read what is not there."""
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _cuda_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -68,6 +74,7 @@ def attention_backward(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key and value."""
+    grad_out, query, key, value, out = _packed(grad_out), _packed(query), _packed(key), _packed(value), _packed(out)
     if query.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_out, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
@@ -85,8 +92,8 @@ def attention_backward(
     )
 
 
-def _layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=None, bias=None, output_mask=(True, True, True)):
-    # the kernel ignores the strides of mean and rstd
+def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=None, bias=None, output_mask=(True, True, True)):
+    """`aten.native_layer_norm_backward`, whose kernel ignores the strides of mean and rstd."""
     return _aten.native_layer_norm_backward(grad_out, input, normalized_shape, mean.contiguous(), rstd.contiguous(), weight, bias, output_mask)
 
 
@@ -97,7 +104,7 @@ _OWN = {
     "autopar.attention": attention,
     "autopar.attention_backward": attention_backward,
     "aten.view.default": lambda self, size: self.reshape(size),
-    "aten.native_layer_norm_backward.default": _layer_norm_backward,
+    "aten.native_layer_norm_backward.default": layer_norm_backward,
 }
 
 

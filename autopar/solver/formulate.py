@@ -3,13 +3,12 @@
     x[v,s]     one option per chooser                                  sum_s x[v,s] = 1
     f[e,a,b]   flow of an edge with one endpoint, from made a to wanted b; marginals tied on both sides (strong linearisation)
                                        sum_b f[e,a,b] = sum_{s: makes a} x[u,s],   sum_a f[e,a,b] = sum_{s: wants b} x[v,s]
-    w[g,a,c]   a copy from a to c that several endpoints of a group share, paid once
-                                       w[g,a,c] <= sum_{s: makes a} x[u,s]
-                                       sum_{s: wants c} x[v,s] <= sum_{s: makes c} x[u,s] + sum_a w[g,a,c]     for each endpoint v
+    w[g,a,c]   a copy from a to c that several endpoints of a group share, paid once; each endpoint has its own tied flow
+                                       w[g,a,c] >= f[e,a,c]     for each endpoint e of g and a != c
     minimise   sum n_v c[v,s] x[v,s] + sum n_e C[a,b] f[e,a,b] + sum n_g C[a,c] w[g,a,c]
     memory     for each program point t that was asked for (lazily): bytes(t) <= limit, with
-               z >= x_i(c) + x_j(c) - 1 - made(c)   a copy c that endpoint i brought before t and endpoint j reads after t is held at t
-               z >= x_i(a) + made(a) - 1            a value made as a is held at t where endpoint i takes it later as it is
+               z >= m_i(c) + m_j(c) - 1   with m_i(c) = sum_{a != c} f[i,a,c]: a copy that endpoint i brought before t and j reads after t
+               z >= f[i,a,a]              a value made as a is held at t where endpoint i takes it later as it is
 
 In: a `Problem`. Out: a `LinearProgram` (columns in whatever order), and the columns of x to read the answer from. It solves nothing.
 """
@@ -36,7 +35,22 @@ class Terms:
     constant: float = 0.0
 
 
-_NOTHING = Terms(np.zeros(0, np.int64), np.zeros(0))
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """The flow of one endpoint: sharding ids as made and as wanted, and the columns."""
+
+    made: np.ndarray
+    wanted: np.ndarray
+    columns: np.ndarray
+
+    def moved_to(self, target: int) -> np.ndarray:
+        """Columns whose sum is 1 where the endpoint needs a copy in this sharding."""
+        return self.columns[(self.wanted == target) & (self.made != target)]
+
+    def taken_as(self, made: int) -> np.ndarray:
+        """Columns whose sum is 1 where the endpoint takes the value as it was made."""
+        return self.columns[(self.wanted == made) & (self.made == made)]
 
 
 class Formulation:
@@ -55,7 +69,7 @@ class Formulation:
         self._uppers: list[np.ndarray] = []
         self._integer: list[np.ndarray] = []
         self._rows: list[Rows] = []
-        self._flow: dict[int, tuple[np.ndarray, np.ndarray, int]] = {}  # group number -> (made, wanted, first column)
+        self._flows: dict[int, list[Flow]] = {}  # group number -> the flow of each endpoint
         self._inside: set[int] = set()  # groups that never reshard
         self._held: dict[tuple, int] = {}
         self._memory_rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -114,10 +128,9 @@ class Formulation:
         made = self.port(group.source)
         wanted = [self.port(e) for e in group.endpoints]
         if all(self._is_inside(group.source, e) for e in group.endpoints):
-            self._flow[number] = (np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
-            self._inside.add(number)
+            self._inside.add(number)  # never resharded
         elif len(group.endpoints) == 1:
-            self._add_flow(number, group, made, wanted[0])
+            self._flows[number] = [self._add_flow(group, made, wanted[0], len(group.spans))]
         else:
             self._add_shared(number, group, made, wanted)
 
@@ -129,14 +142,14 @@ class Formulation:
         wants = chooser.makes[0] if endpoint.position == STORAGE else chooser.wants[endpoint.position]
         return bool((chooser.makes[source[1]] == wants).all())
 
-    def _add_flow(self, number: int, group: Group, made: dict[int, Terms], wanted: dict[int, Terms]) -> None:
-        """Strong linearisation of an edge with one endpoint."""
+    def _add_flow(self, group: Group, made: dict[int, Terms], wanted: dict[int, Terms], count: int) -> Flow:
+        """Strong linearisation of one endpoint; `count` reshards are paid on the flow itself."""
         a, b, cost = self._prices(group, made, wanted)
-        first = self._add_columns(len(group.spans) * cost, False)
-        self._flow[number] = (a, b, first)
-        columns = np.arange(first, first + len(a))
-        for ids, terms in ((a, made), (b, wanted)):
-            self._tie(columns, ids, terms)
+        first = self._add_columns(count * cost, False)
+        flow = Flow(a, b, np.arange(first, first + len(a)))
+        self._tie(flow.columns, a, made)
+        self._tie(flow.columns, b, wanted)
+        return flow
 
     def _tie(self, columns: np.ndarray, ids: np.ndarray, terms: dict[int, Terms]) -> None:
         """For each id: the flow through it is its indicator."""
@@ -151,35 +164,25 @@ class Formulation:
         self._rows.append(Rows(bounds, bounds, np.concatenate(rows), np.concatenate(cols), np.concatenate(vals)))
 
     def _add_shared(self, number: int, group: Group, made: dict[int, Terms], wanted: list[dict[int, Terms]]) -> None:
-        """Copies that several endpoints share."""
+        """w[g,a,c] >= f[e,a,c]: copies that several endpoints share."""
         targets = list(dict.fromkeys(c for port in wanted for c in port))
         a, c, cost = self._prices(group, made, targets)
         real = a != c
         a, c, cost = a[real], c[real], cost[real]
         first = self._add_columns(len(group.spans) * cost, False)
-        self._flow[number] = (a, c, first)
-        columns = np.arange(first, first + len(a))
-        rows, cols, vals = [], [], []
-        for r, (source, column) in enumerate(zip(a, columns)):  # w[g,a,c] <= made(a)
-            term = made[int(source)]
-            rows.append(np.full(1 + len(term.columns), r))
-            cols += [np.array([column]), term.columns]
-            vals += [np.ones(1), -term.factors]
-        if rows:
-            self._add_rows(-np.inf, 0, np.concatenate(rows), np.concatenate(cols), np.concatenate(vals), len(a))
-        rows, cols, vals, right = [], [], [], []
+        width = len(self.problem.tables.shardings)
+        order = np.argsort(a * width + c)
+        keys = (a * width + c)[order]
+        flows = []
         for port in wanted:
-            for target, term in port.items():  # wants(c) <= made(c) + copies to c
-                r = len(right)
-                plus = made.get(target, _NOTHING)
-                copies = columns[c == target]
-                rows.append(np.full(len(term.columns) + len(plus.columns) + len(copies), r))
-                cols += [term.columns, plus.columns, copies]
-                vals += [term.factors, -plus.factors, -np.ones(len(copies))]
-                right.append(-term.constant)
-        self._rows.append(
-            Rows(np.full(len(right), -np.inf), np.array(right), np.concatenate(rows), np.concatenate(cols), np.concatenate(vals))
-        )
+            flow = self._add_flow(group, made, port, 0)
+            flows.append(flow)
+            moved = np.flatnonzero(flow.made != flow.wanted)
+            copies = first + order[np.searchsorted(keys, flow.made[moved] * width + flow.wanted[moved])]
+            rows = np.tile(np.arange(len(moved)), 2)
+            signs = np.repeat([1.0, -1.0], len(moved))
+            self._add_rows(-np.inf, 0, rows, np.concatenate([flow.columns[moved], copies]), signs, len(moved))
+        self._flows[number] = flows
 
     # --- memory
 
@@ -211,82 +214,60 @@ class Formulation:
                 columns.append(term.columns)
                 factors.append(certain * size * term.factors)
             for takers, count in maybe.items():
-                column = self._taken_column(takers, key, term) if count else None
-                if column is not None:
-                    columns.append(np.array([column]))
-                    factors.append(np.array([float(count * size)]))
+                held = self._taken_columns(takers, key, term) if count else term.columns[:0]
+                columns.append(held)
+                factors.append(np.full(len(held), float(count * size)))
 
-    def _taken_column(self, takers: tuple[tuple[int, int], ...], made: int, term: Terms) -> int | None:
-        """The column that is at least 1 where one of the takers reads the value as it was made."""
-        key = (takers, made)
-        if key in self._held:
-            return self._held[key]
-        ports = [self.port(self.problem.groups[g].endpoints[e]).get(made) for g, e in takers]
-        found = [port for port in ports if port is not None]
-        if not found:
-            return None
-        if len(takers) == 1 and len(self.problem.groups[takers[0][0]].endpoints) == 1 and takers[0][0] not in self._inside:
-            a, b, first = self._flow[takers[0][0]]
-            return first + int(np.flatnonzero((a == made) & (b == made))[0])
-        column = self._add_columns(np.zeros(1), False)
-        for port in found:  # z >= taken + made - 1
-            cols = np.concatenate([port.columns, term.columns, np.array([column])])
-            vals = np.concatenate([port.factors, term.factors, -np.ones(1)])
-            self._add_rows(-np.inf, 1 - port.constant, np.zeros(len(cols), np.int64), cols, vals, 1)
-        self._held[key] = column
-        return column
+    def _taken_columns(self, takers: tuple[tuple[int, int], ...], made: int, term: Terms) -> np.ndarray:
+        """Columns whose sum is at least 1 where one of the takers reads the value as it was made."""
+        if any(g in self._inside for g, _ in takers):
+            return term.columns
+        taken = [self._flows[g][e].taken_as(made) for g, e in takers]
+        taken = [columns for columns in taken if len(columns)]
+        if len(taken) <= 1:
+            return taken[0] if taken else np.zeros(0, np.int64)
+        return self._at_least(("taken", takers, made), [(columns,) for columns in taken])
 
     def _hold_copies(self, number: int, group: Group, point: int, columns: list[np.ndarray], factors: list[np.ndarray]) -> None:
-        table = self.problem.tables
         if number in self._inside:
             return
-        a, b, first = self._flow[number]
         shapes: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
         for spans in group.spans:
             before = tuple(k for k, (low, _) in enumerate(spans) if low <= point)
             after = tuple(k for k, (_, high) in enumerate(spans) if high >= point)
             if before and after:
                 shapes[before, after] += 1
-        if not shapes:
-            return
-        if len(group.endpoints) == 1:
-            moved = np.flatnonzero(a != b)
-            sizes = np.array([table.local_bytes(group.value, int(t)) for t in b[moved]], dtype=float)
-            columns.append(first + moved)
-            factors.append(sum(shapes.values()) * sizes)
-            return
+        flows = self._flows[number]
         for (before, after), count in shapes.items():
-            for target in sorted({int(t) for t in b}):
-                column = self._held_column(number, group, before, after, target)
-                if column is not None:
-                    columns.append(np.array([column]))
-                    factors.append(np.array([float(count * table.local_bytes(group.value, target))]))
+            for target in sorted({int(t) for k in before for t in flows[k].wanted}):
+                held = self._copy_columns(number, before, after, target)
+                size = self.problem.tables.local_bytes(group.value, target)
+                columns.append(held)
+                factors.append(np.full(len(held), float(count * size)))
 
-    def _held_column(self, number: int, group: Group, before: tuple[int, ...], after: tuple[int, ...], target: int) -> int | None:
-        """The column that is at least 1 where a copy to `target` is held between `before` and `after`; None where none can be."""
-        key = (number, before, after, target)
-        if key in self._held:
-            return self._held[key]
-        ports = [self.port(e) for e in group.endpoints]
+    def _copy_columns(self, number: int, before: tuple[int, ...], after: tuple[int, ...], target: int) -> np.ndarray:
+        """Columns whose sum is at least 1 where a copy is held that one of `before` brought and one of `after` still reads."""
+        moved = [flow.moved_to(target) for flow in self._flows[number]]
         both = [k for k in before if k in after]
-        pairs = [(k, k) for k in both] + [(i, j) for i in before if i not in after for j in after if j not in before]
-        pairs = [(i, j) for i, j in pairs if target in ports[i] and target in ports[j]]
+        pairs = [(moved[k],) for k in both if len(moved[k])]
+        pairs += [(moved[i], moved[j]) for i in before if i not in after for j in after if j not in before and len(moved[i]) and len(moved[j])]
         if not pairs:
-            return None
-        made = self.port(group.source).get(target, _NOTHING)
-        column = self._add_columns(np.zeros(1), False)
-        rows, cols, vals, right = [], [], [], []
-        for r, (i, j) in enumerate(pairs):
-            terms = [ports[i][target]] if i == j else [ports[i][target], ports[j][target]]
-            cols += [*(t.columns for t in terms), made.columns, np.array([column])]
-            vals += [*(t.factors for t in terms), -made.factors, -np.ones(1)]
-            rows.append(np.full(sum(len(t.columns) for t in terms) + len(made.columns) + 1, r))
-            right.append(len(terms) - 1 - sum(t.constant for t in terms))
-        self._rows.append(
-            Rows(np.full(len(right), -np.inf), np.array(right, dtype=float), np.concatenate(rows), np.concatenate(cols), np.concatenate(vals))
-        )
-        self._held[key] = column
-        return column
+            return np.zeros(0, np.int64)
+        if len(pairs) == 1 and len(pairs[0]) == 1:
+            return pairs[0][0]
+        return self._at_least(("copy", number, before, after, target), pairs)
+
+    def _at_least(self, key: tuple, products: list[tuple[np.ndarray, ...]]) -> np.ndarray:
+        """One column z with z >= the product of each tuple's sums: z >= sum of the sums - (how many - 1)."""
+        if key not in self._held:
+            column = self._add_columns(np.zeros(1), False)
+            for sums in products:
+                cols = np.concatenate([*sums, np.array([column])])
+                vals = np.ones(len(cols))
+                vals[-1] = -1.0
+                self._add_rows(-np.inf, len(sums) - 1, np.zeros(len(cols), np.int64), cols, vals, 1)
+            self._held[key] = column
+        return np.array([self._held[key]])
 
     # --- the whole
 

@@ -9,13 +9,12 @@ import torch
 
 from ..graph.graph import Graph
 from .capture import Captured, capture_step
-from .execute import run_graph
 from .load import load_workload
 from .lower import lower
 from .precision import float64_everywhere
 from .workload import Workload
 
-__all__ = ["Captured", "Traced", "Workload", "capture_step", "float64_everywhere", "load_workload", "lower", "run_graph", "trace_step"]
+__all__ = ["Captured", "Traced", "Workload", "capture_step", "float64_everywhere", "load_workload", "lower", "trace_step"]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from .draft import bind
-from .private import make_fake_mode, storage_key
+from .private import make_fake_mode, storage_key, trunc_normal_by_quantile
 from .tape import Record, Slot, Tape, find_slots, replay, written_uids
 from .workload import Workload, find_tensors, map_tensors
 
@@ -30,7 +31,7 @@ _CHANGES = frozenset({"erfinv_", "mul_", "add_", "clamp_", "exp_", "log_", "neg_
 _COPIES = frozenset({"clone", "detach", "_to_copy", "alias", "view", "_unsafe_view", "lift_fresh", "contiguous"})
 
 
-def build_lightly(factory: Callable[[], object]) -> tuple[object, dict[str, Recipe]]:
+def build_lightly(factory: Callable[[], object]) -> tuple[object, dict[str, tuple]]:
     """Call the factory; no memory is taken for parameters.
 
     Returns:
@@ -38,16 +39,16 @@ def build_lightly(factory: Callable[[], object]) -> tuple[object, dict[str, Reci
         simple. A parameter without one is made for real.
     """
     tape = Tape(what="the factory")
-    with make_fake_mode(), tape:
+    with make_fake_mode(), tape, _Copies(), trunc_normal_by_quantile():
         made = factory()
     model = made.model if isinstance(made, Workload) else made
     if not isinstance(model, torch.nn.Module):
         return made, {}
     recipes = _find_recipes(tape)
     named = {
-        name: recipes[storage_key(p)]
+        name: tuple((method, tuple(numbers)) for method, *numbers in recipes[storage_key(p)])
         for name, p in model.named_parameters()
-        if recipes.get(storage_key(p)) is not None and tape.knows(p)
+        if tape.knows(p) and recipes.get(storage_key(p)) is not None
     }
     _settle_module(model, tape, set(named))
     if isinstance(made, Workload):
@@ -58,6 +59,21 @@ def build_lightly(factory: Callable[[], object]) -> tuple[object, dict[str, Reci
             init=named,
         )
     return made, named
+
+
+class _Copies(TorchFunctionMode):
+    """`copy.deepcopy` of a module on fake tensors (`nn.TransformerEncoder` copies its layer)."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: D105
+        if func is not torch.Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            copied = tensor.detach().clone()
+            memo[id(tensor)] = (
+                torch.nn.Parameter(copied, requires_grad=tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else copied
+            )
+        return memo[id(tensor)]
 
 
 def _real(tape: Tape, tensor: torch.Tensor) -> torch.Tensor:

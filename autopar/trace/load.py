@@ -18,7 +18,7 @@ from types import ModuleType
 
 import torch
 
-from ..errors import AutoparError, ModelError
+from ..errors import AutoparError, ModelError, TraceError
 from .build import build_lightly
 from .place import exception_frames
 from .workload import Workload
@@ -146,12 +146,13 @@ def _build(factory: Callable[[], object]) -> tuple[object, dict[str, tuple]]:
         try:
             with torch.device("meta"):
                 made = factory()
+            model = made.model if isinstance(made, Workload) else made
+            if not isinstance(model, torch.nn.Module) or not any(b.is_meta for b in model.buffers()):
+                return made, {}
         except Exception:
-            raise first from None
-        model = made.model if isinstance(made, Workload) else made
-        if isinstance(model, torch.nn.Module) and any(b.is_meta for b in model.buffers()):
-            made = factory()  # buffers need values: for real
-        return made, {}
+            if not isinstance(first, TraceError):
+                raise first from None
+    return factory(), {}  # it reads values while it builds, or its buffers need them
 
 
 # -- Hugging Face --------------------------------------------------------------------------------------------------------------------

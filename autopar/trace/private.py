@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator
 
@@ -101,3 +102,24 @@ def transformers_as_eager(active: bool) -> Iterator[None]:
         yield
     finally:
         module.is_fake_tensor = before
+
+
+@contextlib.contextmanager
+def trunc_normal_by_quantile() -> Iterator[None]:
+    """`nn.init.trunc_normal_` draws again until all values fit, which nothing can record; by quantiles it is a chain of simple fills.
+
+    Source: the formula of torch < 2.13, "The Truncated Normal Distribution", J. Burkardt 2014. 2.11 - 2.13: `_no_grad_trunc_normal_`.
+    """
+
+    def fill(tensor, mean, std, a, b, generator=None):
+        low, high = (math.erf((x - mean) / std / math.sqrt(2.0)) for x in (a, b))
+        with torch.no_grad():
+            tensor.uniform_(low, high, generator=generator).erfinv_()
+            return tensor.mul_(std * math.sqrt(2.0)).add_(mean).clamp_(min=a, max=b)
+
+    before = torch.nn.init._no_grad_trunc_normal_
+    torch.nn.init._no_grad_trunc_normal_ = fill
+    try:
+        yield
+    finally:
+        torch.nn.init._no_grad_trunc_normal_ = before

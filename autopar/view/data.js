@@ -4,7 +4,8 @@ const PHASES = ["forward", "backward", "update"];
 
 async function unpackPlan() {
   const packed = document.getElementById("plan-data").textContent.trim();
-  const bytes = Uint8Array.from(atob(packed), (c) => c.charCodeAt(0));
+  const letters = atob(packed), bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return buildTables(JSON.parse(await new Response(stream).text()));
 }
@@ -16,7 +17,7 @@ function buildTables(raw) {
   const consumers = tensors.name.map(() => []);
   for (let i = 0; i < numNodes; i++) {
     for (const t of nodes.outputs[i]) producer[t] = i;
-    for (const t of new Set(nodes.inputs[i])) consumers[t].push(i);
+    for (const t of nodes.inputs[i]) if (consumers[t].at(-1) !== i) consumers[t].push(i);
   }
   // A folded node is shown by its representative: the same place in the first block.
   const foldOf = new Int32Array(numNodes).fill(-1), blockOf = new Int32Array(numNodes), spot = new Int32Array(numNodes);

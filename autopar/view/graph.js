@@ -16,10 +16,8 @@ function buildTree(plan) {
     return item;
   };
   const root = make("group", "step", null, { phase: null, path: "" });
-  const groups = new Map(), leafOf = new Map();
-  for (let i = 0; i < nodes.name.length; i++) {
-    if (rep[i] !== i) continue;
-    const phase = PHASES[nodes.phase[i]], fold = foldOf[i];
+  const groups = new Map(), leafOf = new Map(), groupAt = new Map();
+  const findGroup = (i, phase, fold) => {
     let group = root, key = "";
     for (const part of [phase, ...text(nodes.place_t, i)]) {
       key += "/" + part;
@@ -31,6 +29,14 @@ function buildTree(plan) {
       }
       group = next;
     }
+    return group;
+  };
+  for (let i = 0; i < nodes.name.length; i++) {
+    if (rep[i] !== i) continue;
+    const phase = PHASES[nodes.phase[i]], fold = foldOf[i];
+    const place = nodes.place_t[i] * PHASES.length + nodes.phase[i];
+    if (!groupAt.has(place)) groupAt.set(place, findGroup(i, phase, fold));
+    const group = groupAt.get(place);
     const op = opName(text(nodes.op_t, i));
     leafOf.set(i, make("node", op, group, { op, module: "", node: i, phase, order: i, mult: count(i) }));
   }
@@ -43,6 +49,8 @@ function buildTree(plan) {
 }
 
 const opName = (op) => op.split(".").slice(1, op.startsWith("aten.") ? 2 : undefined).join(".") || op;
+
+const pairKey = (from, to) => from.id * 2 ** 26 + to.id;
 
 // A module with a single op is that op; a module whose only child is a module shares its box.
 function simplify(group) {
@@ -69,30 +77,29 @@ function addEdges(plan, tree) {
     return group.chips.get(key);
   };
   const join = (from, to) => {
-    const key = `${from.id}>${to.id}`;
-    if (!base.has(key)) base.set(key, { from, to, comms: [], tensors: new Set() });
-    return base.get(key);
+    const key = pairKey(from, to);
+    let edge = base.get(key);
+    if (!edge) base.set(key, edge = { from, to, comms: [] });
+    return edge;
   };
   const edgeInto = (n, slot) => {
     const reader = tree.leafOf.get(rep[n]), t = nodes.inputs[n][slot], made = producer[t], shown = nodes.inputs[rep[n]][slot];
     let from;
-    if (made < 0) from = chip(reader.parent, `in ${shown}`, { role: "input", tensor: shown });
+    if (made < 0) from = chip(reader.parent, shown, { role: "input", tensor: shown });
     else if (foldOf[made] >= 0 && foldOf[made] === foldOf[n] && blockOf[made] !== blockOf[n]) from = chip(reader.parent, `loop ${rep[made]}`, { role: "block", tensor: nodes.outputs[rep[made]][nodes.outputs[made].indexOf(t)], from: rep[made], after: blockOf[made] > blockOf[n] });
     else from = tree.leafOf.get(rep[made]);
     if (from.kind === "chip") from.order = Math.min(from.order, reader.order - 0.5);
-    const edge = join(from, reader);
-    edge.tensors.add(t);
-    return edge;
+    return join(from, reader);
   };
   for (let n = 0; n < nodes.name.length; n++) {
-    const edges = nodes.inputs[n].map((_, slot) => edgeInto(n, slot));
-    for (const c of commsOf.get(n) ?? []) {
+    const edges = nodes.inputs[n].map((_, slot) => edgeInto(n, slot)), brought = commsOf.get(n);
+    if (brought) for (const c of brought) {
       const slot = nodes.inputs[n].indexOf(comms.value[c]);
       (slot >= 0 ? edges[slot] : join(sourceOf(comms.value[c], tree.leafOf.get(rep[n]).parent), tree.leafOf.get(rep[n]))).comms.push(c);
     }
   }
   function sourceOf(t, group) {
-    return producer[t] >= 0 ? tree.leafOf.get(rep[producer[t]]) : chip(group, `in ${t}`, { role: "input", tensor: t, order: -1 });
+    return producer[t] >= 0 ? tree.leafOf.get(rep[producer[t]]) : chip(group, t, { role: "input", tensor: t, order: -1 });
   }
   for (const c of commsOf.get(-1) ?? []) { // brought into place when the step ends: no node reads it
     const made = producer[comms.value[c]];
@@ -145,16 +152,16 @@ function finishTree(plan, tree) {
   };
   visit(tree.root, 0);
   for (const edge of tree.base) {
-    for (let up = edge.to; up; up = up.parent) up.comms.push(...edge.comms);
+    if (edge.comms.length) for (let up = edge.to; up; up = up.parent) up.comms.push(...edge.comms);
     let a = edge.from, b = edge.to;
     while (a.depth > b.depth) a = a.parent;
     while (b.depth > a.depth) b = b.parent;
     while (a.parent !== b.parent) { a = a.parent; b = b.parent; }
     if (a === b) continue;
-    const key = `${a.id}>${b.id}`, edges = a.parent.edges;
-    if (!edges.has(key)) edges.set(key, { a, b, comms: [], parts: [] });
-    edges.get(key).comms.push(...edge.comms);
-    edges.get(key).parts.push(edge);
+    const key = pairKey(a, b), edges = a.parent.edges;
+    let shown = edges.get(key);
+    if (!shown) edges.set(key, shown = { a, b, comms: [] });
+    if (edge.comms.length) shown.comms.push(...edge.comms);
   }
 }
 

@@ -6,11 +6,13 @@ shown, from the rows that are shown, so nothing can disagree. Columns and intern
 
 from __future__ import annotations
 
-import json
+import typing
+from collections.abc import Hashable
+from dataclasses import replace
 
 from ..graph.plan import Plan
 from ..graph.plan_json import Json, plan_to_json
-from .fold import fold_blocks, fold_names, place_in_tree
+from .fold import BlockFold, fold_blocks, fold_names, place_in_tree
 
 PHASES = ("forward", "backward", "update")
 
@@ -20,14 +22,15 @@ class _Texts:
 
     def __init__(self) -> None:
         self.entries: list[Json] = []
-        self._number: dict[str, int] = {}
+        self._number: dict[Hashable, int] = {}
 
-    def number(self, entry: Json) -> int:
-        key = json.dumps(entry)
-        if key not in self._number:
-            self._number[key] = len(self.entries)
-            self.entries.append(entry)
-        return self._number[key]
+    def number(self, entry: Hashable) -> int:
+        """The number of a text, None, or a tuple of them (which becomes a list); numbers in tuples are of one type per column."""
+        found = self._number.get(entry)
+        if found is None:
+            found = self._number[entry] = len(self.entries)
+            self.entries.append(typing.cast(Json, entry))
+        return found
 
 
 def page_data(plan: Plan) -> dict[str, Json]:
@@ -38,9 +41,12 @@ def page_data(plan: Plan) -> dict[str, Json]:
         `tensors nodes comms params moments`: columns; `folds`: equal blocks; `param_folds`: equal parameters.
     """
     texts = _Texts()
-    whole = plan_to_json(plan)
+    folds = fold_blocks(plan)
+    small = replace(plan, cost=replace(plan.cost, moments=()), assignment=replace(plan.assignment, storages=(), strategies=()),
+                    tensors=(), params=(), nodes=(), comms=(), repeats=())  # fmt: skip
+    whole = plan_to_json(small)
     cost = {key: entry for key, entry in _as_dict(whole["cost"]).items() if key != "moments"}
-    head = {key: whole[key] for key in ("format", "checksum", "model", "cluster", "mesh", "labels", "summary", "num_microbatches", "schedule", "solve")}
+    head = {key: whole[key] for key in ("format", "model", "cluster", "mesh", "labels", "summary", "num_microbatches", "schedule", "solve")}
     param_folds = fold_names(
         [p.name for p in plan.params],
         [(p.shape, p.param, p.grad, p.optim, p.param_bytes, p.grad_bytes, p.optim_bytes) for p in plan.params],
@@ -48,11 +54,11 @@ def page_data(plan: Plan) -> dict[str, Json]:
     return {
         "head": {**head, "cost": cost},
         "tensors": _tensor_columns(plan, texts),
-        "nodes": _node_columns(plan, texts),
+        "nodes": _node_columns(plan, folds, texts),
         "comms": _comm_columns(plan, texts),
         "params": {
             "name": [p.name for p in plan.params],
-            "shape_t": [texts.number(list(p.shape)) for p in plan.params],
+            "shape_t": [texts.number(p.shape) for p in plan.params],
             "param_t": [texts.number(str(p.param)) for p in plan.params],
             "grad_t": [texts.number(None if p.grad is None else str(p.grad)) for p in plan.params],
             "optim_t": [texts.number(None if p.optim is None else str(p.optim)) for p in plan.params],
@@ -63,7 +69,7 @@ def page_data(plan: Plan) -> dict[str, Json]:
         "param_folds": [{"name": fold.name, "members": list(fold.members)} for fold in param_folds],
         "moments": _moment_columns(plan, texts),
         "folds": [
-            {"label": fold.label, "numbers": list(fold.numbers), "blocks": [list(block) for block in fold.blocks]} for fold in fold_blocks(plan)
+            {"label": fold.label, "numbers": list(fold.numbers), "blocks": [list(block) for block in fold.blocks]} for fold in folds
         ],
         "texts": texts.entries,
     }
@@ -79,7 +85,7 @@ def _tensor_columns(plan: Plan, texts: _Texts) -> dict[str, Json]:
         "name": [t.name for t in plan.tensors],
         "kind_t": [texts.number(t.kind.value) for t in plan.tensors],
         "version": [t.version for t in plan.tensors],
-        "shape_t": [texts.number(list(t.shape)) for t in plan.tensors],
+        "shape_t": [texts.number(t.shape) for t in plan.tensors],
         "dtype_t": [texts.number(t.dtype) for t in plan.tensors],
         "stage": [t.stage for t in plan.tensors],
         "sharding_t": [texts.number(str(t.sharding)) for t in plan.tensors],
@@ -87,9 +93,9 @@ def _tensor_columns(plan: Plan, texts: _Texts) -> dict[str, Json]:
     }
 
 
-def _node_columns(plan: Plan, texts: _Texts) -> dict[str, Json]:
+def _node_columns(plan: Plan, folds: tuple[BlockFold, ...], texts: _Texts) -> dict[str, Json]:
     tensor = {t.name: i for i, t in enumerate(plan.tensors)}
-    fold_of = {block[k]: fold for fold in fold_blocks(plan) for block in fold.blocks for k in range(len(block))}
+    fold_of = {block[k]: fold for fold in folds for block in fold.blocks for k in range(len(block))}
     return {
         "name": [n.name for n in plan.nodes],
         "op_t": [texts.number(n.op) for n in plan.nodes],
@@ -97,14 +103,14 @@ def _node_columns(plan: Plan, texts: _Texts) -> dict[str, Json]:
         "outputs": [[tensor[name] for name in n.outputs if name] for n in plan.nodes],
         "phase": [PHASES.index(n.phase.value) for n in plan.nodes],
         "path_t": [texts.number(n.path) for n in plan.nodes],
-        "place_t": [texts.number(list(place_in_tree(n.path, fold_of.get(i)))) for i, n in enumerate(plan.nodes)],
+        "place_t": [texts.number(place_in_tree(n.path, fold_of.get(i))) for i, n in enumerate(plan.nodes)],
         "source_t": [texts.number(n.source) for n in plan.nodes],
-        "choices_t": [texts.number(list(n.choices)) for n in plan.nodes],
+        "choices_t": [texts.number(n.choices) for n in plan.nodes],
         "seconds": [n.seconds for n in plan.nodes],
         "flops": [n.flops for n in plan.nodes],
         "reason_t": [texts.number(n.reason) for n in plan.nodes],
-        "alternatives_t": [texts.number([[list(a.choices), a.seconds] for a in n.alternatives]) for n in plan.nodes],
-        "refused_t": [texts.number(list(n.refused)) for n in plan.nodes],
+        "alternatives_t": [texts.number(tuple((a.choices, a.seconds) for a in n.alternatives)) for n in plan.nodes],
+        "refused_t": [texts.number(n.refused) for n in plan.nodes],
     }
 
 

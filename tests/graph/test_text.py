@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 from codegen.chain import chain_graph
-from codegen.random_plans import Assigner
 
 from autopar.errors import GraphError
 from autopar.graph.graph import Graph
 from autopar.graph.node import Const, Node, Phase, Ref
 from autopar.graph.tensor import DTYPE_BYTES, Kind, Value
 from autopar.graph.text import parse_graph, print_graph, print_program
+
+from .drafts import Assigner
 
 NASTY = ["_", "-", "None", "True", "nan", "inf", "-inf", "1", "-2", "1.5", "1e5", "1_0", "0.w@0", "a@00", "x:", "a b", "a,b", "(x)", "$0", "`", '"', "\\", "é",
          "\n", "f32[2]", "x: f32[2]", "|", "as", "#", "<dtype x>", "input:0", "exp_avg:h.0.w@1", "x~1", "@1", "a@", "\ud800"]  # fmt: skip
@@ -90,9 +91,9 @@ def test_a_nan_parses_back():
 
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 def test_local_graphs_parse_back(sizes):
-    assigner = Assigner(chain_graph(2), sizes)
+    assigner = Assigner(chain_graph(2), *sizes)
     for seed in range(5):
-        graph = assigner.program(assigner.draw(random.Random(seed))).graph
+        graph = assigner.program(assigner.draw(seed)).graph
         assert parse_graph(print_graph(graph)) == graph
 
 
@@ -101,8 +102,13 @@ def test_the_text_of_a_graph(golden):
 
 
 def test_the_text_of_a_program(golden):
-    assigner = Assigner(chain_graph(2), (2, 2))
-    golden("chain_program", print_program(assigner.program(assigner.draw(random.Random(1)), keep_grads=False)))
+    """Data parallel along a, ZeRO-3 by storage; column then row parallel along b."""
+    assigner = Assigner(chain_graph(2), 2, 2)
+    choices = {"mm_0": "m;n", "relu_0": ".1;.0", "mm_1": "m;k", "relu_1": ".1;R", "loss": "d0;R", "ones": "d0;R", "dy_1": ".1;R", "xt_1": "d0;d1",
+               "dw_1": "k;m", "wt_1": "R;d0", "dx_1": "m;n", "dy_0": ".1;.0", "xt_0": "d0;R", "dw_0": "k;n", "dx_0": "m;R",
+               "step_0": ".1;.0", "h.0.w@1": ".1;.0", "step_1": ".0;.1", "h.1.w@1": ".0;.1"}  # fmt: skip
+    storages = {"h.0.w@0": "S0/6,S1/6", "h.1.w@0": "S1/6,S0/6", "input:0": "S0/4,R"}
+    golden("chain_program", print_program(assigner.program(assigner.assign(storages, choices))))
 
 
 def test_values_out_of_order_cannot_be_printed():

@@ -13,6 +13,8 @@ PRODUCTS = frozenset({"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten
                       "autopar.linear_input_grad", "autopar.linear_weight_grad"})  # fmt: skip
 
 BY_ROW = {
+    "aten.any": "a maximum of booleans: collectives have none",
+    "aten.all": "a minimum of booleans: collectives have none",
     "aten.copy": "it may cast to integers, which is not linear",
     "aten.ldexp": "no trained model scales a Partial by powers of two",
     "aten.xlogy": "linear only where the logarithm is finite",

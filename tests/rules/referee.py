@@ -177,7 +177,7 @@ def why_not_joined(pieces: dict[Shape, torch.Tensor], sharding: Sharding, sizes:
     if compare == "shapes":
         return ""
     scale = _largest(list(pieces.values()))
-    total = torch.full_like(expected, -torch.inf if expected.dtype.is_floating_point else 0) if expected.dtype != torch.bool else expected.clone()
+    total = torch.empty_like(expected)  # every element is written: the digits of all shards cover the dim
     groups: dict[Shape, list[torch.Tensor]] = {}  # one list of addends per (replica, shard) coordinate
     owing = [axis for axis, p in enumerate(sharding.placements) if isinstance(p, Partial)]
     for where, piece in pieces.items():
@@ -211,7 +211,9 @@ def why_not_joined(pieces: dict[Shape, torch.Tensor], sharding: Sharding, sizes:
 # --- strategies --------------------------------------------------------------------------------------------------------------------
 
 
-def run_pieces(sample: Sample, signature: Signature, inputs: tuple[Sharding, ...], outputs: tuple[Sharding, ...], sizes: Shape) -> list[dict[Shape, torch.Tensor]]:
+def run_pieces(
+    sample: Sample, signature: Signature, inputs: tuple[Sharding, ...], outputs: tuple[Sharding, ...], sizes: Shape
+) -> list[dict[Shape, torch.Tensor]]:
     """Every rank's outputs, one table per output."""
     rng = torch.Generator().manual_seed(zlib.crc32(repr((sample.name, [str(s) for s in inputs])).encode()))
     site = site_of(sample)
@@ -256,6 +258,7 @@ def inner_cuts(signature: Signature) -> dict[str, tuple[int, ...]]:
 
 
 MESHES: tuple[Shape, ...] = ((2,), (3,), (2, 2), (2, 3))
+CUT_MESHES: tuple[Shape, ...] = ((2,), (2, 2))  # where the inner cuts are tried too
 
 
 def check_sample(sample: Sample, rules: dict[str, Rule]) -> tuple[int, list[str]]:
@@ -265,7 +268,7 @@ def check_sample(sample: Sample, rules: dict[str, Rule]) -> tuple[int, list[str]
     checked, wrong = 0, []
     for sizes in MESHES:
         done = set()
-        for cuts in ({}, inner_cuts(signature)):
+        for cuts in ({}, inner_cuts(signature)) if sizes in CUT_MESHES else ({},):
             strategies, _ = list_strategies(signature, site, sizes, cuts)
             for strategy in strategies:
                 key = (strategy.inputs, strategy.outputs)

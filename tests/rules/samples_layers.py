@@ -30,12 +30,17 @@ def norm_samples() -> Iterator[Sample]:
         x, g, weight = numbers(4, 12, 5, 3), numbers(4, 12, 5, 3, seed="g"), numbers(12)
         yield make_sample("aten.native_group_norm", x, weight, numbers(12, seed="b"), 4, 12, 15, groups, 1e-5, label=str(groups))
         _, mean, rstd = aten.native_group_norm(x, weight, None, 4, 12, 15, groups, 1e-5)
-        yield make_sample("aten.native_group_norm_backward", g, x, mean, rstd, weight, 4, 12, 15, groups, [True, True, True], label=str(groups))
+        sizes, mask = (4, 12, 15, groups), [True, True, True]
+        yield make_sample("aten.native_group_norm_backward", g, x, mean, rstd, weight, *sizes, mask, label=str(groups))
     for data, dim in ((numbers(4, 6, 9), -1), (numbers(4, 6, 9), 1)):
         for op in ("_softmax", "_log_softmax"):
             yield make_sample(f"aten.{op}", data, dim, False, label=str(dim))
             out = getattr(aten, op)(data, dim, False)
             yield make_sample(f"aten.{op}_backward_data", numbers(4, 6, 9, seed="g"), out, dim, F64, label=str(dim))
+
+
+def _normal(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def attention_samples() -> Iterator[Sample]:
@@ -52,17 +57,18 @@ def attention_samples() -> Iterator[Sample]:
         "grouped mask": ((2, 6, 6, 4), (2, 3, 9, 4), (2, 6, 6, 9), False),
     }
     for label, (q_shape, k_shape, mask_shape, causal) in cases.items():
-        q, k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(n), dtype=F64) for n, shape in enumerate((q_shape, k_shape, k_shape)))
-        mask = None if mask_shape is None else torch.randn(mask_shape, generator=torch.Generator().manual_seed(9), dtype=F64)
-        sample = make_sample("autopar.attention", q, k, v, mask, causal, 0.3 if label == "plain" else None, label=label)
+        q, k, v = (_normal(shape, seed) for seed, shape in enumerate((q_shape, k_shape, k_shape)))
+        mask = None if mask_shape is None else _normal(mask_shape, 9)
+        scale = 0.3 if label == "plain" else None
+        sample = make_sample("autopar.attention", q, k, v, mask, causal, scale, label=label)
         yield sample
         out, lse = sample.outputs
-        yield make_sample(
-            "autopar.attention_backward", numbers(*out.shape, seed="g"), q, k, v, out, lse, causal, mask, 0.3 if label == "plain" else None, label=label
-        )
+        yield make_sample("autopar.attention_backward", _normal(out.shape, 8), q, k, v, out, lse, causal, mask, scale, label=label)
 
 
-def _conv(label: str, x: torch.Tensor, w: torch.Tensor, bias: bool, stride: int, padding: int, dilation: int, transposed: bool, groups: int) -> Iterator[Sample]:
+def _conv(
+    label: str, x: torch.Tensor, w: torch.Tensor, bias: bool, stride: int, padding: int, dilation: int, transposed: bool, groups: int
+) -> Iterator[Sample]:
     nd = x.dim() - 2
     outs = w.shape[1] * groups if transposed else w.shape[0]
     args = ([stride] * nd, [padding] * nd, [dilation] * nd, transposed, [0] * nd, groups)

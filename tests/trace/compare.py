@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import contextlib
 
 import torch
 
-from autopar.trace import Traced, Workload, float64_everywhere, run_graph, trace_step
+from autopar.runtime.execute import run_graph
+from autopar.trace import Traced, Workload, float64_everywhere, trace_step
 
 
 def first_states(workload: Workload, traced: Traced, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
@@ -79,6 +79,3 @@ def worst_differences(workload: Workload, steps: int = 2) -> tuple[dict[str, flo
             note("buffer", env[f"{name}@0"].to(torch.float64), p.detach().to(torch.float64))
     return worst, traced
 
-
-def quiet() -> contextlib.AbstractContextManager:
-    return contextlib.nullcontext()

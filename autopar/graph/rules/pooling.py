@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..node import Arg, input_names
 from ..rule import LinearSets, Rule, Shape, Site
@@ -123,10 +123,10 @@ def _first(site: Site) -> LinearSets:
     return ((input_names(site.node)[0],),)
 
 
-def _resample(name: str, text: object, text_backward: object) -> tuple[Rule, Rule]:
+def _resample(name: str, text: Callable[[Site], str], text_backward: Callable[[Site], str]) -> tuple[Rule, Rule]:
     return (
-        Rule(f"aten.{name}", text, _first, flops=4, localise=_local_resample, why_whole=_HALO),  # type: ignore[arg-type]
-        Rule(f"aten.{name}_backward", text_backward, GRAD, flops=4, localise=_local_resample_backward, why_whole=_HALO),  # type: ignore[arg-type]
+        Rule(f"aten.{name}", text, _first, flops=4, localise=_local_resample, why_whole=_HALO),
+        Rule(f"aten.{name}_backward", text_backward, GRAD, flops=4, localise=_local_resample_backward, why_whole=_HALO),
     )
 
 

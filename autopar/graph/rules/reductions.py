@@ -6,6 +6,8 @@ parts needs a weight, which is why trace writes it as a sum times a constant).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..node import Arg
 from ..rule import Rule, Site
 from .dims import hold, letters, normal_dims, operand
@@ -32,7 +34,7 @@ def _whole(site: Site) -> str:
     return _reduce(site, site.arg("dim"), is_whole=True)
 
 
-def _along(default: Arg) -> object:
+def _along(default: Arg) -> Callable[[Site], str]:
     """Every input and output has the same dims (up to the size of `dim`, which stays whole)."""
 
     def text(site: Site) -> str:

@@ -6,7 +6,7 @@ projection. What is not aligned is whole. All are linear.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import gcd
 
 from ..node import Arg, get_arg
@@ -126,7 +126,7 @@ def _cat(site: Site) -> str:
     return f"{', '.join(operands[:-1])} -> {operands[-1]}"
 
 
-def _dims_whole(name: str) -> object:
+def _dims_whole(name: str) -> Callable[[Site], str]:
     """All dims of the argument `name` are whole, the others carry through."""
 
     def text(site: Site) -> str:
@@ -197,6 +197,8 @@ def _glu(site: Site) -> str:
 
 
 _ORDER = "elements move along the dim, over the borders of the pieces"
+_DIAGONAL = "the diagonal runs over both dims"
+_OVERLAP = "the windows overlap"
 _TRIANGLE = "the triangle depends on the position in the matrix"
 
 ROWS = (
@@ -212,10 +214,10 @@ ROWS = (
     Rule("aten.constant_pad_nd", _pad, linear_if_zero, flops=0, why_whole="only the ends of the dim are padded"),
     Rule("aten.tril", _last_two_whole, SELF, flops=0, why_whole=_TRIANGLE),
     Rule("aten.triu", _last_two_whole, SELF, flops=0, why_whole=_TRIANGLE),
-    Rule("aten.diagonal", _diagonal, SELF, flops=0, why_whole="the diagonal runs over both dims"),
-    Rule("aten.diagonal_backward", _diagonal_backward, GRAD, flops=0, localise=output_size("input_sizes"), why_whole="the diagonal runs over both dims"),
-    Rule("aten.unfold", _unfold, SELF, flops=0, why_whole="the windows overlap"),
-    Rule("aten.unfold_backward", _unfold_backward, (("grad_in",),), flops=0, localise=output_size("input_sizes"), why_whole="the windows overlap"),
+    Rule("aten.diagonal", _diagonal, SELF, flops=0, why_whole=_DIAGONAL),
+    Rule("aten.diagonal_backward", _diagonal_backward, GRAD, flops=0, localise=output_size("input_sizes"), why_whole=_DIAGONAL),
+    Rule("aten.unfold", _unfold, SELF, flops=0, why_whole=_OVERLAP),
+    Rule("aten.unfold_backward", _unfold_backward, (("grad_in",),), flops=0, localise=output_size("input_sizes"), why_whole=_OVERLAP),
     Rule("aten.glu", _glu, why_whole="one half gates the other"),
     Rule("aten.glu_backward", _glu, GRAD, why_whole="one half gates the other"),
 )

@@ -5,7 +5,7 @@ A dim that a view merges or splits is a product of factors: `(v0 v1) -> v0 v1`. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import gcd, prod
 
 from ..node import Arg
@@ -85,7 +85,7 @@ def _view(site: Site) -> str:
     return view_text(site.inputs[0], site.outputs[0])
 
 
-def output_size(name: str) -> object:
+def output_size(name: str) -> Callable[[Site, tuple[Shape, ...]], Mapping[str, Arg]]:
     """The argument `name` is the shape of the output."""
 
     def localise(site: Site, whole_inputs: tuple[Shape, ...]) -> Mapping[str, Arg]:

@@ -9,7 +9,7 @@ import torch
 from ..errors import InputError
 from ..graph.graph import Graph, value_table
 from ..graph.node import Arg, Const, Node, Ref
-from ..runtime.ops import find_op
+from .ops import find_op
 
 
 def real_arg(arg: Arg, inputs: list[torch.Tensor]) -> object:

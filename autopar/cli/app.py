@@ -1,0 +1,169 @@
+"""The commands as typer declares them: names, flags, help. What they do is in `commands`, how they end in `outcome`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Optional
+
+import typer
+
+from .. import __version__
+from . import commands
+from .asked import read_asked, read_options
+from .outcome import INTERRUPTED, Ending
+
+app = typer.Typer(
+    name="autopar",
+    help="Decide how a PyTorch training step is split over a cluster, prove how good the answer is, and emit the distributed program.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="file.py:factory, or a Hugging Face config.json")]
+ClusterFlag = Annotated[str, typer.Option("--cluster", help="cpu:4, 2x8xH100-80GB (hosts x devices x type), or a TOML file", metavar="C")]
+MaybeCluster = Annotated[Optional[str], typer.Option("--cluster", help="as for plan; a PLAN has its own", metavar="C")]
+Memory = Annotated[Optional[str], typer.Option("--memory", help="limit per device, as 2GiB or 512MB; default: the device's own", metavar="SIZE")]
+Precision = Annotated[Optional[str], typer.Option("--precision", help="fp32, bf16 or fp64; default: bf16 on GPUs, fp32 on cpu", metavar="P")]
+Batch = Annotated[Optional[int], typer.Option("--batch", help="global batch size, instead of the factory's own", metavar="N")]
+Seq = Annotated[Optional[int], typer.Option("--seq", help="sequence length, instead of the factory's own", metavar="N")]
+Args = Annotated[Optional[list[str]], typer.Option("--arg", help="argument of the factory, or field of the config; repeatable", metavar="K=V")]
+TimeLimit = Annotated[Optional[float], typer.Option("--time-limit", help="seconds for the solver; then the best so far and its gap", metavar="S")]
+Dump = Annotated[Optional[str], typer.Option("--dump", help="folder for each stage of the compiler as numbered text", metavar="DIR")]
+Html = Annotated[Optional[str], typer.Option("--html", help="write the plan as one page that opens offline", metavar="F")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")]
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="print the version and exit", is_eager=True)] = False) -> None:
+    """What stands before the command."""
+    if version:
+        print(f"autopar {__version__}")
+        raise typer.Exit(0)
+
+
+@app.command()
+def plan(
+    model: Model,
+    cluster: ClusterFlag,
+    memory: Memory = None,
+    precision: Precision = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    arg: Args = None,
+    time_limit: TimeLimit = None,
+    output: Annotated[Optional[str], typer.Option("-o", "--output", help="write plan.json", metavar="plan.json")] = None,
+    html: Html = None,
+    dump: Dump = None,
+    as_json: Json = False,
+) -> int:
+    """Decide how to split MODEL over a cluster; needs no GPU and no memory for weights."""
+    asked = read_asked(model, arg or (), batch, seq)
+    options = read_options(memory, precision, time_limit, dump)
+    return Ending(as_json).answer(lambda say: commands.make_plan(asked, cluster, options, output, html, say))
+
+
+@app.command()
+def show(plan: Annotated[str, typer.Argument(metavar="PLAN", help="a plan.json")], html: Html = None, as_json: Json = False) -> int:
+    """Print a plan, checked."""
+    return Ending(as_json).answer(lambda say: commands.show_plan(plan, html))
+
+
+@app.command()
+def emit(
+    word: Annotated[str, typer.Argument(metavar="MODEL|PLAN", help="a model as for plan, or a plan.json")],
+    output: Annotated[str, typer.Option("-o", "--output", help="folder to write the program into", metavar="DIR")],
+    cluster: MaybeCluster = None,
+    memory: Memory = None,
+    precision: Precision = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    arg: Args = None,
+    time_limit: TimeLimit = None,
+    dump: Dump = None,
+    as_json: Json = False,
+) -> int:
+    """Write the program as a folder of readable Python: program.py, train.py, plan.json."""
+    flags = {
+        "--cluster": cluster, "--memory": memory, "--precision": precision, "--batch": batch, "--seq": seq, "--arg": arg, "--time-limit": time_limit,
+    }  # fmt: skip
+    given = [flag for flag, value in flags.items() if value not in (None, [])]
+    asked = read_asked(word, arg or (), batch, seq)
+    options = read_options(memory, precision, time_limit, dump)
+    return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="a folder that emit wrote; what follows goes to its train.py (--steps 10)")],
+    as_json: Json = False,
+) -> int:
+    """Start an emitted program on this machine, one process per rank (torchrun)."""
+    words = list(context.args)
+    return Ending(as_json).answer(lambda say: commands.run_program(directory, words, as_json, say))
+
+
+@app.command()
+def verify(
+    model: Model,
+    cluster: ClusterFlag,
+    memory: Annotated[
+        Optional[str], typer.Option("--memory", help="limit per device as for plan in fp32; float64 gets twice as much", metavar="SIZE")
+    ] = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    arg: Args = None,
+    time_limit: TimeLimit = None,
+    dump: Dump = None,
+    seed: Annotated[int, typer.Option("--seed", help="of first values and random inputs", metavar="N")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Run the program of MODEL on all ranks in one process, in float64, against plain PyTorch."""
+    asked = read_asked(model, arg or (), batch, seq)
+    options = read_options(memory, "fp64", time_limit, dump, seed)
+    return Ending(as_json).answer(lambda say: commands.verify_model(asked, cluster, options, say))
+
+
+@app.command()
+def demo(
+    out: Annotated[str, typer.Option("--out", help="folder for plan.json, plan.html and program/", metavar="DIR")] = "demo_out",
+    steps: Annotated[int, typer.Option("--steps", help="training steps", metavar="N")] = 25,
+    as_json: Json = False,
+) -> int:
+    """Train a small language model on four processes, split by a proven plan, beside plain PyTorch."""
+    return Ending(as_json).answer(lambda say: commands.run_demo(out, steps, as_json, say))
+
+
+@app.command()
+def profile(
+    ranks: Annotated[str, typer.Option("--ranks", help="numbers of processes to measure at, joined by commas", metavar="N,N")] = "1,2,4",
+    output: Annotated[Optional[str], typer.Option("-o", "--output", help="default: where plan looks for it", metavar="F")] = None,
+    as_json: Json = False,
+) -> int:
+    """Measure this machine's CPU and its loopback link, so that predictions for cpu clusters are about it."""
+    counts = commands.read_ranks(ranks)
+    return Ending(as_json).answer(lambda say: commands.measure_machine(counts, output, say))
+
+
+def run_words(arguments: Sequence[str]) -> int:
+    """Run the command line.
+
+    Returns:
+        the exit code.
+    """
+    as_json = "--json" in arguments
+    try:
+        code = app(args=list(arguments), prog_name="autopar", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout (`| head`) has enough
+        sys.stdout = sys.__stderr__
+        return 0
+    except Exception as error:  # noqa: BLE001 - every way to end has its exit code
+        return Ending(as_json).fail(error)

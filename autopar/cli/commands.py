@@ -1,0 +1,205 @@
+"""The work behind each command: words in, `Outcome` out. Heavy imports are inside, so that `--help` stays instant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OptionsError, RankError, VerificationError
+from ..options import Options
+from .asked import (
+    Asked,
+    check_file_place,
+    check_folder_place,
+    cluster_again,
+    is_plan_file,
+    load_again,
+    load_asked,
+)
+from .outcome import Outcome, Say
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..graph.plan import Plan
+
+
+def make_plan(asked: Asked, cluster: str, options: Options, output: str | None, html: str | None, say: Say) -> Outcome:
+    """`autopar plan`."""
+    from ..cluster import parse_cluster
+
+    check_file_place(output, "-o")
+    check_file_place(html, "--html")
+    found = parse_cluster(cluster)
+    say(f"loading {asked.model}")
+    from ..api import compile_workload
+
+    workload, source = load_asked(asked)
+    plan = compile_workload(workload, found, options, source=source, report=say).plan
+    written = _write(plan, output, html)
+    return _plan_outcome(plan, written)
+
+
+def show_plan(path: str, html: str | None) -> Outcome:
+    """`autopar show`."""
+    from ..graph.plan_json import load_plan
+
+    check_file_place(html, "--html")
+    plan = load_plan(path)
+    return _plan_outcome(plan, _write(plan, None, html))
+
+
+def _write(plan: Plan, output: str | None, html: str | None) -> tuple[str, ...]:
+    """Write what was asked for; the page is made first, so that nothing is written where it cannot be."""
+    from ..graph.plan_json import save_plan
+
+    if html is not None:
+        from ..view.html import save_html
+
+        save_html(plan, html)
+    if output is not None:
+        save_plan(plan, output)
+    return tuple(p for p in (output, html) if p is not None)
+
+
+def _plan_outcome(plan: Plan, written: Sequence[str]) -> Outcome:
+    from ..graph.plan_json import plan_to_json
+
+    def show(console: Console) -> None:
+        from ..view.terminal import print_plan
+
+        print_plan(plan, console)
+        if written:
+            console.print()
+        for path in written:
+            console.print(f"wrote {path}", soft_wrap=True, markup=False)
+
+    return Outcome(lambda: plan_to_json(plan), show)
+
+
+def emit_program(word: str, asked: Asked, cluster: str | None, options: Options, given: Sequence[str], folder: str, say: Say) -> Outcome:
+    """`autopar emit`.
+
+    Args:
+        word: MODEL or PLAN.
+        given: flags that a plan already decides and that were given all the same.
+    """
+    from ..graph.mesh import num_ranks
+
+    check_folder_place(folder, "-o")
+    if is_plan_file(word):
+        if given:
+            raise OptionsError(f"{', '.join(given)}: {word} is a plan, which has decided this already; leave it out, or give the model instead")
+        from ..graph.plan_json import load_plan
+
+        plan = load_plan(word)
+        say(f"making {plan.model.name} again from {plan.model.source}")
+        workload, source = load_again(plan, word)
+        found = cluster_again(plan, word)
+        options = Options(precision=plan.model.precision, memory_bytes=plan.cluster.memory_bytes)
+    else:
+        if cluster is None:
+            raise OptionsError("--cluster: missing; a model needs one (--cluster cpu:4), a plan that `autopar plan -o` wrote has it")
+        from ..cluster import parse_cluster
+
+        plan, found = None, parse_cluster(cluster)
+        say(f"loading {asked.model}")
+        workload, source = load_asked(asked)
+    from ..api import compile_workload
+    from ..runtime import write_program
+
+    compiled = compile_workload(workload, found, options, given_plan=plan, source=source, report=say)
+    weights = pack_weights(workload.model, compiled.files)
+    write_program({**compiled.files, **weights}, folder)
+    ranks = num_ranks(compiled.plan.assignment.mesh)
+    sizes = {name: text.count("\n") for name, text in compiled.files.items()}
+
+    def show(console: Console) -> None:
+        for name, lines in sizes.items():
+            console.print(f"wrote {Path(folder) / name} ({lines:,} lines)", soft_wrap=True, markup=False)
+        if weights:
+            console.print(f"wrote {Path(folder) / 'weights.pt'} (first values that no recipe makes)", soft_wrap=True, markup=False)
+        console.print(f"start it with: autopar run {folder}", soft_wrap=True, markup=False)
+
+    return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "files": {**sizes, **{name: None for name in weights}}}, show)
+
+
+def pack_weights(model: Any, files: Mapping[str, str]) -> dict[str, bytes]:
+    """`weights.pt` for the states whose first value no recipe makes; nothing where there is none."""
+    import io
+
+    import torch
+
+    from ..runtime import compile_program, read_program, state_of_module
+
+    needed = {name for name, state in read_program(compile_program(files)).states.items() if state.init == ("given",)}
+    tensors = {name: t for name, t in state_of_module(model).items() if name in needed and not t.is_meta}
+    if not tensors:
+        return {}
+    packed = io.BytesIO()
+    torch.save({name: t.contiguous() for name, t in tensors.items()}, packed)
+    return {"weights.pt": packed.getvalue()}
+
+
+def run_program(folder: str, words: Sequence[str], as_json: bool, say: Say) -> Outcome:
+    """`autopar run`."""
+    from ..graph.mesh import num_ranks
+    from ..runtime import compile_program, read_files, read_program
+    from .torchrun import finish, start_torchrun
+
+    files = read_files(folder)
+    ranks = num_ranks(read_program(compile_program(files)).mesh)
+    if "train.py" not in files:
+        raise RankError(f"{folder}: has no train.py to start; emit it again with `autopar emit`, or start your own with torchrun --nproc-per-node {ranks}")
+    say(f"starting {ranks} rank{'s' if ranks > 1 else ''} with torchrun")
+    script = [str((Path(folder) / "train.py").resolve()), *words]
+    code = finish(start_torchrun(script, ranks, stdout=sys.__stderr__ if as_json else sys.__stdout__))
+    return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "exit_code": code}, lambda console: None, code=code)
+
+
+def verify_model(asked: Asked, cluster: str, options: Options, say: Say) -> Outcome:
+    """`autopar verify`."""
+    from ..cluster import parse_cluster
+
+    found = parse_cluster(cluster)
+    say(f"loading {asked.model}")
+    from ..verify import describe_failure, report_to_json, verify_workload
+    from .tables import print_report
+
+    workload, _ = load_asked(asked)
+    report = verify_workload(workload, found, options, report=say)
+    failure = describe_failure(report)
+    return Outcome(lambda: report_to_json(report), lambda console: print_report(report, console), VerificationError(failure) if failure else None)
+
+
+def measure_machine(ranks: Sequence[int], output: str | None, say: Say) -> Outcome:
+    """`autopar profile`."""
+    from dataclasses import asdict
+
+    check_file_place(output, "-o")
+    from ..api import PROFILE_PATH
+    from ..cost.profile import measure_cpu
+    from ..cost.rows import save_profile
+    from .tables import print_profile
+
+    path = str(output or PROFILE_PATH)
+    rows = measure_cpu(tuple(ranks), say)
+    save_profile(rows, path)
+    return Outcome(lambda: {"path": path, **asdict(rows)}, lambda console: print_profile(rows, path, console))
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """`1,2,4`.
+
+    Raises:
+        OptionsError: it is not a list of positive numbers.
+    """
+    try:
+        found = tuple(dict.fromkeys(int(word) for word in text.split(",")))
+    except ValueError:
+        found = (0,)
+    if min(found) < 1:
+        raise OptionsError(f"--ranks: expected positive whole numbers joined by commas, as in 1,2,4, found {text!r}")
+    return found

@@ -1,0 +1,418 @@
+"""Verification: the program of a plan, run on all ranks in one process in float64, against plain PyTorch.
+
+In: a workload, a cluster, options. Out: a `VerifyReport`. Nothing of the compiler is in the reference: it is the user's own module with the
+same first values, `loss.backward()`, and the user's optimizer. Two steps on different batches, so that what is carried is covered. Compared
+are the loss of every rank, every gradient, and after the update every rank's piece of every parameter, buffer and optimizer state.
+
+The rule. The error of a tensor is its largest |program - PyTorch|, relative to its scale: the larger of its own largest magnitude and 1/1000
+of the largest in its kind (a gradient that is zero in exact arithmetic, such as that of a key's bias, is rounding noise in both, and
+has no scale of its own). It passes at 1e-10 or less. The update is judged on equal gradients: PyTorch's optimizer is given
+the program's, which have just been compared; else Adam, which divides a gradient by its own size, would show the noise of such a gradient
+as an error of the update.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .api import compile_workload, initial_recipes
+from .cluster import Cluster, parse_cluster
+from .codegen.emit import print_source
+from .errors import InputError, ModelError
+from .graph.cuts import find_cuts, resolve_all
+from .graph.graph import Graph, value_table
+from .graph.mesh import Mesh, num_ranks, print_mesh
+from .graph.partition import partition
+from .graph.plan import Plan
+from .graph.program import check_program
+from .graph.rules import RULES
+from .graph.rules.random_numbers import NAMES as RANDOM_OPS
+from .graph.sharding import parse_sharding
+from .graph.tensor import Kind
+from .options import Options
+from .runtime import ProgramSpec, State, compile_program, initial_state, read_program, run_ranks, state_of_module
+from .runtime.shards import cut
+from .trace import Traced, Workload, float64_everywhere
+from .trace.workload import find_tensors, map_tensors
+
+TOLERANCE = 1e-10
+STEPS = 2
+_KIND_SHARE = 1e-3  # of the largest magnitude in its kind: the least scale of a tensor
+_NUM_SHOWN = 5
+KINDS = ("loss", "output", "gradient", "parameter", "buffer", "optimizer state")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One tensor after one step (1, 2): largest absolute error, and that over its scale."""
+
+    kind: str
+    name: str
+    step: int
+    absolute: float
+    relative: float
+
+
+@dataclass(frozen=True, slots=True)
+class KindReport:
+    """All tensors of one kind: the largest absolute and the largest relative error, and whose they are."""
+
+    kind: str
+    num_tensors: int
+    absolute: Difference
+    relative: Difference
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What was compared, and how far apart it is.
+
+    Args:
+        mesh: as text.
+        failures: what is beyond the tolerance, worst first.
+    """
+
+    model: str
+    cluster: str
+    mesh: str
+    labels: tuple[tuple[str, tuple[str, ...]], ...]
+    num_ranks: int
+    steps: int
+    tolerance: float
+    kinds: tuple[KindReport, ...]
+    failures: tuple[Difference, ...]
+
+
+def verify_workload(
+    workload: Workload, cluster: str | Cluster, options: Options | None = None, report: Callable[[str], None] | None = None
+) -> VerifyReport:
+    """Plan, build and run a workload's program in float64 and compare it with plain PyTorch.
+
+    Args:
+        cluster: as `autopar.plan` takes it.
+        options: the precision is always float64; as that doubles every byte, the memory limit is doubled too, so that the splits are
+            those of a plan in fp32.
+        report: told what is going on, one line each.
+    Raises:
+        ModelError: the model draws random numbers, so that there is nothing to compare with.
+        InputError: plain PyTorch cannot run it on its example inputs.
+        AutoparError: as in `autopar.plan`.
+    """
+    say = report or (lambda line: None)
+    found = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    options = options or Options()
+    limit = 2 * (options.memory_bytes or found.device.memory_bytes)
+    compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit), report=say)
+    refuse_random_numbers(compiled.traced.graph, workload)
+    return compare_plan(workload, compiled.traced, compiled.plan, options.seed, say)
+
+
+def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say: Callable[[str], None] = lambda line: None) -> VerifyReport:
+    """Compare the program of any float64 plan of a workload with plain PyTorch (see `verify_workload`)."""
+    graph, mesh = traced.graph, plan.assignment.mesh
+    recipes, given = first_values(workload, traced)
+    program = _build_program(traced, plan, recipes)
+    ranks = range(num_ranks(mesh))
+    reference = _Reference(real_model(workload, graph, recipes, given, seed), workload)
+    local = [initial_state(program, rank, given, seed) for rank in ranks]
+    found = _Findings()
+    for step in range(1, STEPS + 1):
+        inputs, targets = make_batch(workload, graph, seed, step)
+        say(f"step {step}: {len(ranks)} ranks")
+        whole = dict(find_tensors("input:", inputs)) | dict(find_tensors("target:", targets))
+        parts = [{n: cut(whole[n], parse_sharding(b.sharding), mesh, r) for n, b in program.batch.items()} for r in ranks]
+        losses, returned = _run(program, mesh, local, parts, bool(graph.loss))
+        say(f"step {step}: plain PyTorch")
+        outputs, grads = reference.forward_backward(inputs, targets)
+        if graph.loss:
+            for rank, loss in enumerate(losses):
+                found.note("loss", f"loss on rank {rank}", step, loss, outputs[0])
+        else:
+            for k, (ours, theirs) in enumerate(zip(returned, outputs, strict=True)):
+                found.note("output", f"output {k}", step, ours, theirs)
+        ours_by_name = {p.rpartition("@")[0]: g for (p, _), g in zip(graph.grads, returned)} if graph.loss else {}
+        for name in {**ours_by_name, **grads}:
+            if name not in ours_by_name or name not in grads:
+                side = "the program" if name in ours_by_name else "plain PyTorch"
+                raise ModelError(f"{name}: only {side} gives it a gradient; is its requires_grad changed while the step runs?")
+            found.note("gradient", name, step, ours_by_name[name], grads[name])
+        reference.update(ours_by_name)
+        _compare_states(found, program, mesh, local, reference, step)
+    return found.report(plan, len(ranks))
+
+
+def refuse_random_numbers(graph: Graph, workload: Workload) -> None:
+    """Raise `ModelError` where the step draws random numbers."""
+    for node in graph.nodes:
+        if node.op.split(".")[1] in RANDOM_OPS:
+            where = " in ".join(part for part in (node.source, node.path) if part)
+            raise ModelError(
+                f"{workload.name or graph.name}: the step draws random numbers ({node.op}{f', {where}' if where else ''}), and plain PyTorch "
+                "draws others, so there is nothing to compare with; switch that off: dropout 0 (--arg, or in the factory), or model.eval()"
+            )
+
+
+# -- first values ------------------------------------------------------------------------------------------------------------------
+
+
+def first_values(workload: Workload, traced: Traced) -> tuple[dict[str, tuple], dict[str, Tensor]]:
+    """How every state begins: recipes by storage, and the real tensors that win over them.
+
+    A parameter on the meta device whose making was not recorded is drawn (normal, 0.02): any value serves to compare.
+    """
+    recipes = initial_recipes(workload, traced)
+    given = {name: t for name, t in state_of_module(workload.model).items() if not t.is_meta}
+    given |= {name.rpartition("@")[0]: t for name, t in traced.constants.items()}
+    for name, _ in workload.model.named_parameters():
+        if name not in given and name not in recipes:
+            recipes[name] = (("normal_", 0.0, 0.02),)
+    return recipes, given
+
+
+def real_model(workload: Workload, graph: Graph, recipes: Mapping[str, tuple], given: Mapping[str, Tensor], seed: int) -> torch.nn.Module:
+    """A copy of the user's module with whole real values, in the dtypes of the graph's states; what is shared stays shared."""
+    values = value_table(graph)
+    entering = [values[n] for n in graph.inputs if values[n].kind in (Kind.PARAM, Kind.BUFFER)]
+    states = {v.storage: State(v.kind.value, v.shape, v.dtype, "-", recipes.get(v.storage, ("given",))) for v in entering}
+    whole = initial_state(ProgramSpec(Mesh(()), states, {}, (), {}, lambda *_: None), 0, given, seed)
+    model = copy.deepcopy(workload.model)
+    made: dict[int, Tensor] = {}
+    for name, old in (*model.named_parameters(), *model.named_buffers()):
+        new = whole[name] if name in whole else old.detach().clone()  # a buffer that the step does not read
+        made[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
+    for module in model.modules():
+        own = (*module.named_parameters(recurse=False, remove_duplicate=False), *module.named_buffers(recurse=False, remove_duplicate=False))
+        for name, old in own:
+            setattr(module, name, made[id(old)])
+    return model
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------------------
+
+
+def make_batch(workload: Workload, graph: Graph, seed: int, step: int) -> tuple[Any, Any]:
+    """Inputs and targets of one step (1, 2) in float64: the example's own values, then the same moved on by one sample; random where
+    the example has none (meta), whole numbers small enough for every table that they may be looked up in.
+    """
+    limit = _smallest_table(graph)
+    generator = torch.Generator().manual_seed(1000 * seed + step)
+
+    def real(tensor: Tensor) -> Tensor:
+        if not tensor.is_meta:
+            moved = tensor.detach().cpu()
+            if step > 1 and moved.dim():
+                moved = moved.roll(step - 1, 0) if moved.shape[0] > 1 else moved.flatten().roll(step - 1).view(moved.shape)
+            return moved.to(torch.float64) if moved.dtype.is_floating_point else moved.clone()
+        if tensor.dtype.is_floating_point:
+            return torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        return torch.randint(0, 2 if tensor.dtype == torch.bool else limit, tensor.shape, generator=generator).to(tensor.dtype)
+
+    inputs, targets = workload.example_inputs, workload.example_targets
+    new_inputs = map_tensors("input:", inputs, {n: real(t) for n, t in find_tensors("input:", inputs)})
+    return new_inputs, map_tensors("target:", targets, {n: real(t) for n, t in find_tensors("target:", targets)})
+
+
+def _smallest_table(graph: Graph) -> int:
+    """A number that every whole-number input may stay below: the smallest embedding or number of classes, else 2."""
+    values = value_table(graph)
+    sizes = [values[n.inputs[0]].shape[0] for n in graph.nodes if n.op == "aten.embedding.default"]
+    sizes += [values[n.inputs[0]].shape[1] for n in graph.nodes if n.op.startswith("aten.nll_loss") and len(values[n.inputs[0]].shape) > 1]
+    return min(sizes, default=2)
+
+
+# -- running -----------------------------------------------------------------------------------------------------------------------
+
+
+def _build_program(traced: Traced, plan: Plan, recipes: Mapping[str, tuple]) -> ProgramSpec:
+    """The plan's program as emitted, which also returns every gradient."""
+    graph = traced.graph
+    sites, signatures = resolve_all(graph, RULES)
+    program = partition(graph, sites, signatures, find_cuts(graph, signatures), plan.assignment, keep_grads=True)
+    check_program(program)
+    text = print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, recipes, traced.param_aliases)
+    return read_program(compile_program({"program.py": text}))
+
+
+def _run(
+    program: ProgramSpec, mesh: Mesh, local: list[dict[str, Tensor]], parts: list[dict[str, Tensor]], has_loss: bool
+) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """One step of all ranks.
+
+    Returns:
+        the loss of each rank; gradients (forward-only: outputs) as rank 0 has them: they are gathered, so all have the same.
+    """
+
+    def one(comm: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        result = program.step(comm, local[comm.rank], parts[comm.rank])
+        if not has_loss:
+            return torch.zeros(()), result if comm.rank == 0 else ()
+        loss, grads = result if isinstance(result, tuple) else (result, ())
+        return loss.clone(), grads if comm.rank == 0 else ()
+
+    results = run_ranks(mesh, one)
+    return [loss for loss, _ in results], results[0][1]
+
+
+class _Reference:
+    """Plain PyTorch: the module, its backward, its optimizer."""
+
+    def __init__(self, model: torch.nn.Module, workload: Workload) -> None:
+        self.model, self.loss = model, workload.loss
+        with float64_everywhere():
+            self.optimizer: Any = workload.optimizer(list(model.parameters())) if workload.optimizer else None
+
+    def forward_backward(self, inputs: Any, targets: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """(the loss, or the outputs of a forward-only program), gradients by parameter."""
+        for p in self.model.parameters():
+            p.grad = None
+        try:
+            with float64_everywhere(), torch.set_grad_enabled(self.loss is not None):
+                output = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
+                if self.loss is None:
+                    return tuple(t for _, t in find_tensors("", _plain(output))), {}
+                loss = self.loss(output, *targets)
+                loss.backward()
+        except Exception as error:
+            text = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise InputError(
+                f"plain PyTorch cannot run the step on the example inputs: {type(error).__name__}: {text}. Give example inputs with real values"
+            ) from error
+        grads = {n: p.grad.detach() for n, p in self.model.named_parameters() if p.grad is not None}
+        return (loss.detach(),), grads
+
+    def update(self, grads: Mapping[str, Tensor]) -> None:
+        """The optimizer's step on these gradients."""
+        if self.optimizer is None:
+            return
+        for name, p in self.model.named_parameters():
+            p.grad = grads[name].clone() if name in grads else None
+        with float64_everywhere():
+            self.optimizer.step()
+
+    def state(self, kind: str, name: str) -> Tensor | None:
+        """What a state of the program is here; None where it has no counterpart."""
+        if kind != "optim":
+            return dict(self.model.named_parameters()).get(name, dict(self.model.named_buffers()).get(name))
+        key, _, param = name.partition(":")
+        found = self.optimizer.state.get(dict(self.model.named_parameters()).get(param), {}).get(key)
+        return torch.tensor(float(found), dtype=torch.float64) if isinstance(found, (int, float)) else found
+
+
+def _plain(output: Any) -> Any:
+    """Output objects as dicts, as the tracer reads them."""
+    if hasattr(output, "__dataclass_fields__") and not isinstance(output, dict):
+        return {k: getattr(output, k) for k in output.__dataclass_fields__}
+    return output
+
+
+def _compare_states(found: _Findings, program: ProgramSpec, mesh: Mesh, local: list[dict[str, Tensor]], reference: _Reference, step: int) -> None:
+    names = {"param": "parameter", "buffer": "buffer", "optim": "optimizer state"}
+    for name, state in program.states.items():
+        theirs = reference.state(state.kind, name)
+        if theirs is None or tuple(theirs.shape) != state.shape:
+            continue  # a constant of the program, or a number that only the program keeps as a tensor
+        sharding = parse_sharding(state.sharding)
+        for rank, pieces in enumerate(local):  # every rank's own piece: copies must not drift apart
+            found.note(names[state.kind], name, step, pieces[name], cut(theirs.detach(), sharding, mesh, rank))
+
+
+# -- findings ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Findings:
+    """Collects errors per (kind, tensor, step) while the ranks' pieces come in. Lives for one comparison."""
+
+    def __init__(self) -> None:
+        self.errors: dict[tuple[str, str, int], float] = {}
+        self.scales: dict[tuple[str, str, int], float] = {}
+
+    def note(self, kind: str, name: str, step: int, ours: Tensor, theirs: Tensor) -> None:
+        key = (kind, name, step)
+        self.errors[key] = max(self.errors.get(key, 0.0), _distance(ours.detach(), theirs.detach()))
+        self.scales[key] = max(self.scales.get(key, 0.0), _magnitude(theirs.detach()))
+
+    def differences(self) -> list[Difference]:
+        groups: dict[str, float] = {}
+        for key, scale in self.scales.items():
+            groups[_group(key)] = max(groups.get(_group(key), 0.0), scale)
+        rows = []
+        for key, error in self.errors.items():
+            scale = max(self.scales[key], _KIND_SHARE * groups[_group(key)])
+            relative = 0.0 if error == 0 else error / scale if scale > 0 else math.inf
+            rows.append(Difference(*key, error, relative))
+        return rows
+
+    def report(self, plan: Plan, ranks: int) -> VerifyReport:
+        rows = self.differences()
+        kinds = []
+        for kind in KINDS:
+            own = [r for r in rows if r.kind == kind]
+            if own:
+                kinds.append(KindReport(kind, len({r.name for r in own}), max(own, key=lambda r: r.absolute), max(own, key=lambda r: r.relative)))
+        failures = sorted((r for r in rows if not r.relative <= TOLERANCE), key=lambda r: -r.relative)
+        mesh = print_mesh(plan.assignment.mesh)
+        return VerifyReport(plan.model.name, plan.cluster.spec, mesh, plan.labels, ranks, STEPS, TOLERANCE, tuple(kinds), tuple(failures))
+
+
+def _group(key: tuple[str, str, int]) -> str:
+    """What shares a scale: the kind; of optimizer states each sort (`exp_avg`) for itself."""
+    kind, name, _ = key
+    return f"{kind} {name.partition(':')[0]}" if kind == "optimizer state" else kind
+
+
+def _distance(ours: Tensor, theirs: Tensor) -> float:
+    if ours.shape != theirs.shape or not ours.numel():
+        return 0.0 if ours.shape == theirs.shape else math.inf
+    a, b = ours.to(torch.float64), theirs.to(torch.float64)
+    largest = float(torch.where(a == b, 0.0, (a - b).abs()).max())  # equal infinities are equal
+    return math.inf if math.isnan(largest) else largest
+
+
+def _magnitude(tensor: Tensor) -> float:
+    finite = tensor.to(torch.float64).abs().nan_to_num(nan=0.0, posinf=0.0)
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def describe_failure(report: VerifyReport) -> str:
+    """Why the report is no success, naming the worst; "" where all is well."""
+    if not report.failures:
+        return ""
+    names = {(r.kind, r.name) for r in report.failures}
+    total = sum(k.num_tensors for k in report.kinds)
+    lines = [
+        f"{report.model} on {report.cluster} (mesh {report.mesh}) differs from plain PyTorch: {len(names)} of {total} tensors by more than "
+        f"{report.tolerance:g} of their scale."
+    ]
+    lines += [f"  {r.kind} {r.name}, step {r.step}: {r.absolute:.3g} ({r.relative:.3g} of its scale)" for r in report.failures[:_NUM_SHOWN]]
+    if len(report.failures) > _NUM_SHOWN:
+        lines.append(f"  and {len(report.failures) - _NUM_SHOWN} more")
+    return "\n".join(lines)
+
+
+def report_to_json(report: VerifyReport) -> dict[str, Any]:
+    """The report as JSON data; an error that is no number (NaN, another shape) is null."""
+
+    def row(entry: Difference) -> dict[str, Any]:
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(entry).items()}
+
+    return {
+        "passed": not report.failures,
+        "model": report.model,
+        "cluster": report.cluster,
+        "mesh": report.mesh,
+        "labels": {axis: list(names) for axis, names in report.labels},
+        "num_ranks": report.num_ranks,
+        "steps": report.steps,
+        "tolerance": report.tolerance,
+        "kinds": [
+            {"kind": k.kind, "num_tensors": k.num_tensors, "absolute": row(k.absolute), "relative": row(k.relative)} for k in report.kinds
+        ],
+        "failures": [row(r) for r in report.failures],
+    }

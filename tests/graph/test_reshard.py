@@ -1,0 +1,122 @@
+"""Reshards on all ranks in numpy: after the steps every rank holds its piece of the target, and no detour was taken."""
+
+import random
+
+import numpy as np
+import pytest
+
+from autopar.errors import GraphError
+from autopar.graph.reshard import COLLECTIVES, StepKind, moved_elements, reshard_steps
+from autopar.graph.sharding import PARTIAL, REPLICATE, Partial, Shard, Sharding, has_partial, local_shape, parse_sharding, why_illegal
+
+from .drafts import make_mesh
+from .pieces import cut, join, run_step
+
+SHAPES = [(24,), (8, 6), (12, 4, 6), (16, 9), (4, 1, 12), (36, 2)]
+MESHES = [(2,), (4,), (3,), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
+
+
+def draw_sharding(rng, shape, sizes, reductions):
+    """A random legal sharding: any dim, any stride, several axes on one dim, Partials of one reduction."""
+    while True:
+        placements = []
+        for size in sizes:
+            options = [REPLICATE, *reductions]
+            options += [Shard(d, s) for d, n in enumerate(shape) for s in range(1, n + 1) if n % (s * size) == 0]
+            kind = rng.random()
+            placements.append(rng.choice([p for p in options if isinstance(p, Shard)] or [REPLICATE]) if kind < 0.6 else rng.choice(options))
+        sharding = Sharding(tuple(placements))
+        if not why_illegal(shape, sharding, sizes):
+            return sharding
+
+
+def cases(count):
+    rng = random.Random(7)
+    for _ in range(count):
+        shape, sizes = rng.choice(SHAPES), rng.choice(MESHES)
+        reductions = rng.choice([(), (PARTIAL,), (Partial("max"),)])
+        target_reductions = rng.choice([(), (PARTIAL,)]) if reductions != (Partial("max"),) else ()
+        yield shape, sizes, draw_sharding(rng, shape, sizes, reductions), draw_sharding(rng, shape, sizes, target_reductions)
+
+
+def gather_everything(shape, source, target, sizes):
+    """Elements moved by the plain way: reduce and gather every axis that changes, innermost axis first, then cut locally."""
+    here, moved = list(source.placements), 0.0
+    for axis in reversed(range(len(sizes))):
+        if here[axis] == target.placements[axis] or here[axis] == REPLICATE:
+            continue
+        held = np.prod(local_shape(shape, Sharding(tuple(here)), sizes))
+        share = (sizes[axis] - 1) / sizes[axis]
+        moved += share * (held * sizes[axis] if isinstance(here[axis], Shard) else 2 * held)
+        here[axis] = REPLICATE
+    return moved
+
+
+def test_random_reshards():
+    numbers = np.random.default_rng(0)
+    kinds = set()
+    for shape, sizes, source, target in cases(600):
+        mesh = make_mesh(*sizes)
+        x = numbers.standard_normal(shape)
+        steps = reshard_steps(shape, source, target, sizes)
+        kinds |= {step.kind for step in steps}
+        pieces = cut(x, source, mesh, numbers)
+        for step in steps:
+            pieces = run_step(pieces, step, mesh)
+        where = f"{shape} {sizes}: {source} -> {target}"
+        if has_partial(target):
+            assert np.allclose(join(pieces, shape, target, mesh), x), where
+        else:
+            for found, wanted in zip(pieces, cut(x, target, mesh, numbers)):
+                assert found.shape == wanted.shape and np.allclose(found, wanted), where
+    assert kinds == set(StepKind)
+
+
+def test_never_more_than_gathering_everything():
+    for shape, sizes, source, target in cases(400):
+        moved = sum(moved_elements(s, sizes[s.axis]) for s in reshard_steps(shape, source, target, sizes))
+        assert moved <= gather_everything(shape, source, target, sizes) + 0.02, f"{shape} {sizes}: {source} -> {target}"
+
+
+def path(shape, source, target, sizes):
+    steps = reshard_steps(shape, parse_sharding(source), parse_sharding(target), sizes)
+    return " ".join(f"{s.kind.value}:{'abc'[s.axis]}" for s in steps)
+
+
+@pytest.mark.parametrize(
+    ("shape", "source", "target", "sizes", "steps"),
+    [
+        ((8, 6), "R", "R", (2,), ""),
+        ((8, 6), "S0/4", "R", (2,), "all_gather:a"),
+        ((8, 6), "R", "S0/4", (2,), "slice:a"),
+        ((8, 6), "P", "R", (2,), "all_reduce:a"),
+        ((8, 6), "P", "S0/4", (2,), "reduce_scatter:a"),
+        ((8, 6), "S0/4", "S1/3", (2,), "all_to_all:a"),
+        ((8, 6), "R", "P", (2,), "keep:a"),
+        ((8, 6), "S0/4", "P", (2,), "all_gather:a keep:a"),
+        ((8, 6), "S0/4", "S0/2", (2,), "all_gather:a slice:a"),  # another digit of the same dim
+        ((8, 6), "P,R", "R,S0/4", (2, 2), "slice:b all_reduce:a"),  # cut before reducing
+        ((8, 8), "S0/4,P", "R,S1/4", (2, 2), "reduce_scatter:b all_gather:a"),  # reduce the small one
+        ((8, 8), "P,P", "S0/4,S0/2", (2, 2), "reduce_scatter:a reduce_scatter:b"),
+        ((8,), "S0/4,R", "R,S0/4", (2, 2), "all_gather:a slice:b"),  # no rank holds what its neighbour needs: a permute would be a new step
+        ((8, 6), "P", "Pmax", (2,), None),
+        ((8, 6), "R", "Pmax", (2,), None),
+    ],
+)
+def test_known_paths(shape, source, target, sizes, steps):
+    if steps is None:
+        with pytest.raises(GraphError) as error:
+            path(shape, source, target, sizes)
+        assert str(error.value) == f"no reshard from {source} to {target} for shape {list(shape)} on a mesh of {sizes}"
+    else:
+        assert path(shape, source, target, sizes) == steps
+
+
+def test_bytes_of_the_steps():
+    """Ring algorithms: (N-1)/N of the gathered elements, twice that for an all-reduce."""
+    moved = {}
+    for source, target in [("S0/2", "R"), ("R", "S0/2"), ("P", "R"), ("P", "S0/2"), ("S0/2", "S1/2"), ("R", "P")]:
+        (step,) = reshard_steps((8, 8), parse_sharding(source), parse_sharding(target), (4,))
+        moved[step.kind.value] = moved_elements(step, 4)
+        assert (step.kind in COLLECTIVES) == (moved_elements(step, 4) > 0)
+    assert moved == {"all_gather": 48, "slice": 0, "all_reduce": 96, "reduce_scatter": 48, "all_to_all": 12, "keep": 0}
