@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..errors import GraphError
-from .node import Node, Phase
+from .node import Node, Phase, list_refs
 from .tensor import STATE_KINDS, Kind, Value
 
 
@@ -105,6 +105,10 @@ def check_graph(graph: Graph) -> None:
             if name not in made:
                 around = "\n  ".join(f"{n.name} = {n.op}{n.inputs}" for n in graph.nodes[max(0, i - 2) : i + 2])
                 raise GraphError(f"{where}: reads {name}, which nothing has made yet\n  {around}")
+        held = sorted({index for _, arg in node.args for index in list_refs(arg)})
+        if held != list(range(len(node.inputs))):
+            found = f"inputs {', '.join(map(str, held))}" if held else "no inputs"
+            raise GraphError(f"{where}: its arguments hold {found}, expected each of its {len(node.inputs)} inputs")
         for name in node.outputs:
             if name in made:
                 raise GraphError(f"{where}: makes {name} a second time; a write makes a new version")
@@ -112,6 +116,12 @@ def check_graph(graph: Graph) -> None:
                 raise GraphError(f"{where}: makes {name}, which has no value entry")
             if name:
                 made.add(name)
+    if len(made) != len(values):
+        lost = next(name for name in values if name not in made)
+        raise GraphError(f"{graph.name}: value {lost} is neither an input nor made by a node")
+    twice = [old for old, count in Counter(old for old, _ in graph.updates).items() if count > 1]
+    if twice:
+        raise GraphError(f"{graph.name}: update of {twice[0]}: a second one")
     for old, new in graph.updates:
         if old not in graph.inputs or values[old].kind not in STATE_KINDS:
             raise GraphError(f"{graph.name}: update of {old}: not a state that enters")

@@ -70,17 +70,17 @@ def get_arg(node: Node, name: str, default: Arg = None) -> Arg:
     return default
 
 
+def list_refs(arg: Arg) -> list[int]:
+    """The inputs that an argument holds, by number, in the order in which they stand there."""
+    if isinstance(arg, Ref):
+        return [arg.index]
+    return [index for item in arg for index in list_refs(item)] if isinstance(arg, tuple) else []
+
+
 def input_names(node: Node) -> tuple[str, ...]:
     """For each of `node.inputs` the schema name of the argument that holds it."""
     names = [""] * len(node.inputs)
-
-    def visit(key: str, arg: Arg) -> None:
-        if isinstance(arg, Ref):
-            names[arg.index] = key
-        elif isinstance(arg, tuple):
-            for item in arg:
-                visit(key, item)
-
     for key, arg in node.args:
-        visit(key, arg)
+        for index in list_refs(arg):
+            names[index] = key
     return tuple(names)

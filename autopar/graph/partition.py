@@ -27,7 +27,7 @@ from .node import Node, Phase, Ref
 from .program import Origin, Program
 from .reshard import Step, StepKind, reshard_steps
 from .rule import Signature, Site, localise_args
-from .sharding import Sharding, local_shape, replicated, why_illegal
+from .sharding import Sharding, has_partial, local_shape, replicated, why_illegal
 from .strategy import Strategy, build_strategy, factor_cuts
 from .tensor import Kind, Value
 
@@ -44,10 +44,13 @@ def assigned_strategies(
     """Node -> its strategy, checked against the rules.
 
     Raises:
-        PlanError: a node has no choice, or one that its rule does not allow.
+        PlanError: a node has no choice, or one that its rule does not allow, or a choice has no node.
     """
     choices = dict(assignment.strategies)
     sizes = axis_sizes(assignment.mesh)
+    strangers = choices.keys() - {n.name for n in graph.nodes}
+    if strangers:
+        raise PlanError(f"{graph.name}: the plan has a strategy for {min(strangers)}, which is no node of the graph")
     found = {}
     for node, site, signature in zip(graph.nodes, sites, signatures):
         if node.name not in choices:
@@ -156,11 +159,16 @@ def partition(
     """
     strategies = assigned_strategies(graph, sites, signatures, cuts, assignment)
     storages = dict(assignment.storages)
+    strangers = storages.keys() - set(graph.inputs)
+    if strangers:
+        raise PlanError(f"{graph.name}: the plan has a storage sharding for {min(strangers)}, which does not enter the graph")
     build = _Builder(graph, assignment)
     for name in graph.inputs:
         if name not in storages:
             raise PlanError(f"{graph.name}: the plan has no storage sharding for {name}")
         reason = why_illegal(build.whole[name].shape, storages[name], build.sizes)
+        if not reason and has_partial(storages[name]):
+            reason = "a stored tensor cannot be partial"
         if reason:
             raise PlanError(f"{graph.name}: storage {storages[name]} of {name} {list(build.whole[name].shape)} is not legal: {reason}")
         build.has[name] = storages[name]

@@ -35,7 +35,7 @@ from typing import NoReturn, TypeVar
 from ..errors import GraphError
 from .graph import Graph, value_table
 from .mesh import print_mesh
-from .node import Arg, Const, Node, Phase, Ref
+from .node import Arg, Const, Node, Phase, Ref, list_refs
 from .program import Program
 from .tensor import Kind, Value
 
@@ -167,7 +167,7 @@ def _usual_storage(name: str) -> tuple[str, int]:
 
 
 def _print_node(node: Node, shown: Callable[[str], str]) -> str:
-    in_order = _refs(tuple(arg for _, arg in node.args)) == list(range(len(node.inputs)))
+    in_order = list_refs(tuple(arg for _, arg in node.args)) == list(range(len(node.inputs)))
     names = [_quote(name) for name in node.inputs] if in_order else [f"${k}" for k in range(len(node.inputs))]
     args = ", ".join(f"{_quote(key)}={_print_arg(arg, names)}" for key, arg in node.args)
     listed = "" if in_order else f" | {', '.join(_quote(name) for name in node.inputs)}"
@@ -183,12 +183,6 @@ def _usual_name(op: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> s
         return f"write:{inputs[0]}"
     first = outputs[0] if outputs else ""
     return f"{op.removeprefix('comm.')}:{first}" if op.startswith("comm.") else first
-
-
-def _refs(arg: Arg) -> list[int]:
-    if isinstance(arg, Ref):
-        return [arg.index]
-    return [index for item in arg for index in _refs(item)] if isinstance(arg, tuple) else []
 
 
 def _print_arg(arg: Arg, names: list[str]) -> str:

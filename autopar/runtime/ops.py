@@ -43,7 +43,8 @@ def attention(
         out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
         return out, lse
     if attn_mask is not None or query.dtype not in (torch.float16, torch.bfloat16):
-        out = _aten._scaled_dot_product_efficient_attention(query, key, value, _cuda_mask(query, key, attn_mask), True, 0.0, is_causal, scale=scale)
+        mask = _cuda_mask(query, key, attn_mask)
+        out = _aten._scaled_dot_product_efficient_attention(query, key, value, mask, True, 0.0, is_causal, scale=scale)
         return out[0], out[1][..., : query.shape[-2]]
     out = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)
     return out[0], out[1]
@@ -94,7 +95,8 @@ def attention_backward(
 
 def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=None, bias=None, output_mask=(True, True, True)):
     """`aten.native_layer_norm_backward`, whose kernel ignores the strides of mean and rstd."""
-    return _aten.native_layer_norm_backward(grad_out, input, normalized_shape, mean.contiguous(), rstd.contiguous(), weight, bias, output_mask)
+    mean, rstd = mean.contiguous(), rstd.contiguous()
+    return _aten.native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
 
 
 _OWN = {

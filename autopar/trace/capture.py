@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +16,8 @@ from ..errors import AutoparError, InputError, TraceError
 from ..graph.node import Phase
 from ..graph.tensor import Kind
 from .optimizer import check_steady, describe, learn_states, run_step
-from .place import Places, blame_stack, exception_frames
+from .outputs import output_spec, output_tensors, widen_output
+from .place import Places, explain_errors
 from .precision import default_dtype, float64_everywhere, state_dtype
 from .private import compiling, inline_checkpoints, make_fake_mode, reparametrize, storage_key, transformers_as_eager
 from .tape import Tape, written_uids
@@ -60,10 +60,6 @@ class Captured:
     num_before_update: int
     init_optim: dict[str, tuple[str, object]]
     aliases: dict[str, str]
-
-
-class _DtypeMismatch(Exception):
-    """The forward mixed bf16 and float32: buffers must follow the parameters."""
 
 
 def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
@@ -136,10 +132,10 @@ class _Attempt:
                 init = self._update(params, finals)
             for name, tensor in batch_entries:
                 self.entries.append(Entry(name, Kind.BATCH, self.tape.uid(tensor)))
-        outs = [] if w.loss is not None else [(n, t) for n, t in _output_tensors("", output)]
+        outs = [] if w.loss is not None else [(n, t) for n, t in output_tensors("", output)]
         return Captured(
             self.tape, tuple(self.entries), tuple(finals), grads, self.tape.uid(loss) if loss is not None else -1,
-            tuple(self.tape.uid(t) for _, t in outs), _output_spec(output, [t for _, t in outs]) if w.loss is None else None,
+            tuple(self.tape.uid(t) for _, t in outs), output_spec(output, [t for _, t in outs]) if w.loss is None else None,
             num_before_update, init, aliases,
         )  # fmt: skip
 
@@ -196,19 +192,19 @@ class _Attempt:
             stack.enter_context(transformers_as_eager(not self.compile_flag))
             stack.enter_context(torch.set_grad_enabled(w.loss is not None))
             self.tape.phase = Phase.FORWARD
-            with _explained("the model's forward", self._print_inputs()), compiling(self.compile_flag):
+            with explain_errors("the model's forward", self._print_inputs()), compiling(self.compile_flag):
                 narrow = {n: self._narrow(t) for n, t in inputs.items()}
                 values = map_tensors("input:", w.example_inputs, narrow)
                 output = w.model(**values) if isinstance(values, dict) else w.model(*values)
                 if self.precision == "bf16" and w.loss is not None:
-                    output = _widen_output(output)
+                    output = widen_output(output)
             if w.loss is None:
                 return None, output
-            with _explained("the loss", self._print_targets()), compiling(self.compile_flag):
+            with explain_errors("the loss", self._print_targets()), compiling(self.compile_flag):
                 loss = w.loss(output, *map_tensors("target:", w.example_targets, targets))
             self._check_loss(loss)
             self.tape.phase = Phase.BACKWARD
-            with _explained("the backward pass", ""), warnings.catch_warnings():
+            with explain_errors("the backward pass", ""), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*Full backward hook.*")
                 loss.backward()
             return loss, output
@@ -217,12 +213,10 @@ class _Attempt:
         return tensor.to(torch.bfloat16) if self.precision == "bf16" and tensor.dtype == torch.float32 else tensor
 
     def _print_inputs(self) -> str:
-        items = [f"{n} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for n, t in find_tensors("input:", self.workload.example_inputs)]
-        return ", ".join(items)
+        return _print_shapes(find_tensors("input:", self.workload.example_inputs))
 
     def _print_targets(self) -> str:
-        items = [f"{n} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for n, t in find_tensors("target:", self.workload.example_targets)]
-        return ", ".join(items)
+        return _print_shapes(find_tensors("target:", self.workload.example_targets))
 
     def _check_loss(self, loss: object) -> None:
         name = getattr(self.workload.loss, "__qualname__", type(self.workload.loss).__name__)
@@ -316,58 +310,5 @@ def _make_master(param: torch.Tensor) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.empty(param.shape, dtype=torch.float32), requires_grad=param.requires_grad)
 
 
-def _output_tensors(prefix: str, output: object) -> list[tuple[str, torch.Tensor]]:
-    if hasattr(output, "__dataclass_fields__") and not isinstance(output, dict):
-        output = {k: getattr(output, k) for k in output.__dataclass_fields__}
-    if isinstance(output, torch.Tensor):
-        return [(prefix, output)]
-    if isinstance(output, dict):
-        return [f for k, v in output.items() for f in _output_tensors(f"{prefix}.{k}".lstrip("."), v)]
-    if isinstance(output, (tuple, list)):
-        return [f for k, v in enumerate(output) for f in _output_tensors(f"{prefix}.{k}".lstrip("."), v)]
-    return []
-
-
-def _output_spec(output: object, tensors: list[torch.Tensor]) -> object:
-    """The output as plain tuples and dicts, with an index into `tensors` for each tensor and None for what is not one."""
-    if hasattr(output, "__dataclass_fields__") and not isinstance(output, dict):
-        output = {k: getattr(output, k) for k in output.__dataclass_fields__}
-    if isinstance(output, torch.Tensor):
-        return next(k for k, t in enumerate(tensors) if t is output)
-    if isinstance(output, dict):
-        return {k: _output_spec(v, tensors) for k, v in output.items()}
-    if isinstance(output, (tuple, list)):
-        return tuple(_output_spec(v, tensors) for v in output)
-    return None
-
-
-def _widen_output(output: object) -> object:
-    """bf16 outputs to float32 before the loss, as Megatron does."""
-    if isinstance(output, torch.Tensor):
-        return output.float() if output.dtype == torch.bfloat16 else output
-    if isinstance(output, dict):
-        for key, value in list(output.items()):
-            if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
-                output[key] = value.float()
-        return output
-    if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):
-        return type(output)(_widen_output(v) for v in output)
-    return output
-
-
-@contextlib.contextmanager
-def _explained(what: str, inputs: str) -> Iterator[None]:
-    """Turn whatever the user's code raises into an error that names the user's line."""
-    try:
-        yield
-    except AutoparError:
-        raise
-    except Exception as error:
-        where = blame_stack(exception_frames(error))
-        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        message = f"{where + ': ' if where else ''}{what} raises {type(error).__name__}: {text}"
-        if inputs:
-            message += f". It was called with {inputs}"
-        wrong_input = isinstance(error, (TypeError, RuntimeError, ValueError, IndexError)) and what != "the backward pass"
-        cure = " Check the example inputs' shapes and dtypes against what the line expects." if inputs else ""
-        raise (InputError if wrong_input else TraceError)(message + "." + cure) from error
+def _print_shapes(named: list[tuple[str, torch.Tensor]]) -> str:
+    return ", ".join(f"{n} {str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for n, t in named)

@@ -123,7 +123,9 @@ def rule_add(b: Draft, a: dict) -> object:
                 continue
             args = dict(node.args)
             if "bias" not in args and b.num_uses.get(x, 2) <= 1 and not bias.node:
-                return b.view(b.emit_one("autopar.linear", {**{k: args[k] for k in ("input", "weight")}, "bias": bias, **{k: v for k, v in args.items() if k == "transposed"}}, base.shape, base.dtype), x.shape)  # fmt: skip
+                whole = {"input": args["input"], "weight": args["weight"], "bias": bias}
+                whole |= {"transposed": True} if "transposed" in args else {}
+                return b.view(b.emit_one("autopar.linear", whole, base.shape, base.dtype), x.shape)
     return b.call("aten.add.Tensor", x, bias, alpha=alpha)
 
 

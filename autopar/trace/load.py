@@ -23,7 +23,10 @@ from .build import build_lightly
 from .place import exception_frames
 from .workload import Workload
 
-_EXAMPLE = "`return autopar.Workload(model=model, example_inputs=(tokens,), example_targets=(targets,), loss=loss_fn, optimizer=torch.optim.AdamW)`"
+_EXAMPLE = (
+    "`return autopar.Workload(model=model, example_inputs=(tokens,), example_targets=(targets,), loss=loss_fn, "
+    "optimizer=torch.optim.AdamW)`"
+)
 
 
 def load_workload(spec: str, args: dict[str, str] | None = None, batch: int | None = None, seq: int | None = None) -> Workload:
@@ -111,7 +114,9 @@ def _load_factory(path: Path, name: str, values: dict[str, object], batch: int |
     for key, value in (("batch", batch), ("seq", seq)):
         if value is not None:
             if key not in accepted and not _takes_any(factory):
-                raise ModelError(f"{where}: --{key} {value} was given, but the function takes no parameter `{key}`. Add it, with a default.")
+                raise ModelError(
+                    f"{where}: --{key} {value} was given, but the function takes no parameter `{key}`. Add it, with a default."
+                )
             values[key] = value
     try:
         inspect.signature(factory).bind(**values)

@@ -194,7 +194,9 @@ class _Lowering:
                 continue
             expected = tensor_spec(self.tape.tensors[uid])
             if (value.shape, value.dtype) != expected:
-                raise GraphError(f"rule of {record.op} makes {value.dtype}{list(value.shape)}, torch makes {expected[1]}{list(expected[0])}")
+                raise GraphError(
+                    f"rule of {record.op} makes {value.dtype}{list(value.shape)}, torch makes {expected[1]}{list(expected[0])}"
+                )
             self.handles.make(uid, value)
 
     def _view(self, record: Record, packet: str, bound: dict[str, object]) -> None:

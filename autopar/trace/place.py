@@ -16,6 +16,8 @@ from types import CodeType, FrameType
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from ..errors import AutoparError, InputError, TraceError
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
@@ -151,3 +153,21 @@ def exception_frames(error: BaseException) -> list[tuple[str, int]]:
         frames.append((step.tb_frame.f_code.co_filename, step.tb_lineno))
         step = step.tb_next
     return frames
+
+
+@contextlib.contextmanager
+def explain_errors(what: str, inputs: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into an error that names the user's line."""
+    try:
+        yield
+    except AutoparError:
+        raise
+    except Exception as error:
+        where = blame_stack(exception_frames(error))
+        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        message = f"{where + ': ' if where else ''}{what} raises {type(error).__name__}: {text}"
+        if inputs:
+            message += f". It was called with {inputs}"
+        wrong_input = isinstance(error, (TypeError, RuntimeError, ValueError, IndexError)) and what != "the backward pass"
+        cure = " Check the example inputs' shapes and dtypes against what the line expects." if inputs else ""
+        raise (InputError if wrong_input else TraceError)(message + "." + cure) from error

@@ -71,7 +71,7 @@ class Assigner:
         stored = {name: replicated(len(self.sizes)) for name in self.graph.inputs}
         stored |= {name: parse_sharding(text) for name, text in (storages or {}).items()}
         chosen = {n.name: ("R",) * len(self.sizes) for n in self.graph.nodes}
-        chosen |= {name: tuple(text.split(";")) for name, text in (choices or {}).items()}
+        chosen |= {name: tuple(text.split(";") if text else ()) for name, text in (choices or {}).items()}
         return Assignment(self.mesh, tuple(stored.items()), tuple(chosen.items()))
 
     def draw(self, seed):

@@ -153,4 +153,5 @@ def test_work_is_divided_among_the_ranks_that_split():
 
 
 def test_wrong_number_of_choices():
-    assert build(*MATMUL, "m", (2, 2)) == "1 placements for 2 mesh axes"
+    assert build(*MATMUL, "m", (2, 2)) == "1 choices for 2 mesh axes"
+    assert build(*MATMUL, "m;n", (2,)) == "2 choices for 1 mesh axes"

@@ -62,6 +62,10 @@ class Chrome:
     def open(self, path: Path) -> None:
         self._call("POST", "/url", {"url": path.resolve().as_uri()})
 
+    def enter_frame(self, index: int | None) -> None:
+        """Look into a frame of the page; None: back out."""
+        self._call("POST", "/frame", {"id": index})
+
     def run(self, script: str, *args: object) -> object:
         """The value that the script returns."""
         return self._call("POST", "/execute/sync", {"script": script, "args": list(args)})

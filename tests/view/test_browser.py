@@ -195,4 +195,18 @@ def test_one_rank_and_a_page_inside_a_notebook(chrome, tmp_path):
     chrome.open(notebook)
     chrome.wait("document.querySelector('iframe')")
     assert chrome.run("return document.querySelector('summary').textContent").startswith("GPT on cpu:4")
+    chrome.enter_frame(0)
+    chrome.wait(READY)
+    chrome.click('[data-group="forward/transformer"] .toggle')
+    assert chrome.run("return document.querySelectorAll('[data-group=\"forward/transformer.h[0..3]\"]').length") == 1
+    chrome.enter_frame(None)
     assert chrome.console_messages() == []
+
+
+def test_a_script_that_wants_to_ask_cannot(chrome, tmp_path):
+    save_html(PLAN, tmp_path / "plan.html")
+    chrome.open(tmp_path / "plan.html")
+    chrome.wait(READY)
+    chrome.run("window.asked = 'waiting'; fetch('http://127.0.0.1:9/').then(() => { window.asked = 'answered'; }, (e) => { window.asked = 'refused'; });")
+    assert chrome.wait("window.asked !== 'waiting' && window.asked") == "refused"
+    assert any("Content Security Policy" in message for message in chrome.console_messages())

@@ -1,0 +1,71 @@
+"""Liveness by hand: who owns bytes, from which node to which."""
+
+from codegen.chain import chain_graph
+
+from autopar.graph.liveness import bytes_over_time, is_view, live_ranges, storage_bases
+from autopar.graph.node import Phase
+from autopar.graph.tensor import Kind
+
+from .drafts import Assigner, make_graph, node, value
+
+
+def example():
+    """y is read through a view; the new buffer waits for the old one's last reader; big is dropped at once."""
+    inputs = (value("w@0", (10,), Kind.PARAM), value("c@0", (5,), Kind.BUFFER), value("x", (10,), Kind.BATCH))
+    steps = [
+        (node("aten.add.Tensor", ("c@0",), "c@1", other=1), value("c@1", (5,), Kind.BUFFER)),  # 0
+        (node("aten.mul.Tensor", ("x", "w@0"), "y"), value("y", (10,))),  # 1
+        (node("aten.view.default", ("y",), "v", size=(2, 5)), value("v", (2, 5))),  # 2
+        (node("aten.mul.Tensor", ("v", "c@0"), "big"), value("big", (2, 5))),  # 3
+        (node("aten.sum.default", ("v",), "loss"), value("loss", (), Kind.LOSS)),  # 4
+        (node("aten.neg.default", ("w@0",), "w@1", phase=Phase.UPDATE), value("w@1", (10,), Kind.PARAM)),  # 5
+        (node("aten.exp.default", ("w@1",), "e", phase=Phase.UPDATE), value("e", (10,))),  # 6
+    ]
+    return make_graph(inputs, steps, updates=(("w@0", "w@1"), ("c@0", "c@1")), loss="loss")
+
+
+def test_ranges_by_hand():
+    assert live_ranges(example()) == {
+        "w@0": (-1, 7), "c@0": (-1, 7), "x": (-1, 7),
+        "c@1": (0, 3),  # written into c@0's storage when node 3 has read the old one
+        "y": (1, 4),  # through v
+        "big": (3, 3), "loss": (4, 7),
+        "w@1": (5, 5),  # what reads it later reads the storage
+        "e": (6, 6),
+    }  # fmt: skip
+
+
+def test_bytes_by_hand():
+    entering, c, ten, loss = 8 * 25, 8 * 5, 8 * 10, 8
+    assert bytes_over_time(example()) == [
+        entering + c, entering + c + ten, entering + c + ten, entering + c + 2 * ten, entering + ten + loss, entering + loss + ten, entering + loss + ten,
+    ]  # fmt: skip
+    assert bytes_over_time(example(), {"w@0": (-1, 7), "y": (2, 3)}) == [80, 80, 160, 160, 80, 80, 80]
+
+
+def test_a_graph_without_nodes():
+    graph = make_graph((value("x", (4,), Kind.BATCH),), [], outputs=("x",))
+    assert live_ranges(graph) == {"x": (-1, 0)} and bytes_over_time(graph) == [32]
+
+
+def test_views_and_their_bases():
+    assert is_view("aten.view.default") and is_view("aten.slice.Tensor") and is_view("aten.t") and not is_view("aten.mm.default") and not is_view("comm.slice")
+    assert storage_bases(example())["v"] == "y" and storage_bases(example())["big"] == "big"
+
+
+def test_a_view_of_an_input_owns_nothing():
+    steps = [(node("aten.t.default", ("w@0",), "wt"), value("wt", (3, 2))), (node("aten.neg.default", ("wt",), "y"), value("y", (3, 2)))]
+    assert live_ranges(make_graph((value("w@0", (2, 3), Kind.PARAM),), steps, outputs=("wt",))) == {"w@0": (-1, 2), "y": (1, 1)}
+
+
+def test_gathered_parameters_die_with_their_phase():
+    """ZeRO-3: between the forward and the backward no rank holds the whole parameter."""
+    assigner = Assigner(chain_graph(1), 2)
+    program = assigner.program(assigner.assign({"h.0.w@0": "S0/6"}))
+    graph = program.graph
+    ranges = {graph.nodes[first].op: (first, last) for name, (first, last) in live_ranges(graph).items() if name.startswith("h.0.w@0~")}
+    names = [n.name for n in graph.nodes]
+    held = [(first, last) for name, (first, last) in live_ranges(graph).items() if name.startswith("h.0.w@0~")]
+    assert set(ranges) == {"comm.all_gather"}
+    spans = [(names[first], names[last]) for first, last in held]
+    assert spans[0] == ("all_gather:h.0.w@0~1", "mm_0") and spans[1] == ("all_gather:h.0.w@0~2", "dx_0")  # dx_0 reads it through the permuted view
