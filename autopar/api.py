@@ -34,7 +34,7 @@ from .graph.repeats import find_repeats, fold_graph
 from .graph.rules import RULES
 from .graph.text import print_graph, print_program
 from .options import Options
-from .runtime import Executable, ProcessComm, initial_state, read_torchrun_env, start_process_group, state_of_module
+from .runtime import Comm, Executable, ProcessComm, initial_state, read_torchrun_env, start_process_group, state_of_module
 from .solver.answer import Answered, Case, build_answer
 from .solver.recognise import recognise
 from .solver.search import Question, search
@@ -118,33 +118,44 @@ def launch(
     limits = {} if timeout_s is None else {"timeout_s": timeout_s}
     if env is None:
         compiled = compile_workload(workload, cluster, options, given_plan=given_plan)
-        comm = None
-        if not compiled.plan.assignment.mesh.axes:
-            comm = start_process_group(Mesh(()), None, device_type=cluster.device.kind)
-        return _make_executable(workload, compiled.plan, compiled.files, comm, options)
+        if compiled.plan.assignment.mesh.axes:
+            return hold_files(compiled)
+        comm = start_process_group(Mesh(()), None, device_type=cluster.device.kind)
+        return _make_executable(compiled.plan, compiled.files, comm, options, _given_values(compiled))
     world = Mesh((MeshAxis("world", num_devices(cluster)),)) if num_devices(cluster) > 1 else Mesh(())
     comm = start_process_group(world, env, device_type=cluster.device.kind, **limits)
     answer: object = None
     if comm.rank == 0:
         try:
             compiled = compile_workload(workload, cluster, options, given_plan=given_plan)
-            answer = (compiled.plan, dict(compiled.files))
+            answer = (compiled.plan, dict(compiled.files), _constants(compiled))
         except Exception as error:  # noqa: BLE001 - told to all ranks, then raised on each
             answer = error
     answer = comm.share(answer)
     if isinstance(answer, Exception):
         raise answer
-    chosen, files = answer
+    chosen, files, constants = answer
     if chosen.assignment.mesh.axes:
         comm = ProcessComm(chosen.assignment.mesh, comm.device, **limits)
-    return _make_executable(workload, chosen, files, comm, options)
+    return _make_executable(chosen, files, comm, options, {**state_of_module(workload.model), **constants})
 
 
-def _make_executable(workload: Workload, chosen: Plan, files: Mapping[str, str], comm: object, options: Options) -> Executable:
-    executable = Executable(chosen, files, comm, {}, seed=options.seed)
-    if comm is not None:
-        given = state_of_module(workload.model)
-        executable.state.update(initial_state(executable.program, comm.rank, given, options.seed, comm.device))
+def hold_files(compiled: Compiled) -> Executable:
+    """The executable of a process that is none of the plan's ranks: it can be looked at and emitted."""
+    return Executable(compiled.plan, compiled.files, None, {}, given=_given_values(compiled))
+
+
+def _constants(compiled: Compiled) -> dict[str, torch.Tensor]:
+    return {name.rpartition("@")[0]: t for name, t in compiled.traced.constants.items()}
+
+
+def _given_values(compiled: Compiled) -> dict[str, torch.Tensor]:
+    return {**state_of_module(compiled.workload.model), **_constants(compiled)}
+
+
+def _make_executable(chosen: Plan, files: Mapping[str, str], comm: Comm, options: Options, given: Mapping[str, torch.Tensor]) -> Executable:
+    executable = Executable(chosen, files, comm, {}, seed=options.seed, given=given)
+    executable.state.update(initial_state(executable.program, comm.rank, given, options.seed, comm.device))
     return executable
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .api import compile_workload, initial_recipes
+from .api import compile_workload, model_facts
 from .cluster import Cluster, parse_cluster
-from .codegen.emit import print_source
+from .codegen.emit import ModelFacts, print_source
 from .errors import InputError, ModelError
 from .graph.cuts import find_cuts, resolve_all
 from .graph.graph import Graph, value_table
@@ -117,10 +117,10 @@ def verify_workload(
 def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say: Callable[[str], None] = lambda line: None) -> VerifyReport:
     """Compare the program of any float64 plan of a workload with plain PyTorch (see `verify_workload`)."""
     graph, mesh = traced.graph, plan.assignment.mesh
-    recipes, given = first_values(workload, traced)
-    program = _build_program(traced, plan, recipes)
+    facts, given = first_values(workload, traced)
+    program = _build_program(graph, plan, facts)
     ranks = range(num_ranks(mesh))
-    reference = _Reference(real_model(workload, graph, recipes, given, seed), workload)
+    reference = _Reference(real_model(workload, graph, facts, given, seed), workload)
     local = [initial_state(program, rank, given, seed) for rank in ranks]
     found = _Findings()
     for step in range(1, STEPS + 1):
@@ -162,26 +162,27 @@ def refuse_random_numbers(graph: Graph, workload: Workload) -> None:
 # -- first values ------------------------------------------------------------------------------------------------------------------
 
 
-def first_values(workload: Workload, traced: Traced) -> tuple[dict[str, tuple], dict[str, Tensor]]:
-    """How every state begins: recipes by storage, and the real tensors that win over them.
+def first_values(workload: Workload, traced: Traced) -> tuple[ModelFacts, dict[str, Tensor]]:
+    """How every state begins: the model's facts with a recipe for every parameter, and the real tensors that win over recipes.
 
     A parameter on the meta device whose making was not recorded is drawn (normal, 0.02): any value serves to compare.
     """
-    recipes = initial_recipes(workload, traced)
+    facts = model_facts(workload, traced)
+    recipes = dict(facts.inits)
     given = {name: t for name, t in state_of_module(workload.model).items() if not t.is_meta}
     given |= {name.rpartition("@")[0]: t for name, t in traced.constants.items()}
     for name, _ in workload.model.named_parameters():
         if name not in given and name not in recipes:
             recipes[name] = (("normal_", 0.0, 0.02),)
-    return recipes, given
+    return replace(facts, inits=recipes), given
 
 
-def real_model(workload: Workload, graph: Graph, recipes: Mapping[str, tuple], given: Mapping[str, Tensor], seed: int) -> torch.nn.Module:
+def real_model(workload: Workload, graph: Graph, facts: ModelFacts, given: Mapping[str, Tensor], seed: int) -> torch.nn.Module:
     """A copy of the user's module with whole real values, in the dtypes of the graph's states; what is shared stays shared."""
     values = value_table(graph)
     entering = [values[n] for n in graph.inputs if values[n].kind in (Kind.PARAM, Kind.BUFFER)]
-    states = {v.storage: State(v.kind.value, v.shape, v.dtype, "-", recipes.get(v.storage, ("given",))) for v in entering}
-    whole = initial_state(ProgramSpec(Mesh(()), states, {}, (), {}, lambda *_: None), 0, given, seed)
+    states = {v.storage: State(v.kind.value, v.shape, v.dtype, "-", facts.inits.get(v.storage, ("given",))) for v in entering}
+    whole = initial_state(ProgramSpec(Mesh(()), states, {}, None, {}, lambda *_: None), 0, given, seed)
     model = copy.deepcopy(workload.model)
     made: dict[int, Tensor] = {}
     for name, old in (*model.named_parameters(), *model.named_buffers()):
@@ -230,13 +231,12 @@ def _smallest_table(graph: Graph) -> int:
 # -- running -----------------------------------------------------------------------------------------------------------------------
 
 
-def _build_program(traced: Traced, plan: Plan, recipes: Mapping[str, tuple]) -> ProgramSpec:
+def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> ProgramSpec:
     """The plan's program as emitted, which also returns every gradient."""
-    graph = traced.graph
     sites, signatures = resolve_all(graph, RULES)
     program = partition(graph, sites, signatures, find_cuts(graph, signatures), plan.assignment, keep_grads=True)
     check_program(program)
-    text = print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, recipes, traced.param_aliases)
+    text = print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
     return read_program(compile_program({"program.py": text}))
 
 

@@ -1,66 +1,23 @@
-"""A GPT in plain PyTorch: `autopar plan examples/gpt.py:build --cluster 2x8xH100 --arg layers=48 --arg hidden=1600 --arg heads=25`."""
+"""A GPT of any size: `autopar plan examples/gpt.py:build --cluster 2x8xH100 --arg layers=48 --arg hidden=1600 --arg heads=25`.
+
+The model is plain PyTorch, see autopar/demo/model.py.
+"""
 
 import functools
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 import autopar
+from autopar.demo.model import Gpt, token_loss
 
 
-class Block(nn.Module):
-    def __init__(self, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1 = nn.LayerNorm(hidden)
-        self.qkv = nn.Linear(hidden, 3 * hidden)
-        self.out = nn.Linear(hidden, hidden)
-        self.norm_2 = nn.LayerNorm(hidden)
-        self.up = nn.Linear(hidden, 4 * hidden)
-        self.down = nn.Linear(4 * hidden, hidden)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, seq, hidden = x.shape
-        q, k, v = self.qkv(self.norm_1(x)).split(hidden, dim=-1)
-        q, k, v = (t.view(batch, seq, self.heads, hidden // self.heads).transpose(1, 2) for t in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, seq, hidden))
-        return x + self.down(F.gelu(self.up(self.norm_2(x))))
-
-
-class Gpt(nn.Module):
-    def __init__(self, vocab: int, seq: int, layers: int, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocab, hidden)
-        self.positions = nn.Embedding(seq, hidden)
-        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(hidden)
-        self.head = nn.Linear(hidden, vocab, bias=False)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
-def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def build(batch: int = 16, seq: int = 128, vocab: int = 256, layers: int = 4, hidden: int = 256, heads: int = 4) -> autopar.Workload:
+def build(batch: int = 8, seq: int = 1024, vocab: int = 50257, layers: int = 12, hidden: int = 768, heads: int = 12) -> autopar.Workload:
     tokens = torch.randint(0, vocab, (batch, seq + 1))
     return autopar.Workload(
         model=Gpt(vocab, seq, layers, hidden, heads),
         example_inputs=(tokens[:, :-1],),
         example_targets=(tokens[:, 1:],),
         loss=token_loss,
-        optimizer=functools.partial(torch.optim.AdamW, lr=1e-3),
+        optimizer=functools.partial(torch.optim.AdamW, lr=3e-4),
+        name="gpt",
     )

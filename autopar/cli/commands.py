@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import OptionsError, RankError, VerificationError
 from ..options import Options
@@ -23,6 +23,7 @@ from .outcome import Outcome, Say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..api import Compiled
     from ..graph.plan import Plan
 
 
@@ -107,12 +108,12 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
         plan, found = None, parse_cluster(cluster)
         say(f"loading {asked.model}")
         workload, source = load_asked(asked)
-    from ..api import compile_workload
-    from ..runtime import write_program
+    from ..api import compile_workload, hold_files
+    from ..runtime.folder import WEIGHTS
 
     compiled = compile_workload(workload, found, options, given_plan=plan, source=source, report=say)
-    weights = pack_weights(workload.model, compiled.files)
-    write_program({**compiled.files, **weights}, folder)
+    written = hold_files(compiled).emit(folder)
+    weights = [WEIGHTS] if (written / WEIGHTS).exists() else []
     ranks = num_ranks(compiled.plan.assignment.mesh)
     sizes = {name: text.count("\n") for name, text in compiled.files.items()}
 
@@ -120,27 +121,10 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
         for name, lines in sizes.items():
             console.print(f"wrote {Path(folder) / name} ({lines:,} lines)", soft_wrap=True, markup=False)
         if weights:
-            console.print(f"wrote {Path(folder) / 'weights.pt'} (first values that no recipe makes)", soft_wrap=True, markup=False)
+            console.print(f"wrote {Path(folder) / WEIGHTS} (first values that no recipe makes)", soft_wrap=True, markup=False)
         console.print(f"start it with: autopar run {folder}", soft_wrap=True, markup=False)
 
     return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "files": {**sizes, **{name: None for name in weights}}}, show)
-
-
-def pack_weights(model: Any, files: Mapping[str, str]) -> dict[str, bytes]:
-    """`weights.pt` for the states whose first value no recipe makes; nothing where there is none."""
-    import io
-
-    import torch
-
-    from ..runtime import compile_program, read_program, state_of_module
-
-    needed = {name for name, state in read_program(compile_program(files)).states.items() if state.init == ("given",)}
-    tensors = {name: t for name, t in state_of_module(model).items() if name in needed and not t.is_meta}
-    if not tensors:
-        return {}
-    packed = io.BytesIO()
-    torch.save({name: t.contiguous() for name, t in tensors.items()}, packed)
-    return {"weights.pt": packed.getvalue()}
 
 
 def run_program(folder: str, words: Sequence[str], as_json: bool, say: Say) -> Outcome:

@@ -104,6 +104,8 @@ def build_strategy(
     """
     if len(choices) != len(sizes):
         return f"{len(choices)} choices for {len(sizes)} mesh axes"
+    if len(choices) != len(sizes):
+        return f"{len(choices)} choices for {len(sizes)} mesh axes"
     size = {f.name: f.size for f in signature.factors}
     why = {f.name: f.whole for f in signature.factors}
     names = input_names(site.node)

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,12 +33,22 @@ class Executable:
         comm: this rank's end of the mesh; None in a process that is none of the plan's ranks: it can look and emit, not step.
         state: this rank's pieces (`runtime.initial_state`); None makes them from recipes.
         seed: of the recipes.
+        given: the model's own tensors by name, for `emit` in a process that holds no state.
     """
 
-    def __init__(self, plan: Plan | None, files: Mapping[str, str], comm: Comm | None, state: dict[str, Tensor] | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        plan: Plan | None,
+        files: Mapping[str, str],
+        comm: Comm | None,
+        state: dict[str, Tensor] | None = None,
+        seed: int = 0,
+        given: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
         self.plan = plan
         self.files = dict(files)
         self.comm = comm
+        self._given = given
         self.program: ProgramSpec = read_program(compile_program(files))
         self.state: dict[str, Tensor] = {} if state is None else state
         if state is None and comm is not None:
@@ -129,15 +140,20 @@ class Executable:
     def emit(self, directory: str | os.PathLike) -> Path:
         """Write the program into a folder (rank 0 does), whole or not at all.
 
+        First values that no recipe makes (the model came with its own) go with it as `weights.pt`. All ranks must call it together.
+
         Raises:
             ProgramError: the folder holds something that is no emitted program.
         """
+        needed = [name for name, state in self.program.states.items() if state.init == ("given",)]
         if self.comm is None:
-            return write_program(self.files, directory)
+            weights = {name: self._given[name].detach() for name in needed if name in self._given and not self._given[name].is_meta}
+            return write_program(self.files, directory, weights)
+        weights = {name: self._whole(name).cpu() for name in needed}
         failed: AutoparError | None = None
         if self.comm.rank == 0:
             try:
-                write_program(self.files, directory)
+                write_program(self.files, directory, weights)
             except AutoparError as error:
                 failed = error
         problem = self.comm.share(failed)

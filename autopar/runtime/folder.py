@@ -7,15 +7,23 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
 
 from ..errors import ProgramError
 
 MARK = "program.py"
+WEIGHTS = "weights.pt"  # first values that no recipe makes; `train.py` reads it
 
 
-def write_program(files: Mapping[str, str], directory: str | os.PathLike) -> Path:
+def write_program(files: Mapping[str, str], directory: str | os.PathLike, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Path:
     """Write the files of a program into a folder, which may exist if it is empty or holds an emitted program.
 
+    Args:
+        files: name -> text.
+        weights: first values that must go with it, saved as `WEIGHTS`.
     Returns:
         the folder.
     Raises:
@@ -30,6 +38,8 @@ def write_program(files: Mapping[str, str], directory: str | os.PathLike) -> Pat
         try:
             for name, text in files.items():
                 (made / name).write_text(text, encoding="utf-8")
+            if weights:
+                torch.save(dict(weights), made / WEIGHTS)
             _exchange(made, target)
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -56,7 +66,7 @@ def _refuse_foreign(files: Mapping[str, str], target: Path) -> None:
     if not target.is_dir():
         raise ProgramError(f"{target} is a file, expected a folder to write the program into")
     found = {p.name for p in target.iterdir()} - {"__pycache__"}
-    foreign = sorted(found - set(files))
+    foreign = sorted(found - {*files, WEIGHTS})
     if found and (MARK not in found or foreign):
         raise ProgramError(
             f"{target} is not empty and not only an emitted program (it has {', '.join((foreign or sorted(found))[:3])}): choose another folder"

@@ -269,6 +269,11 @@ class Formulation:
             self._held[key] = column
         return np.array([self._held[key]])
 
+    @property
+    def num_memory_rows(self) -> int:
+        """Program points that were asked for."""
+        return len(self._memory_rows)
+
     # --- the whole
 
     def build(self, limit_bytes: float | None, scale: float) -> LinearProgram:

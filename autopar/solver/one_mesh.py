@@ -1,12 +1,13 @@
-"""The best plan on one mesh: relax, round, prove; memory rows as they are needed.
+"""The best plan on one mesh: relax, choose among what looks good, prove; memory rows as they are needed.
 
-    repeat  LP relaxation; its value is a lower bound, since rows are only ever added
-            if it is not integral: the MIP over the options that the LP used; if that leaves a gap: the whole MIP
-            judge every program point; where the answer breaks the limit, ask for those rows and solve again
-    then    build the program and measure its own peak; where inner steps of reshards break the limit, tighten it by what is over
+    relax     LP without memory rows: a lower bound, and often the answer
+    choose    MIP over few options (what relaxations used; one factor on all axes; every storage), with the memory rows asked for so far;
+              judge every program point; where the answer breaks the limit, ask for those rows and choose again
+    measure   build the program: where it holds more than the judge saw, leave that much room and choose again
+    prove     LP with the rows: a higher bound, and more options to choose among; if a gap is left, the whole MIP in the time that is left
 
-Invariant: an answer with status "solved" fits the limit at every point of its program; `bound_s` holds for every plan of the search
-space that fits by the judge.
+Rows are only ever added, so every bound stays valid. Invariant: an answer with status "solved" fits the limit at every point of its
+program; `bound_s` holds for every plan of the search space that fits by the judge.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ import numpy as np
 
 from ..graph.choice import Assignment
 from ..graph.sharding import Sharding
-from ..graph.strategy import Strategy
+from ..graph.strategy import REPLICATED, Strategy
 from .formulate import Formulation
-from .ilp import LinearProgram, Solution, solve_program
+from .ilp import LinearProgram, solve_program
 from .judge import evaluate_seconds, held_bytes
 from .problem import Problem
 
 _INTEGRAL = 1e-6
 _ROWS_PER_ROUND = 4
-_MAX_ROUNDS = 12
+_MAX_ROUNDS = 30
+_FEW_COLUMNS = 20_000  # up to here a proof to the last digit costs seconds
 Decisions = tuple[int, ...]
 
 
@@ -70,90 +72,167 @@ def solve_mesh(
         cutoff_s: stop as soon as the bound reaches this (a faster plan is known).
         measure: bytes at the peak of the program of an assignment; None: the judge's own figure is trusted.
     """
-    work = _Work(problem, limit_bytes, time.monotonic() + time_limit_s, gap, cutoff_s)
-    for _ in range(_MAX_ROUNDS):
-        status = work.solve_once()
-        if status:
+    work = _Work(problem, limit_bytes, time.monotonic() + time_limit_s, gap, measure)
+    status = work.relax(rows=False)
+    if status in ("infeasible", "unknown"):  # without rows only a program that cannot be resharded at all is infeasible
+        return work.answer(status)
+    while True:
+        if work.bound >= cutoff_s:
+            return work.answer("dominated")
+        status = work.choose()
+        if status != "again":
             return work.answer(status)
-        held = held_bytes(problem, work.decisions)
-        work.peak = int(held.max())
-        if limit_bytes is None:
-            return work.answer("solved")
-        if work.peak > work.limit:
-            work.ask_rows(held)
-            continue
-        over = (measure(build_assignment(problem, work.decisions)) if measure else work.peak) - limit_bytes
-        if over <= 0:
-            return work.answer("solved")
-        work.tighten(over, held)
-    return work.answer("unknown", forget=True)
 
 
 class _Work:
-    """The state of one solve: the formulation grows, the bound rises."""
+    """The state of one solve: the formulation and the options to choose among grow, the bound rises."""
 
-    def __init__(self, problem: Problem, limit_bytes: float | None, deadline: float, gap: float, cutoff_s: float) -> None:
-        self.problem, self.deadline, self.gap, self.cutoff_s = problem, deadline, gap, cutoff_s
-        self.limit = limit_bytes
+    def __init__(
+        self, problem: Problem, limit_bytes: float | None, deadline: float, gap: float, measure: Callable[[Assignment], int] | None
+    ) -> None:
+        self.problem, self.deadline, self.gap, self.measure = problem, deadline, gap, measure
+        self.limit, self.true_limit = limit_bytes, limit_bytes
         self.form = Formulation(problem)
         fastest = sum(float(c.seconds.min()) for c in problem.choosers)
         self.scale = 1000.0 / fastest if fastest > 0 else 1e6
         self.decisions: Decisions = ()
-        self.objective = self.peak = 0
-        self.bound, self.rounds, self.how, self.tightened = 0.0, 0, "", False
-        if limit_bytes is not None:
-            self.ask_rows(held_bytes(problem, tuple(0 for _ in problem.choosers)))
+        self.fits = False  # the decisions fit the limit
+        self.objective, self.peak, self.bound = float("inf"), 0, 0.0
+        self.rounds, self.how, self.tightened = 0, "", False
+        self.allowed = self._few_options()
+        self.proof = ""  # how far the proof went for the rows so far: "", "relaxed", "all"
 
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
 
-    def ask_rows(self, held: np.ndarray) -> None:
-        """Rows for the highest points over the limit, far from one another."""
-        height = held.astype(float).copy()
-        reach = max(1, len(height) // 50)
-        for _ in range(_ROWS_PER_ROUND):
-            point = int(np.argmax(height))
-            if height[point] <= self.limit:
-                break
-            self.form.add_memory_row(point)
-            height[max(0, point - reach) : point + reach + 1] = -1
-        self.form.add_memory_row(int(np.argmax(held)))
+    # --- what to choose among
 
-    def tighten(self, over: float, held: np.ndarray) -> None:
-        """The program holds more than the judge saw: leave that much room."""
-        self.limit -= over
-        self.tightened = True
-        self.form.add_memory_row(int(np.argmax(held)))
+    def _few_options(self) -> np.ndarray:
+        """One factor on all axes of a node that uses it; every storage."""
+        allowed = np.zeros(self.form.num_columns, bool)
+        for first, chooser in zip(self.form.offsets, self.problem.choosers):
+            for k, option in enumerate(chooser.parts[0].options):
+                few = not isinstance(option, Strategy) or len(set(option.choices) - {REPLICATED}) <= 1
+                allowed[first + k] = few
+        return allowed
 
-    def solve_once(self) -> str:
-        """Find decisions for the rows so far; "" where there are some, else the status that ends the work."""
+    def _allow_used(self, values: np.ndarray) -> bool:
+        """Also choose among what a relaxation used; False where that is nothing new."""
+        used = values[: len(self.allowed)] > _INTEGRAL
+        fresh = bool((used & ~self.allowed).any())
+        self.allowed = self.allowed | used
+        return fresh
+
+    def _restricted(self, program: LinearProgram) -> LinearProgram:
+        allowed = np.ones(len(program.cost), bool)
+        allowed[: len(self.allowed)] = self.allowed
+        upper = np.where(program.integer & ~allowed, 0.0, program.upper)
+        return LinearProgram(program.cost, upper, program.integer, program.rows)
+
+    # --- the steps
+
+    def relax(self, rows: bool) -> str:
+        """Solve the LP, raise the bound, widen the choice; take the answer where it is integral."""
+        program = self.form.build(self.limit if rows else None, self.scale)
+        found = solve_program(program, relaxed=True, time_limit_s=self.left_s())
+        if found.status == "infeasible":
+            return "infeasible"
+        if found.values is None:
+            return "late"
+        self._raise_bound(found.objective if found.status == "optimal" else found.bound)
+        self._allow_used(found.values)
+        if self._is_integral(found.values):
+            self._take(found.values, "the relaxation was integral")
+        return "relaxed"
+
+    def choose(self) -> str:
+        """One round: decisions for the rows so far, judged; "again" unless the work is done."""
         self.rounds += 1
-        program = self.form.build(self.limit, self.scale)
-        relaxed = solve_program(program, relaxed=True, time_limit_s=self.left_s())
-        if relaxed.status == "infeasible":
-            return "unknown" if self.tightened else "infeasible"
-        if relaxed.values is None:
-            return "unknown"
-        self._raise_bound(relaxed.objective if relaxed.status == "optimal" else relaxed.bound)
-        if self.bound >= self.cutoff_s:
-            return "dominated"
-        if self._is_integral(relaxed.values):
-            return self._take(relaxed.values, "the relaxation was integral")
-        return self._round(program, relaxed)
+        if not (self.rounds == 1 and self.decisions):
+            status = self._choose_options()
+            if status:
+                return status
+        if self._breaks_limit():
+            return "again" if self.rounds < _MAX_ROUNDS and self.left_s() > 0 else "unknown"
+        return self._prove()
 
-    def _round(self, program: LinearProgram, relaxed: Solution) -> str:
-        used = _restrict(program, relaxed.values)
-        small = solve_program(used, relaxed=False, time_limit_s=self.left_s(), relative_gap=self.gap / 10)
-        if small.values is not None and small.objective <= relaxed.objective * (1 + self.gap / 10) + 1e-9:
-            return self._take(small.values, "a MIP over the options that the relaxation used")
-        full = solve_program(program, relaxed=False, time_limit_s=self.left_s(), relative_gap=self.gap / 10, hint=small.values)
-        if full.status == "infeasible":
+    def _choose_options(self) -> str:
+        program = self.form.build(self.limit, self.scale)
+        found = solve_program(self._restricted(program), relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
+        if found.values is not None:
+            self._take(found.values, "a MIP over the options that relaxations used")
+            return ""
+        status = self.relax(rows=True) if self.proof == "" else "relaxed"
+        if status == "infeasible":
             return "unknown" if self.tightened else "infeasible"
-        self._raise_bound(full.bound)
-        best = min((s for s in (small, full) if s.values is not None), key=lambda s: s.objective, default=None)
-        if best is None:
+        if status == "late":
             return "unknown"
-        return self._take(best.values, "the whole MIP")
+        if self.proof == "" and self._is_fresh():
+            self.proof = "relaxed"
+            return self._choose_options()
+        whole = solve_program(program, relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
+        if whole.status == "infeasible":
+            return "unknown" if self.tightened else "infeasible"
+        if whole.values is None:
+            return "unknown"
+        self._raise_bound(whole.bound)
+        self._take(whole.values, "the whole MIP")
+        self.proof = "all"
+        return ""
+
+    def _is_fresh(self) -> bool:
+        return not self.allowed.all()
+
+    def _breaks_limit(self) -> bool:
+        """Judge the decisions; where they do not fit, ask for rows or leave room."""
+        held = held_bytes(self.problem, self.decisions)
+        self.peak = int(held.max())
+        self.fits = self.limit is None or self.peak <= self.limit
+        if not self.fits:
+            self._ask_rows(held)
+            self.proof = ""
+            return True
+        if self.limit is None or self.measure is None:
+            return False
+        over = self.measure(build_assignment(self.problem, self.decisions)) - self.true_limit
+        if over > 0:
+            self.fits, self.tightened, self.proof = False, True, ""
+            self.limit = min(self.limit, self.peak) - 1 if over < 1 else self.limit - over
+            self.form.add_memory_row(int(np.argmax(held)))
+            return True
+        return False
+
+    def _prove(self) -> str:
+        """Done where the gap is small or time is out; else a better bound, and maybe a better plan."""
+        if self._gap() <= self._fine_gap() or self.left_s() <= 0 or self.tightened:
+            return "solved"
+        if self.proof == "":
+            self.proof = "relaxed"
+            self.relax(rows=True)
+            return "again" if self._gap() > self._fine_gap() else "solved"
+        if self.proof == "all" or (self._gap() <= self.gap and self.form.num_columns > _FEW_COLUMNS):
+            return "solved"
+        self.proof = "all"
+        program = self.form.build(self.limit, self.scale)
+        found = solve_program(program, relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
+        self._raise_bound(found.bound)
+        if found.values is not None and found.objective / self.scale < self.objective:
+            self._take(found.values, "the whole MIP")
+            if self._breaks_limit():
+                return "again"
+        return "solved"
+
+    def _gap(self) -> float:
+        return (self.objective - self.bound) / self.objective if self.objective > 0 else 0.0
+
+    def _fine_gap(self) -> float:
+        return min(self.gap, 1e-6 if self.form.num_columns <= _FEW_COLUMNS else self.gap / 4)
+
+    def _ask_rows(self, held: np.ndarray) -> None:
+        """Rows for the highest points over the limit, far from one another."""
+        for point in _highest(held):
+            if held[point] > self.limit:
+                self.form.add_memory_row(point)
 
     def _raise_bound(self, scaled: float) -> None:
         if not self.tightened and np.isfinite(scaled):
@@ -164,26 +243,21 @@ class _Work:
             values[o : o + len(c.seconds)].max() > 1 - _INTEGRAL for o, c in zip(self.form.offsets, self.problem.choosers)
         )
 
-    def _take(self, values: np.ndarray, how: str) -> str:
+    def _take(self, values: np.ndarray, how: str) -> None:
         self.decisions = tuple(
             int(np.argmax(values[o : o + len(c.seconds)])) for o, c in zip(self.form.offsets, self.problem.choosers)
         )
         self.objective, self.how = evaluate_seconds(self.problem, self.decisions), how
-        return ""
 
-    def answer(self, status: str, forget: bool = False) -> MeshAnswer:
+    def answer(self, status: str) -> MeshAnswer:
+        if status == "unknown" and self.fits:
+            status = "solved"
         solved = status == "solved"
         bound = float("inf") if status == "infeasible" else min(self.bound, self.objective) if solved else self.bound
         return MeshAnswer(
-            status, self.decisions if solved and not forget else (), self.objective if solved else float("inf"), bound, self.peak,
-            self.form.num_columns, self.rounds, len(self.form._memory_rows), self.how,
+            status, self.decisions if solved else (), self.objective if solved else float("inf"), bound, self.peak,
+            self.form.num_columns, self.rounds, self.form.num_memory_rows, self.how,
         )  # fmt: skip
-
-
-def _restrict(program: LinearProgram, values: np.ndarray) -> LinearProgram:
-    """Only what the relaxation used."""
-    upper = np.where(program.integer & (values < _INTEGRAL), 0.0, program.upper)
-    return LinearProgram(program.cost, upper, program.integer, program.rows)
 
 
 def build_assignment(problem: Problem, decisions: Decisions) -> Assignment:
@@ -217,10 +291,10 @@ def find_smallest(problem: Problem, time_limit_s: float) -> tuple[int, Decisions
         feasible = np.isfinite(evaluate_seconds(problem, decisions))
         if feasible and (best is None or peak < best):
             best, chosen = peak, decisions
-        before = len(form._memory_rows)
+        before = form.num_memory_rows
         for point in _highest(held):
             form.add_memory_row(point)
-        if len(form._memory_rows) == before or time.monotonic() > deadline:
+        if form.num_memory_rows == before or time.monotonic() > deadline:
             break
         found = solve_program(form.build_smallest(unit), relaxed=False, time_limit_s=deadline - time.monotonic(), relative_gap=1e-4)
         if found.values is None:

@@ -279,7 +279,38 @@ def _drop_idle_partials(
                     for out in graph.nodes[member].outputs:
                         todo |= {fold.node_class[i] for i, _ in users.get(out, ())}
     dropped = sum((len(menus[i]) - len(kept[i])) for i in menus)
-    return kept, {_WHY_IDLE: dropped}
+    useful, useless = _drop_useless_partials(graph, fold, kept)
+    return useful, {_WHY_IDLE: dropped, _WHY_USELESS: useless}
+
+
+_WHY_USELESS = "a Partial would pass through although no sum of Partials or smaller tensor follows: reducing it before moves as few bytes"
+
+
+def _drop_useless_partials(graph: Graph, fold: Fold, menus: dict[int, tuple[Strategy, ...]]) -> tuple[dict[int, tuple[Strategy, ...]], int]:
+    """Drop `P(...)` choices of nodes that only hand a Partial on, where nothing after them gains by it."""
+    values, uses = value_table(graph), use_table(graph)
+    gains: set[int] = set()  # node classes that make something of a Partial
+    passes: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        through = {c for s in menus[fold.node_class[i]] for c in s.choices if c.startswith("P(")}
+        shrinks = sum(num_elements(values[o].shape) for o in node.outputs if o) < sum(num_elements(values[n].shape) for n in node.inputs[:1])
+        if any(" " in c for c in through) or (through and shrinks and not is_view(node.op)):
+            gains.add(fold.node_class[i])
+        elif through:
+            passes.add(fold.node_class[i])
+    grew = True
+    while grew:
+        grew = False
+        for i in range(len(graph.nodes) - 1, -1, -1):
+            root = fold.node_class[i]
+            if root in passes and any(fold.node_class[j] in gains for o in graph.nodes[i].outputs if o for j, _ in uses[o]):
+                passes.discard(root)
+                gains.add(root)
+                grew = True
+    found = dict(menus)
+    for root in passes - gains:
+        found[root] = tuple(s for s in menus[root] if not any(c.startswith("P(") for c in s.choices))
+    return found, sum(len(menus[r]) - len(found[r]) for r in menus)
 
 
 def _arriving(graph: Graph, nodes: list[int], of_value) -> list[frozenset[int]]:

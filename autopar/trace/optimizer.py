@@ -138,11 +138,12 @@ def learn_states(
         moving = {k for k, v in _numbers(optimizer).items() if numbers.get(k) != v}
     states: list[OptimState] = []
     makers = _first_makers(tape)
+    param_keys = {storage_key(p): n for n, p in params.items()}
     for param in [p for g in optimizer.param_groups for p in g["params"]]:
         for key, value in list(optimizer.state.get(param, {}).items()):
             storage = f"{key}:{names[id(param)]}"
             if isinstance(value, torch.Tensor):
-                init = _initial_value(tape, makers, value, params, optimizer, storage, name)
+                init = _initial_value(tape, makers, value, params, param_keys, optimizer, storage, name)
                 dtype = torch.float64 if value.ndim == 0 and value.dtype == torch.float32 else value.dtype
                 fresh = torch.empty(value.shape, dtype=dtype)
             elif (id(param), str(key)) in moving:
@@ -177,11 +178,11 @@ def _first_makers(tape: Tape) -> dict[int, int]:
     return makers
 
 
-def _initial_value(tape, makers, state, params, optimizer, storage, name) -> tuple[str, object]:
+def _initial_value(tape, makers, state, params, param_keys, optimizer, storage, name) -> tuple[str, object]:
     """What a state held when it was made."""
-    for param_name, param in params.items():
-        if storage_key(param) == storage_key(state):
-            raise TraceError(f"optimizer {name}: state {storage} shares memory with parameter {param_name}; clone it")
+    if storage_key(state) in param_keys:
+        shared = param_keys[storage_key(state)]
+        raise TraceError(f"optimizer {name}: state {storage} shares memory with parameter {shared}; clone it")
     k = makers.get(storage_key(state))
     record = tape.records[k] if k is not None else None
     op = record.op._schema.name.removeprefix("aten::") if record is not None else ""
@@ -203,9 +204,8 @@ def _initial_value(tape, makers, state, params, optimizer, storage, name) -> tup
     if op in ("clone", "detach", "_to_copy", "copy_"):
         source = record.args[1 if op == "copy_" else 0]
         key = storage_key(tape.tensors[source.uid]) if isinstance(source, Slot) else None
-        for param_name, param in params.items():
-            if storage_key(param) == key:
-                return "param", param_name
+        if key in param_keys:
+            return "param", param_keys[key]
         if isinstance(optimizer, torch.optim.SGD):
             owner = params[storage.partition(":")[2]]
             group = next(g for g in optimizer.param_groups if any(p is owner for p in g["params"]))

@@ -29,7 +29,7 @@ function buildTables(raw) {
   for (let c = 0; c < comms.name.length; c++) push(commsOf, comms.reader[c], c);
   const count = (i) => (foldOf[i] < 0 ? 1 : raw.folds[foldOf[i]].blocks.length);
   const text = (column, i) => texts[column[i]];
-  const placement = (t, axis) => text(tensors.sharding_t, t).split(",")[axis] ?? "R";
+  const placement = (t, axis) => { const all = text(tensors.sharding_t, t); return all === "-" ? "R" : all.split(",")[axis]; };
   return { ...raw, axes: raw.head.mesh.axes, producer, consumers, foldOf, blockOf, spot, rep, commsOf, count, text, placement };
 }
 
@@ -42,10 +42,12 @@ const sum = (numbers) => numbers.reduce((total, x) => total + x, 0);
 
 // Seconds and bytes inside, ms and MiB in print.
 function digits(x) {
-  const shown = Math.abs(x) >= 100 ? x.toFixed(0) : Math.abs(x) >= 10 ? x.toFixed(1) : Math.abs(x) >= 0.1 || x === 0 ? x.toFixed(2) : x.toPrecision(2);
-  const [whole, part] = String(Number(shown) === 0 ? 0 : shown).split(".");
-  const [sign, body] = whole.startsWith("-") ? ["-", whole.slice(1)] : ["", whole];
-  return sign + body.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? "." + part : "");
+  const size = Math.abs(x);
+  if (x === 0) return "0";
+  if (size < 0.0001) return "<0.0001";
+  const decimals = size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.1 ? 2 : size >= 0.01 ? 3 : 4;
+  const [all, part] = x.toFixed(decimals).split(".");
+  return all.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? "." + part : "");
 }
 const ms = (seconds) => `${digits(seconds * 1e3)} ms`;
 function bytes(n) {

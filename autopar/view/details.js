@@ -86,7 +86,7 @@ function groupDetails(plan, tree, { item }, goTo) {
   return [
     el("h2", { "data-detail": item.path || item.phase }, item.title ?? item.name),
     el("p", { class: "path" }, `${item.phase} · ${item.path || "the whole model"}`),
-    factList([["nodes", both(whole, item.numNodes)], ["compute", both(ms, item.seconds)], ["communication", both(ms, commSeconds)], ["moved by a rank", both(bytes, commBytes)]]),
+    factList([["nodes", both(whole, item.numNodes)], ["compute", both(ms, item.seconds)], ["communication", both(ms, commSeconds)], ["message bytes", both(bytes, commBytes)]]),
     inner ? el("p", { class: "note" }, "Sums count every folded block.") : null,
     el("h3", {}, "Longest nodes"),
     el("table", { class: "small" }, el("tbody", {}, ...leaves.slice(0, 12).map((leaf) => el("tr", {}, el("td", {}, nodeLink(plan, leaf.node, goTo), leaf.mult > 1 ? el("span", { class: "note" }, ` ×${leaf.mult}`) : null),

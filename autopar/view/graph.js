@@ -115,7 +115,8 @@ function chipName(plan, chip) {
   const name = plan.tensors.name[chip.tensor];
   if (chip.role === "block") return `${chip.after ? "next" : "previous"} layer's ${plan.nodes.name[chip.from]}`;
   const [storage, version] = name.split("@");
-  const [state, of] = storage.includes(":") ? storage.split(":") : ["", storage];
+  const isState = ["optim", "grad"].includes(plan.text(plan.tensors.kind_t, chip.tensor));
+  const [state, of] = isState && storage.includes(":") ? storage.split(":") : ["", storage];
   const last = of.split(".").at(-1);
   if (chip.role === "end") return `kept: ${state ? state + " " : ""}${last}`;
   return state ? `${state} of ${last}` : version === undefined ? name : last;

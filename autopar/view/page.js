@@ -30,7 +30,7 @@ function graphTab(plan) {
   const drawLegend = () => {
     const axis = plan.axes[graph.state.axis];
     const found = graph.shareOf(tree.root);
-    legend.replaceChildren(...(axis ? found.map(([name, n]) => el("span", { class: `chip ${name}`, title: `${n} outputs` }, name[0] === "S" ? `dim ${name.slice(1)}${name === "S7" ? "+" : ""} split` : name === "R" ? "replicated" : "partial sum")) : ["one rank: nothing is split"]));
+    legend.replaceChildren(...(axis ? found.map(([name, n]) => el("span", { class: `chip ${name}`, title: `${n} outputs` }, name[0] === "S" ? `dim ${name.slice(1)}${name === "S7" ? "+" : ""} split` : name === "R" ? "replicated" : "partial")) : ["one rank: nothing is split"]));
   };
   const segment = (label, entries) => entries.length ? el("span", { class: "segments", role: "group", "aria-label": label }, el("span", { class: "note" }, label), ...entries) : null;
   const axes = plan.axes.map((axis, k) => el("button", { "aria-pressed": k === graph.state.axis, "data-axis": axis.name, title: `${axis.size} ranks, ${axis.link === "across" ? "across hosts" : "inside a host"}`, on: { click: (e) => {
@@ -73,7 +73,8 @@ function searchBox(plan, tree, graph, goTo) {
   const update = () => {
     entries ??= build();
     const words = input.value.toLowerCase().split(/[\s/]+/).filter(Boolean);
-    const hits = words.length ? entries.filter((e) => words.every((w) => e.text.includes(w))) : [];
+    const typed = words.join(" "), far = (e) => (e.name.toLowerCase().includes(typed) ? e.name.length : 1e6); // shortest name that has it all comes first
+    const hits = words.length ? entries.filter((e) => words.every((w) => e.text.includes(w))).sort((p, q) => far(p) - far(q)) : [];
     list.replaceChildren(...hits.slice(0, 40).map((hit) => el("li", { role: "option", on: { pointerdown: (e) => { e.preventDefault(); choose(hit); } } }, el("b", {}, hit.name), el("span", { class: "note" }, ` ${hit.note}`))),
       ...(words.length ? [el("li", { class: "note" }, hits.length > 40 ? `the first 40 of ${whole(hits.length)}` : `${hits.length} found`)] : []));
     list.first = hits[0];

@@ -4,6 +4,7 @@ const HOLDER_COLORS = {
   parameters: "#5b9bf3", optimizer: "#35c491", gradients: "#f5b92e", activations: "#f37272", gathered: "#a78bfa", temporaries: "#9aa3af", buffers: "#4fb3c8", batch: "#c58b5b", reserve: "#d3d7de",
 };
 const HOLDER_ORDER = ["reserve", "parameters", "buffers", "optimizer", "batch", "gradients", "activations", "gathered", "temporaries"];
+const MESSAGE_HINT = "of each communication the larger of what one rank puts in and gets out";
 const holderColor = (name) => HOLDER_COLORS[name] ?? "#b08968";
 
 function memoryTab(plan) {
@@ -73,7 +74,7 @@ function memoryChart(plan, names, limit, peak, toLimit) {
   if (limit <= top) root.append(svg("line", { x1: L, x2: W - 10, y1: y(limit), y2: y(limit), class: "limit" }), svg("text", { x: W - 14, y: y(limit) - 6, class: "limit end" }, `device limit ${bytes(limit)}`));
   else root.append(svg("text", { x: W - 14, y: 14, class: "limit end" }, `device limit ${bytes(limit)}, far above this picture`));
   const most = pick.reduce((best, i, c) => (totals[i] > totals[pick[best]] ? c : best), 0), mx = (x(most) + x(most + 1)) / 2;
-  root.append(svg("circle", { cx: mx, cy: y(totals[pick[most]]), r: 4 }), svg("text", { x: Math.min(Math.max(mx, L + 70), W - 90), y: y(totals[pick[most]]) - 9, class: "mid peak" }, `peak ${bytes(totals[pick[most]])}`));
+  root.append(svg("circle", { cx: mx, cy: y(totals[pick[most]]), r: 4 }), svg("text", { x: mx > W - 160 ? mx - 9 : mx + 9, y: y(totals[pick[most]]) + 4, class: mx > W - 160 ? "end peak" : "peak" }, `peak ${bytes(totals[pick[most]])}`));
   const cursor = svg("line", { y1: T, y2: H - B, class: "cursor", x1: -9, x2: -9 }), tip = el("div", { class: "tip" });
   root.append(cursor);
   root.addEventListener("pointermove", (e) => {
@@ -120,7 +121,7 @@ function communicationTab(plan, goTo) {
     for (const c of all) push(groups, groupings[by](c), c);
     holder.replaceChildren(buildTable({ id: "comm-groups", rows: [...groups].map(([name, list]) => ({ name, list })), sortBy: 3, columns: [
       { title: by, align: "left", of: (r) => r.name }, { title: "count", of: (r) => r.list.length, print: whole, total: "sum" },
-      { title: "moved by a rank", of: (r) => sum(r.list.map((c) => comms.bytes[c])), print: bytes, total: "sum" },
+      { title: "message bytes", hint: MESSAGE_HINT, of: (r) => sum(r.list.map((c) => comms.bytes[c])), print: bytes, total: "sum" },
       { title: "time", of: (r) => sum(r.list.map((c) => comms.seconds[c])), print: ms, total: "sum" },
       { title: "share of time", of: (r) => (total ? sum(r.list.map((c) => comms.seconds[c])) / total : 0), print: percent, total: "sum" },
     ] }));
@@ -136,11 +137,11 @@ function communicationTab(plan, goTo) {
   }
   const each = (column, print) => ({ of: (r) => sum(r.list.map((c) => comms[column][c])), print: (n, r) => (r && r.list.length > 1 ? el("span", {}, print(n), el("span", { class: "note each" }, `${print(comms[column][r.c])} each`)) : print(n)), total: "sum" });
   section.append(el("h2", {}, "One by one"), buildTable({ id: "comms", searchable: true, sortBy: 7, rows: [...folded.values()].map((list) => ({ list, c: list[0] })), onRow: (r) => comms.reader[r.c] >= 0 && goTo(comms.reader[r.c]),
-    note: "Equal communications of equal blocks are one row. Click a row to see its reader in the graph.", columns: [
+    note: "Message bytes: the larger of what one rank puts in and gets out. Equal communications of equal blocks are one row. Click a row to see its reader in the graph.", columns: [
       { title: "value", align: "left", of: (r) => plan.tensors.name[comms.value[r.c]], print: (name) => el("code", {}, name) }, { title: "count", of: (r) => r.list.length, print: (n, r) => (r ? `×${n}` : whole(n)), total: "sum" },
       { title: "kind", align: "left", of: (r) => text(comms.kind_t, r.c) }, { title: "axis", align: "left", of: (r) => text(comms.axis_t, r.c) },
       { title: "from", align: "left", of: (r) => text(comms.source_t, r.c), print: (s) => shardingChips(plan, s) }, { title: "to", align: "left", of: (r) => text(comms.target_t, r.c), print: (s) => shardingChips(plan, s) },
-      { title: "bytes", ...each("bytes", bytes) }, { title: "time", ...each("seconds", ms) },
+      { title: "message bytes", hint: MESSAGE_HINT, ...each("bytes", bytes) }, { title: "time", ...each("seconds", ms) },
       { title: "for", align: "left", of: (r) => `${PHASES[comms.phase[r.c]]} ${moduleOf(r.c)}` },
     ] }));
   return section;
@@ -152,13 +153,13 @@ function certificateTab(plan) {
   const bar = el("div", { class: "bound" }, el("i"), el("b"));
   bar.firstChild.style.width = `${solve.objective_s ? 100 * solve.lower_bound_s / solve.objective_s : 100}%`;
   return el("section", { class: "page" }, el("h2", {}, "How sure we are"), el("p", { class: "lead" }, proof), bar,
-    factList([["this plan, as the solver adds it", ms(solve.objective_s)], ["proven lower bound", ms(solve.lower_bound_s)], ["gap", percent(solve.gap)], ["search space", solve.search_space], ["variables", whole(solve.num_variables)], ["time to solve", `${digits(solve.wall_s)} s`]]),
+    factList([["this plan, as the solver adds it", ms(solve.objective_s)], ["proven lower bound", ms(solve.lower_bound_s)], ["gap", percent(solve.gap)], ["search space", solve.search_space], ["variables", whole(solve.num_variables)], ["search, by the clock", `${digits(solve.wall_s)} s`]]),
     el("p", { class: "note" }, "The proof is about the cost model and the search space named here, not about the machine: ", cost.relative_error === null ? `how far predictions are from measurements is not known (${cost.error_source}).` : `predictions were ${percent(cost.relative_error)} off on ${cost.error_source}.`),
-    el("h2", {}, "Where the time to solve went"), buildTable({ id: "phases", rows: Object.entries(solve.phases), columns: [{ title: "phase", align: "left", of: ([name]) => name.replace(/_s$/, "") }, { title: "seconds", of: ([, s]) => s, print: (s) => `${digits(s)} s`, total: "sum" }] }),
+    el("h2", {}, "Where the time went"), buildTable({ id: "phases", rows: Object.entries(solve.phases), columns: [{ title: "phase", align: "left", of: ([name]) => name.replace(/_s$/, "") }, { title: "seconds", of: ([, s]) => s, print: (s) => `${digits(s)} s`, total: "sum" }] }),
     el("h2", {}, "Not tried further"), solve.pruned.length ? buildTable({ id: "pruned", rows: solve.pruned, searchable: solve.pruned.length > 12, columns: [{ title: "what", align: "left", of: (r) => r.what }, { title: "why", align: "left", of: (r) => r.why }] }) : el("p", { class: "note" }, "Nothing was pruned."),
     el("h2", {}, "Model and cluster"), factList([
       ["model", `${model.name}${model.source ? ` from ${model.source}` : ""}`], ["arguments", Object.entries(model.args).map(([k, v]) => `${k}=${v}`).join(", ")], ["precision", model.precision], ["batch", model.batch], ["sequence", model.seq], ["graph", model.graph_hash],
-      ["schedule", `${schedule}, ${microbatches} microbatch${microbatches > 1 ? "es" : ""}`], ["cluster", `${cluster.spec}: ${cluster.num_devices} × ${cluster.device} on ${cluster.num_hosts} host${cluster.num_hosts > 1 ? "s" : ""}`],
+      ["schedule", `${schedule}${microbatches > 1 ? `, ${microbatches} microbatches` : ""}`], ["cluster", `${cluster.spec}: ${cluster.num_devices} × ${cluster.device} on ${cluster.num_hosts} host${cluster.num_hosts > 1 ? "s" : ""}`],
       ["device", `${bytes(cluster.memory_bytes)}, ${short(cluster.peak_flops)}FLOP/s, ${bytes(cluster.memory_bytes_per_s)}/s`], ["inside a host", `${bytes(cluster.inside_bytes_per_s)}/s, ${digits(cluster.inside_latency_s * 1e6)} µs`], ["across hosts", `${bytes(cluster.across_bytes_per_s)}/s, ${digits(cluster.across_latency_s * 1e6)} µs`], ["figures from", cluster.source],
     ]));
 }

@@ -102,7 +102,7 @@ def _print_head(plan: Plan, console: Console) -> None:
     _line(console, f"mesh     {print_mesh(plan.assignment.mesh)}" + (f", {plan.num_stages} stages" if plan.num_stages > 1 else ""))
     for axis, names in plan.labels:
         _line(console, f"axis {axis}   {' + '.join(names) or 'replicated'}")
-    _line(console, f"steps    {plan.schedule}, {plan.num_microbatches} microbatch{'es' if plan.num_microbatches > 1 else ''}")
+    _line(console, f"steps    {plan.schedule}" + (f", {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""))
     if plan.summary:
         _line(console, plan.summary, "italic")
 
@@ -190,7 +190,7 @@ def _print_comms(plan: Plan, console: Console) -> None:
         return
     counts: Counter[tuple[str, str]] = Counter((c.axis, c.kind) for c in plan.comms)
     total = fsum(c.seconds for c in plan.comms)
-    note = f"{print_ms(plan.cost.exposed_comm_s)} of it exposed; bytes that one rank moves"
+    note = f"{print_ms(plan.cost.exposed_comm_s)} of it exposed; bytes: the larger of what a rank puts in and gets out"
     _heading(console, f"Communication {print_ms(total)}", note)
     shown = []
     for (axis, kind), count in sorted(counts.items()):

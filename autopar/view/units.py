@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from decimal import ROUND_HALF_UP, Decimal
+
 
 def print_number(x: float) -> str:
-    """Three digits or so, thousands apart: `1,234`, `12.3`, `0.52`, `0.0031`."""
+    """Three digits or so, thousands apart: `1,234`, `12.3`, `0.52`, `0.0031`.
+
+    Halves are rounded up, as the page's own script does: the same number is the same text in the terminal and on the page.
+    """
+    size = abs(x)
     if x == 0:
         return "0"
-    if abs(x) >= 100:
-        return f"{x:,.0f}"
-    if abs(x) >= 10:
-        return f"{x:.1f}"
-    return f"{x:.2f}" if abs(x) >= 0.1 else f"{x:.2g}"
+    if size < 0.0001:
+        return "<0.0001"
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 3 if size >= 0.01 else 4
+    return f"{Decimal(x).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP):,}"
 
 
 def print_ms(seconds: float) -> str:
@@ -21,6 +26,8 @@ def print_ms(seconds: float) -> str:
 
 def print_bytes(count: float) -> str:
     """Bytes as GiB, MiB or (small ones) KiB and B."""
+    if count == 0:
+        return "0"
     for size, unit, least in ((2**30, "GiB", 2**29), (2**20, "MiB", 2**20 / 10), (2**10, "KiB", 2**10)):
         if count >= least:
             return f"{print_number(count / size)} {unit}"

@@ -86,7 +86,9 @@ def run_source(text, program, graph, states, batch):
     """Run an emitted program on all ranks in one process.
 
     Returns:
-        (what `step` returned on rank 0, the whole states afterwards).
+        (what `step` returned on each rank, the whole states afterwards).
+    Raises:
+        AssertionError: ranks that must hold the same piece of a state do not.
     """
     import torch
 
@@ -105,6 +107,10 @@ def run_source(text, program, graph, states, batch):
 
     results = run_ranks(spec.mesh, one)
     after = {n: join([piece[n] for piece in local], s.shape, parse_sharding(s.sharding), spec.mesh) for n, s in spec.states.items()}
+    for n, s in spec.states.items():  # `join` takes the first of equal pieces: the others must be equal indeed
+        for r in ranks:
+            wanted = cut(after[n], parse_sharding(s.sharding), spec.mesh, r)
+            torch.testing.assert_close(local[r][n], wanted, rtol=1e-9, atol=1e-9, msg=lambda text: f"rank {r} holds another {n}: {text}")
     return results, after
 
 

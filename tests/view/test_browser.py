@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from autopar.graph.mesh import Mesh
 from autopar.view.html import plan_repr_html, save_html
+from autopar.view.units import print_bytes, print_count, print_ms, print_number, print_percent
 
 from .chrome import Chrome, why_no_chrome
 from .synthetic_plans import make_plan
@@ -72,7 +74,7 @@ def test_cards_equal_the_sums_of_the_displayed_rows(page):
     for table in ("comm-groups", "comms"):
         assert math.isclose(sum(column(page, table, "time")), total, rel_tol=1e-9)
         assert sum(column(page, table, "count")) == len(PLAN.comms)
-    assert sum(column(page, "comms", "bytes")) == sum(column(page, "comm-groups", "moved by a rank")) == sum(c.bytes for c in PLAN.comms)
+    assert sum(column(page, "comms", "message bytes")) == sum(column(page, "comm-groups", "message bytes")) == sum(c.bytes for c in PLAN.comms)
     page.click("[data-tab=Certificate]")
     assert math.isclose(sum(column(page, "phases", "seconds")), sum(s for _, s in PLAN.solve.phases))
 
@@ -81,6 +83,17 @@ def test_printed_numbers_are_the_raw_ones(page):
     assert page.run("return document.querySelector('[data-card=step_s] b').textContent") == f"{PLAN.cost.step_s * 1e3:.2f} ms"
     text = page.run("return document.querySelector('[data-card=peak_bytes] b').textContent")
     assert text == f"{max(PLAN.cost.peak_bytes) / 2**20:.2f} MiB of 1.00 GiB"
+
+
+def test_the_page_and_the_terminal_print_the_same_number_alike(chrome):
+    numbers = [0, 1e-9, 0.00012, 0.0035, 0.0125, 0.125, 0.375, 1.125, 9.995, 12.25, 99.95, 123.5, 1234.5, 1234567.8, *(1.37**k / 1e6 for k in range(90))]
+    script = resources.files("autopar.view").joinpath("data.js").read_text()
+    shown = chrome.run(f"{script}; return arguments[0].map((x) => [digits(x), ms(x), bytes(Math.round(x)), percent(x), short(Math.round(x))])", numbers)
+    assert shown == [[print_number(x), print_ms(x), print_bytes(_round(x)), print_percent(x), print_count(_round(x))] for x in numbers]
+
+
+def _round(x: float) -> int:
+    return math.floor(x + 0.5)
 
 
 def test_a_group_opens_in_place_and_closes(page):
@@ -189,6 +202,7 @@ def test_one_rank_and_a_page_inside_a_notebook(chrome, tmp_path):
     chrome.open(tmp_path / "plan.html")
     chrome.wait(READY)
     assert "1 rank" in chrome.run("return document.body.innerText")
+    assert set(chrome.run("return [...document.querySelectorAll('.node')].map((n) => getComputedStyle(n.querySelector('rect')).fill)")) == {"rgb(227, 230, 235)"}
     notebook = Path(tmp_path / "notebook.html")
     notebook.write_text(f"<!doctype html><meta charset=utf-8><title>x</title>{plan_repr_html(PLAN)}")
     chrome.console_messages()

@@ -52,8 +52,8 @@ def test_the_certificate_is_a_sentence():
 
 
 def test_units():
-    assert [print_bytes(n) for n in (0, 900, 2048, 5 << 20, 3 << 29, 93 << 30)] == ["0 B", "900 B", "2.00 KiB", "5.00 MiB", "1.50 GiB", "93.0 GiB"]
-    assert [print_ms(s) for s in (0, 1.234, 0.0123, 0.00052, 3e-6)] == ["0 ms", "1,234 ms", "12.3 ms", "0.52 ms", "0.003 ms"]
+    assert [print_bytes(n) for n in (0, 900, 2048, 5 << 20, 3 << 29, 93 << 30)] == ["0", "900 B", "2.00 KiB", "5.00 MiB", "1.50 GiB", "93.0 GiB"]
+    assert [print_ms(s) for s in (0, 1.234, 0.0123, 0.00052, 3e-6)] == ["0 ms", "1,234 ms", "12.3 ms", "0.52 ms", "0.0030 ms"]
     assert [print_percent(x) for x in (0, 0.5, 0.0013, 1e-6, 1)] == ["0 %", "50.0 %", "0.13 %", "<0.01 %", "100 %"]
     assert [print_count(n) for n in (12, 1500, 124_000_000, 1.2e12)] == ["12", "1.50 k", "124 M", "1.20 T"]
 
