@@ -96,7 +96,7 @@ class _Work:
         fastest = sum(float(c.seconds.min()) for c in problem.choosers)
         self.scale = 1000.0 / fastest if fastest > 0 else 1e6
         self.decisions: Decisions = ()
-        self.fits = False  # the decisions fit the limit
+        self.best: _Found | None = None  # the fastest that fits so far
         self.objective, self.peak, self.bound = float("inf"), 0, 0.0
         self.rounds, self.how, self.tightened = 0, "", False
         self.allowed = self._few_options()
@@ -158,10 +158,18 @@ class _Work:
 
     def _choose_options(self) -> str:
         program = self.form.build(self.limit, self.scale)
+        every = bool(self.allowed[program.integer[: len(self.allowed)]].all())
         found = solve_program(self._restricted(program), relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
         if found.values is not None:
-            self._take(found.values, "a MIP over the options that relaxations used")
+            self._take(found.values, "the whole MIP" if every else "a MIP over the options that relaxations used")
+            if every:
+                self._raise_bound(found.bound)
+                self.proof = "all"
             return ""
+        if every and found.status == "infeasible":
+            return "unknown" if self.tightened else "infeasible"
+        if self.left_s() <= 0:
+            return "unknown"
         status = self.relax(rows=True) if self.proof == "" else "relaxed"
         if status == "infeasible":
             return "unknown" if self.tightened else "infeasible"
@@ -187,19 +195,19 @@ class _Work:
         """Judge the decisions; where they do not fit, ask for rows or leave room."""
         held = held_bytes(self.problem, self.decisions)
         self.peak = int(held.max())
-        self.fits = self.limit is None or self.peak <= self.limit
-        if not self.fits:
+        if self.limit is not None and self.peak > self.limit:
             self._ask_rows(held)
             self.proof = ""
             return True
-        if self.limit is None or self.measure is None:
-            return False
-        over = self.measure(build_assignment(self.problem, self.decisions)) - self.true_limit
-        if over > 0:
-            self.fits, self.tightened, self.proof = False, True, ""
-            self.limit = min(self.limit, self.peak) - 1 if over < 1 else self.limit - over
-            self.form.add_memory_row(int(np.argmax(held)))
-            return True
+        if self.limit is not None and self.measure is not None:
+            over = self.measure(build_assignment(self.problem, self.decisions)) - self.true_limit
+            if over > 0:
+                self.tightened, self.proof = True, ""
+                self.limit -= over
+                self._ask_rows(held)
+                return True
+        if self.best is None or self.objective < self.best.objective_s:
+            self.best = _Found(self.decisions, self.objective, self.peak, self.how)
         return False
 
     def _prove(self) -> str:
@@ -208,22 +216,23 @@ class _Work:
             return "solved"
         if self.proof == "":
             self.proof = "relaxed"
-            self.relax(rows=True)
-            return "again" if self._gap() > self._fine_gap() else "solved"
+            late = self.relax(rows=True) == "late"
+            return "again" if self._gap() > self._fine_gap() and not late else "solved"
         if self.proof == "all" or (self._gap() <= self.gap and self.form.num_columns > _FEW_COLUMNS):
             return "solved"
         self.proof = "all"
         program = self.form.build(self.limit, self.scale)
         found = solve_program(program, relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
         self._raise_bound(found.bound)
-        if found.values is not None and found.objective / self.scale < self.objective:
+        if found.values is not None and found.objective / self.scale < self.best.objective_s:
             self._take(found.values, "the whole MIP")
             if self._breaks_limit():
                 return "again"
         return "solved"
 
     def _gap(self) -> float:
-        return (self.objective - self.bound) / self.objective if self.objective > 0 else 0.0
+        assert self.best is not None
+        return (self.best.objective_s - self.bound) / self.best.objective_s if self.best.objective_s > 0 else 0.0
 
     def _fine_gap(self) -> float:
         return min(self.gap, 1e-6 if self.form.num_columns <= _FEW_COLUMNS else self.gap / 4)
@@ -250,14 +259,25 @@ class _Work:
         self.objective, self.how = evaluate_seconds(self.problem, self.decisions), how
 
     def answer(self, status: str) -> MeshAnswer:
-        if status == "unknown" and self.fits:
-            status = "solved"
-        solved = status == "solved"
-        bound = float("inf") if status == "infeasible" else min(self.bound, self.objective) if solved else self.bound
-        return MeshAnswer(
-            status, self.decisions if solved else (), self.objective if solved else float("inf"), bound, self.peak,
-            self.form.num_columns, self.rounds, self.form.num_memory_rows, self.how,
-        )  # fmt: skip
+        best = self.best
+        if status in ("solved", "unknown") and best is not None:
+            bound = min(self.bound, best.objective_s)
+            return MeshAnswer(
+                "solved", best.decisions, best.objective_s, bound, best.peak_bytes,
+                self.form.num_columns, self.rounds, self.form.num_memory_rows, best.how,
+            )  # fmt: skip
+        bound = float("inf") if status == "infeasible" else self.bound
+        return MeshAnswer(status, (), float("inf"), bound, 0, self.form.num_columns, self.rounds, self.form.num_memory_rows, "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Decisions that fit."""
+
+    decisions: Decisions
+    objective_s: float
+    peak_bytes: int
+    how: str
 
 
 def build_assignment(problem: Problem, decisions: Decisions) -> Assignment:

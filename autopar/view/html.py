@@ -21,7 +21,7 @@ from ..graph.plan import Plan
 from .page_data import page_data
 from .terminal import plan_text
 
-SCRIPTS = ("data.js", "layout.js", "tables.js", "graph.js", "details.js", "tabs.js", "page.js")  # joined in this order
+SCRIPTS = ("data.js", "layout.js", "tables.js", "tree.js", "graph.js", "details.js", "tabs.js", "page.js")  # joined in this order
 FRAME_HEIGHT_PX = 760
 
 
