@@ -18,7 +18,7 @@ _HOME = {
     "options": ("Options",),
     "cluster": ("Cluster", "parse_cluster"),
     "graph.plan": ("Plan",),
-    "graph.plan_json": ("load_plan", "save_plan"),
+    "view.shown": ("load_plan", "ShownPlan"),
     "runtime": ("Executable",),
     "verify": ("verify_workload", "VerifyReport"),
     "view.html": ("save_html",),

@@ -28,7 +28,7 @@ from .graph.cuts import find_cuts, resolve_all
 from .graph.graph import Graph, check_graph, count_params, graph_hash
 from .graph.mesh import Mesh, MeshAxis
 from .graph.plan import Certificate, ClusterInfo, ModelInfo, Plan
-from .graph.plan_json import load_plan, print_plan_json
+from .graph.plan_json import print_plan_json
 from .graph.program import Program, check_program
 from .graph.repeats import find_repeats, fold_graph
 from .graph.rules import RULES
@@ -39,6 +39,7 @@ from .solver.answer import Answered, Case, build_answer
 from .solver.recognise import recognise
 from .solver.search import Question, search
 from .trace import Traced, Workload, trace_step
+from .view.shown import ShownPlan, load_plan, show_plan
 
 PROFILE_PATH = Path.home() / ".cache" / "autopar" / "profile-cpu.json"
 _INLINE_ELEMENTS = 4096  # a constant buffer up to this size is written into the program's text
@@ -51,7 +52,7 @@ class Compiled:
 
     workload: Workload
     traced: Traced
-    plan: Plan
+    plan: ShownPlan
     program: Program
     files: Mapping[str, str]
 
@@ -65,7 +66,7 @@ def plan(
     loss: Callable | None = None,
     optimizer: Callable | None = None,
     options: Options | None = None,
-) -> Plan:
+) -> ShownPlan:
     """Decide how to split a training step over a cluster; needs no processes, no GPU and no memory for weights.
 
     Args:
@@ -212,7 +213,7 @@ def compile_workload(
 
     files = emit_files(answered.program, graph, answered.plan, model_facts(workload, traced), print_plan_json(answered.plan))
     dump("emitted", lambda: files["program.py"])
-    return Compiled(workload, traced, answered.plan, answered.program, files)
+    return Compiled(workload, traced, show_plan(answered.plan), answered.program, files)
 
 
 def build_case(graph: Graph) -> Case:
