@@ -135,7 +135,7 @@ def demo(
     as_json: Json = False,
 ) -> int:
     """Train a small language model on four processes, split by a proven plan, beside plain PyTorch."""
-    return Ending(as_json).answer(lambda say: commands.run_demo(out, steps, as_json, say))
+    return Ending(as_json).answer(lambda say: commands.run_demo(out, steps, say))
 
 
 @app.command()

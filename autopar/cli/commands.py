@@ -18,7 +18,7 @@ from .asked import (
     load_again,
     load_asked,
 )
-from .outcome import Outcome, Say
+from .outcome import Outcome, Talk
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..graph.plan import Plan
 
 
-def make_plan(asked: Asked, cluster: str, options: Options, output: str | None, html: str | None, say: Say) -> Outcome:
+def make_plan(asked: Asked, cluster: str, options: Options, output: str | None, html: str | None, say: Talk) -> Outcome:
     """`autopar plan`."""
     from ..cluster import parse_cluster
 
@@ -80,7 +80,7 @@ def _plan_outcome(plan: Plan, written: Sequence[str]) -> Outcome:
     return Outcome(lambda: plan_to_json(plan), show)
 
 
-def emit_program(word: str, asked: Asked, cluster: str | None, options: Options, given: Sequence[str], folder: str, say: Say) -> Outcome:
+def emit_program(word: str, asked: Asked, cluster: str | None, options: Options, given: Sequence[str], folder: str, say: Talk) -> Outcome:
     """`autopar emit`.
 
     Args:
@@ -127,7 +127,7 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
     return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "files": {**sizes, **{name: None for name in weights}}}, show)
 
 
-def run_program(folder: str, words: Sequence[str], as_json: bool, say: Say) -> Outcome:
+def run_program(folder: str, words: Sequence[str], as_json: bool, say: Talk) -> Outcome:
     """`autopar run`."""
     from ..graph.mesh import num_ranks
     from ..runtime import compile_program, read_files, read_program
@@ -143,7 +143,7 @@ def run_program(folder: str, words: Sequence[str], as_json: bool, say: Say) -> O
     return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "exit_code": code}, lambda console: None, code=code)
 
 
-def verify_model(asked: Asked, cluster: str, options: Options, say: Say) -> Outcome:
+def verify_model(asked: Asked, cluster: str, options: Options, say: Talk) -> Outcome:
     """`autopar verify`."""
     from ..cluster import parse_cluster
 
@@ -158,7 +158,7 @@ def verify_model(asked: Asked, cluster: str, options: Options, say: Say) -> Outc
     return Outcome(lambda: report_to_json(report), lambda console: print_report(report, console), VerificationError(failure) if failure else None)
 
 
-def measure_machine(ranks: Sequence[int], output: str | None, say: Say) -> Outcome:
+def measure_machine(ranks: Sequence[int], output: str | None, say: Talk) -> Outcome:
     """`autopar profile`."""
     from dataclasses import asdict
 
@@ -172,6 +172,23 @@ def measure_machine(ranks: Sequence[int], output: str | None, say: Say) -> Outco
     rows = measure_cpu(tuple(ranks), say)
     save_profile(rows, path)
     return Outcome(lambda: {"path": path, **asdict(rows)}, lambda console: print_profile(rows, path, console))
+
+
+def run_demo(folder: str, steps: int, say: Talk) -> Outcome:
+    """`autopar demo`."""
+    if steps < 1:
+        raise OptionsError(f"--steps: expected a positive whole number, found {steps}")
+    check_folder_place(folder, "--out")
+    from ..demo.run import check_result, result_to_json
+    from ..demo.run import run_demo as run
+    from .tables import print_demo, print_demo_plan
+    from .torchrun import start_torchrun
+
+    def show_plan(plan: Plan, data_parallel_bytes: int) -> None:
+        say.show(lambda console: print_demo_plan(plan, data_parallel_bytes, console))
+
+    result = run(folder, steps, say, show_plan, start_torchrun)
+    return Outcome(lambda: result_to_json(result), lambda console: print_demo(result, console), check_result(result))
 
 
 def read_ranks(text: str) -> tuple[int, ...]:

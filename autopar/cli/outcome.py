@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import AutoparError, InfeasibleError, VerificationError
 
@@ -23,7 +23,28 @@ if TYPE_CHECKING:
 DONE, NEGATIVE, BAD_INPUT, FAULT, INTERRUPTED = 0, 1, 2, 3, 130
 _FIGURES = ("limit_bytes", "minimum_bytes", "missing_bytes")  # of an InfeasibleError
 
-Say = Callable[[str], None]
+
+
+class Talk:
+    """What a command may say while it works: lines for people on stderr, and parts of its answer on stdout as soon as they are known."""
+
+    def __init__(self, out: TextIO | None) -> None:
+        self._out = out  # None: the answer is one JSON object
+
+    def __call__(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def show(self, part: Callable[[Console], None]) -> None:
+        """Print a part of the answer now."""
+        if self._out is not None:
+            part(_console(self._out))
+            self._out.flush()
+
+
+def _console(out: TextIO) -> Console:
+    from rich.console import Console
+
+    return Console(file=out, highlight=False)
 
 
 @dataclass(frozen=True)
@@ -50,22 +71,21 @@ class Ending:
     as_json: bool
     printed: bool = field(default=False)
 
-    def answer(self, work: Callable[[Say], Outcome]) -> int:
+    def answer(self, work: Callable[[Talk], Outcome]) -> int:
         """Do the work of a command and print what it found.
 
         Args:
-            work: gets a function that tells people what is going on.
+            work: gets the means to say what is going on.
         Returns:
             the exit code.
         """
+        talk = Talk(None if self.as_json else sys.stdout)
         with contextlib.redirect_stdout(sys.stderr):  # whatever the user's model prints while it is built
-            outcome = work(_say)
+            outcome = work(talk)
         if self.as_json:
             self._print_json({**outcome.data(), **(_error_data(outcome.error) if outcome.error else {})})
         else:
-            from rich.console import Console
-
-            outcome.show(Console(highlight=False))
+            outcome.show(_console(sys.stdout))
         sys.stdout.flush()
         if outcome.error is not None:
             _print_error(outcome.error)
@@ -133,6 +153,3 @@ def _print_error(error: BaseException) -> None:
     elif not is_usage_error(error) or error.format_message():  # type: ignore[attr-defined]  # no words at all: the help is printed already
         print(f"{_name(error)}: {_text(error)}", file=sys.stderr, flush=True)
 
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..view.units import print_bytes
+from ..view.units import print_bytes, print_ms
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..cost.rows import ProfileRows
+    from ..demo.run import DemoResult
+    from ..graph.plan import Plan
     from ..verify import VerifyReport
 
 
@@ -59,6 +61,48 @@ def print_profile(rows: ProfileRows, path: str, console: Console) -> None:
     console.print(f"wrote {path}", soft_wrap=True, markup=False)
 
 
-def size_text(measured: int, predicted: int) -> str:
-    """`12.4 MiB (predicted 12.4 MiB)`."""
-    return f"{print_bytes(measured)} (predicted {print_bytes(predicted)})"
+def print_demo_plan(plan: Plan, data_parallel_bytes: int, console: Console) -> None:
+    """The plan, and why it cannot be plain data parallelism."""
+    from ..view.terminal import print_plan
+
+    limit, peak = plan.cluster.memory_bytes, max(plan.cost.peak_bytes)
+    verdict = "does not fit" if data_parallel_bytes > limit else "fits too"
+    console.print()
+    print_plan(plan, console)
+    console.print()
+    console.print(f"Limit per device {print_bytes(limit)}: plain data parallelism needs {print_bytes(data_parallel_bytes)} and {verdict}; this plan needs {print_bytes(peak)}.", style="bold")
+    console.print()
+
+
+def print_demo(result: DemoResult, console: Console) -> None:
+    """Losses side by side, bytes beside what was predicted, and where the files are."""
+    from statistics import median
+
+    from rich.table import Table
+
+    console.print()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title="Loss at each step", title_justify="left", title_style="bold")
+    for title in ("step", f"{len(result.measured)} processes", "plain PyTorch", "difference"):
+        table.add_column(title, justify="right")
+    for number, row in enumerate(result.losses):
+        table.add_row(str(number), f"{row.distributed:.6f}", f"{row.plain:.6f}", f"{row.distributed - row.plain:+.1e}")
+    console.print(table)
+    later = result.losses[1:] or result.losses
+    took = median(row.distributed_s for row in later)
+    console.print(
+        f"step: predicted {print_ms(result.plan.cost.step_s)}, measured {print_ms(took)} (median); one process alone "
+        f"{print_ms(median(row.plain_s for row in later))}",
+        style="dim",
+    )
+    console.print()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title="Bytes on each rank", title_justify="left", title_style="bold")
+    table.add_column("", justify="left")
+    for rank in range(len(result.measured)):
+        table.add_column(f"rank {rank}", justify="right")
+    table.add_column("predicted", justify="right")
+    for kind, name in (("param", "parameters"), ("grad", "gradients"), ("optim", "optimizer state")):
+        table.add_row(name, *(f"{measured[kind]:,}" for measured in result.measured), f"{result.predicted[kind]:,}")
+    console.print(table)
+    console.print()
+    for name, what in (("plan.json", "the plan"), ("plan.html", "the plan as a page: open it in a browser"), ("program/", "the program; autopar run starts it")):
+        console.print(f"wrote {result.folder.rstrip('/')}/{name}  {what}", soft_wrap=True, markup=False)

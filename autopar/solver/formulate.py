@@ -53,6 +53,23 @@ class Flow:
         return self.columns[(self.wanted == made) & (self.made == made)]
 
 
+def count_columns(problem: Problem) -> int:
+    """About how many columns the program has, counted without pricing anything."""
+    total = sum(len(c.seconds) for c in problem.choosers)
+    for group in problem.groups:
+        made = len(np.unique(problem.choosers[group.source[0]].makes[group.source[1]]))
+        wanted = [_count_wanted(problem, e) for e in group.endpoints]
+        total += made * (sum(wanted) + (max(wanted) if len(wanted) > 1 else 0))
+    return total
+
+
+def _count_wanted(problem: Problem, endpoint: Endpoint) -> int:
+    if endpoint.chooser == WHOLE:
+        return 1
+    chooser = problem.choosers[endpoint.chooser]
+    return len(np.unique(chooser.makes[0] if endpoint.position == STORAGE else chooser.wants[endpoint.position]))
+
+
 class Formulation:
     """Collects columns and rows; memory rows can be added after a solve.
 

@@ -29,6 +29,7 @@ from .problem import Problem
 _INTEGRAL = 1e-6
 _ROWS_PER_ROUND = 4
 _MAX_ROUNDS = 30
+_GOOD_GAP = 5e-3  # of a large program: the whole MIP seldom closes what is left
 _FEW_COLUMNS = 20_000  # up to here a proof to the last digit costs seconds
 Decisions = tuple[int, ...]
 
@@ -218,7 +219,7 @@ class _Work:
             self.proof = "relaxed"
             late = self.relax(rows=True) == "late"
             return "again" if self._gap() > self._fine_gap() and not late else "solved"
-        if self.proof == "all" or (self._gap() <= self.gap and self.form.num_columns > _FEW_COLUMNS):
+        if self.proof == "all" or (self._gap() <= _GOOD_GAP and self.form.num_columns > _FEW_COLUMNS):
             return "solved"
         self.proof = "all"
         program = self.form.build(self.limit, self.scale)

@@ -21,6 +21,7 @@ from ..graph.partition import partition
 from ..graph.plan import Certificate, Pruned
 from ..graph.repeats import Fold
 from ..graph.rule import Signature, Site
+from .formulate import count_columns
 from .infeasible import MemoryShortage, describe_nearest
 from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
 from .judge import evaluate_seconds
@@ -28,6 +29,7 @@ from .prices import Prices
 from .problem import Problem, build_problem
 
 _GAP = 1e-3
+_MOST_COLUMNS = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,9 @@ class _Search:
 
     def run(self, meshes: Sequence[Mesh], try_changes: Callable[[], str] | None) -> SearchResult:
         problems = [self.build(mesh) for mesh in meshes]
+        problems = self.drop_large(problems)
         bounds = [least_seconds(problem) for problem in problems]
-        order = sorted(range(len(meshes)), key=lambda k: (bounds[k], k))
+        order = sorted(range(len(problems)), key=lambda k: (bounds[k], k))
         for left, k in zip(range(len(order), 0, -1), order):
             self.try_mesh(problems[k], bounds[k], left)
         if self.best is None:
@@ -109,6 +112,18 @@ class _Search:
         objective, problem, decisions = self.best
         assignment = build_assignment(problem, decisions)
         return SearchResult(assignment, self.certify(objective), self.measure(assignment), tuple(self.answers))
+
+    def drop_large(self, problems: list[Problem]) -> list[Problem]:
+        """Leave out the meshes whose program no solver closes; the smallest program stays in any case."""
+        counts = [count_columns(problem) for problem in problems]
+        kept = []
+        for problem, count in zip(problems, counts):
+            if count <= max(_MOST_COLUMNS, min(counts)):
+                kept.append(problem)
+            else:
+                why = f"its program has {count:,} variables, more than the {_MOST_COLUMNS:,} that are solved; not part of the search space"
+                self.pruned[Pruned(f"mesh {print_mesh(problem.mesh)}", why)] = None
+        return kept
 
     def build(self, mesh: Mesh) -> Problem:
         began = time.monotonic()
