@@ -163,7 +163,7 @@ def _train_plain(compiled: Compiled, text: bytes, steps: int, say: Say) -> list[
         loss: torch.Tensor = workload.loss(model(tokens), targets)
         loss.backward()
         optimizer.step()
-        found.append((float(loss), time.perf_counter() - began))
+        found.append((float(loss.detach()), time.perf_counter() - began))
         _tell(say, number + 1, steps, found[-1][0])
     return found
 

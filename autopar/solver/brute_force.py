@@ -35,30 +35,30 @@ def search_all(problem: Problem, prices: Prices, sizes: tuple[int, ...], limit_b
     return fastest, smallest
 
 
-def _demands(graph: Graph, num_axes: int, chosen: Choice) -> tuple[dict[str, Sharding], dict[tuple[str, Phase], list[tuple[Sharding, int, int]]]]:
+def _demands(graph: Graph, num_axes: int, chosen: Choice) -> tuple[dict[str, Sharding], dict[tuple[str, Phase], list[tuple[Sharding, float, float]]]]:
     """How each value is made, and per (value, phase) what is wanted with the span in which a copy for it is held."""
     made = {name: chosen[name] for name in graph.inputs}
-    wanted: dict[tuple[str, Phase], list[tuple[Sharding, int, int]]] = {}
+    wanted: dict[tuple[str, Phase], list[tuple[Sharding, float, float]]] = {}
     until = _view_ends(graph)
-    at: dict[str, int] = {}
+    at: dict[str, float] = {}
     last_read: dict[str, int] = {}
     grads = {g for _, g in graph.grads}
     for i, node in enumerate(graph.nodes):
         strategy = chosen[node.name]
         for k, (name, sharding) in enumerate(zip(node.inputs, strategy.inputs)):
-            last = until[i] if k == 0 else i
+            last = (until[i] if k == 0 else i) + 0.3
             last_read[name] = max(last, last_read.get(name, -1))
-            first = at[name] if name in grads and node.phase is Phase.UPDATE else i
+            first = at[name] + 0.3 if name in grads and node.phase is Phase.UPDATE else i
             wanted.setdefault((name, node.phase), []).append((sharding, first, last))
         for name, sharding in zip((o for o in node.outputs if o), strategy.outputs):
-            made[name], at[name] = sharding, i
+            made[name], at[name] = sharding, i + 0.3
     end = len(graph.nodes)
     for old, new in graph.updates:
-        i = at.get(new, 0)
-        wanted.setdefault((new, Phase.UPDATE), []).append((chosen[old], i, max(i, last_read.get(old, -1))))
+        i = at[new] + 0.3
+        wanted.setdefault((new, Phase.UPDATE), []).append((chosen[old], i, max(i, last_read.get(old, -1) + 0.3)))
     for name in (graph.loss, *graph.outputs):
         if name:
-            wanted.setdefault((name, Phase.UPDATE), []).append((replicated(num_axes), at.get(name, 0), end))
+            wanted.setdefault((name, Phase.UPDATE), []).append((replicated(num_axes), at.get(name, -0.3) + 0.3, end))
     return made, wanted
 
 
@@ -93,15 +93,17 @@ def add_bytes(graph: Graph, sizes: tuple[int, ...], chosen: Choice) -> int:
     """Bytes at the peak of one assignment."""
     values = value_table(graph)
     made, wanted = _demands(graph, len(sizes), chosen)
-    held = [0] * max(1, len(graph.nodes))
+    # a node's inputs are brought at i, it runs at i + 0.3, what leaves is brought at i + 0.6
+    held = {round(i + part, 1): 0 for i in range(max(1, len(graph.nodes))) for part in (0, 0.3, 0.6)}
 
-    def hold(value: Value, sharding: Sharding, first: int, last: int) -> None:
+    def hold(value: Value, sharding: Sharding, first: float, last: float) -> None:
         size = num_elements(local_shape(value.shape, sharding, sizes)) * DTYPE_BYTES[value.dtype]
-        for t in range(max(0, first), min(last, len(held) - 1) + 1):
-            held[t] += size
+        for t in held:
+            if first - 0.1 <= t <= last + 0.1:
+                held[t] += size
 
     base = storage_bases(graph)
-    first_of = {out: i for i, node in enumerate(graph.nodes) for out in node.outputs}
+    first_of = {out: i + 0.3 for i, node in enumerate(graph.nodes) for out in node.outputs}
     for name in (n for n, owner in base.items() if n == owner):
         if name in graph.inputs:
             hold(values[name], made[name], 0, len(held))
@@ -113,6 +115,6 @@ def add_bytes(graph: Graph, sizes: tuple[int, ...], chosen: Choice) -> int:
         for target in {d[0] for d in demands} - {made[name]}:
             mine = [d for d in demands if d[0] == target]
             hold(values[name], target, min(d[1] for d in mine), max(d[2] for d in mine))
-    return max(held)
+    return max(held.values())
 
 

@@ -6,8 +6,9 @@
               and on to the last reader that takes it as it was made,
             + every resharded copy, from the first to the last of the endpoints of its group that want it
 
-Copies and their source both count while the reader runs, so the bytes are at least those of the program at the same node (but for
-the inner steps of a reshard of several steps, which `one_mesh` checks on the program itself).
+Time has three points per node: its inputs are brought (sources and copies are held), it runs (copies and outputs), what leaves is
+brought. The program brings one after another, so the bytes here are at least its own, but for the inner steps and packing buffers of a
+reshard: those `one_mesh` sees when it measures the program.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def evaluate_seconds(problem: Problem, decisions: Sequence[int]) -> float:
 
 
 def held_bytes(problem: Problem, decisions: Sequence[int]) -> np.ndarray:
-    """Bytes held while each node of the whole graph runs."""
+    """Bytes held at each point of time (`problem.MOMENTS` per node)."""
     count = max(1, problem.num_points)
     change = np.zeros(count + 1, dtype=np.int64)
 
@@ -66,7 +67,7 @@ def held_bytes(problem: Problem, decisions: Sequence[int]) -> np.ndarray:
 
 
 def held_until(problem: Problem, life: Life, source: tuple[int, int], decisions: Sequence[int]) -> int:
-    """The last node at which a value is held as it was made."""
+    """The last point of time at which a value is held as it was made."""
     made = made_id(problem, source, decisions)
     taken = (last for g, e, last in life.longer if wanted_id(problem, problem.groups[g].endpoints[e], decisions) == made)
     return max(life.certain, max(taken, default=-1))

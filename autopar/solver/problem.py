@@ -38,6 +38,7 @@ from .clusters import align_menus, find_clusters
 from .prices import Prices
 
 WHOLE = -1  # the chooser of an endpoint that wants the whole value
+BRING, RUN, AFTER, MOMENTS = 0, 1, 2, 3  # at each node: its inputs are brought, it runs, what leaves is brought from where it was made
 STORAGE = -1  # the position of an endpoint that is a state's storage
 
 
@@ -93,7 +94,7 @@ class Group:
         source: (chooser, output) that makes it.
         phase: in which the reshards happen.
         endpoints: who wants it.
-        spans: per instance and endpoint, (first, last) node between which a copy made for this endpoint is held.
+        spans: per instance and endpoint, (first, last) point of time between which a copy made for this endpoint is held.
     """
 
     value: Value
@@ -108,7 +109,7 @@ class Life:
     """When a value is held as it was made.
 
     Args:
-        first, certain: nodes from which and until which it is held whatever its readers want.
+        first, certain: points of time from which and until which it is held whatever its readers want.
         longer: (group, endpoint, last): held until `last` if that endpoint takes the value as it was made.
     """
 
@@ -128,7 +129,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Everything about one mesh. `shardings` gives the sharding of each id; `num_points` is the number of nodes of the whole graph."""
+    """Everything about one mesh. `shardings` gives the sharding of each id; `num_points`: of time, three per node of the whole graph."""
 
     graph: Graph
     mesh: Mesh
@@ -204,7 +205,7 @@ def build_problem(
     groups, places = _build_groups(graph, fold, sources, reads)
     owners = _build_owners(graph, fold, sources, reads, groups, places)
     pruned = tuple(Pruned(f"{count} strategies", why) for why, count in dropped.items() if count)
-    return Problem(graph, mesh, tuple(tables.shardings), choosers, groups, owners, len(graph.nodes), pruned, tables)
+    return Problem(graph, mesh, tuple(tables.shardings), choosers, groups, owners, MOMENTS * len(graph.nodes), pruned, tables)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------------------
@@ -448,24 +449,30 @@ class _Reads:
 
 def _list_reads(graph: Graph, fold: Fold, of_input: Mapping[str, int], of_node: Mapping[int, tuple[int, int, int]]) -> _Reads:
     """By the law of `partition`: a final gradient that the update reads, a new state and what leaves are brought where they are made."""
-    end = len(graph.nodes)
+    end = MOMENTS * len(graph.nodes)
     until = _held_until(graph)
-    reads = _Reads({name: -1 for name in graph.inputs} | {name: i for name, (i, _) in producer_table(graph).items()}, {})
+    made = {name: -1 for name in graph.inputs} | {name: MOMENTS * i + RUN for name, (i, _) in producer_table(graph).items()}
+    reads = _Reads(made, {})
     grads = {g for _, g in graph.grads}
     last_read: dict[str, int] = {}
     for i, node in enumerate(graph.nodes):
         for k, name in enumerate(node.inputs):
-            last = until[i] if k == 0 else i
+            last = MOMENTS * (until[i] if k == 0 else i) + RUN
             last_read[name] = max(last_read.get(name, -1), last)
-            first = reads.made[name] if name in grads and node.phase is Phase.UPDATE else i
+            first = _after(made[name]) if name in grads and node.phase is Phase.UPDATE else MOMENTS * i + BRING
             chooser, _, port = of_node[fold.node_class[i]]
             reads.add(name, node.phase, Endpoint(chooser, port + k), first, last)
     for old, new in graph.updates:
-        at = max(0, reads.made[new])
-        reads.add(new, Phase.UPDATE, Endpoint(of_input[fold.value_class[old]], STORAGE), at, max(at, last_read.get(old, -1)))
+        at = _after(made[new])
+        reads.add(new, Phase.UPDATE, Endpoint(of_input[fold.value_class[old]], STORAGE), at, max(at, _after(last_read.get(old, -1))))
     for name in dict.fromkeys((*([graph.loss] if graph.loss else []), *graph.outputs)):
-        reads.add(name, Phase.UPDATE, Endpoint(WHOLE, 0), max(0, reads.made[name]), end)
+        reads.add(name, Phase.UPDATE, Endpoint(WHOLE, 0), _after(made[name]), end)
     return reads
+
+
+def _after(moment: int) -> int:
+    """The moment right after a node ran (of what enters: the first moment)."""
+    return moment - RUN + AFTER if moment >= 0 else 0
 
 
 def _build_groups(
@@ -496,7 +503,7 @@ def _build_owners(
     values = value_table(graph)
     base = storage_bases(graph)
     lives: dict[tuple[str, tuple[int, int]], list[Life]] = defaultdict(list)
-    end = len(graph.nodes)
+    end = MOMENTS * len(graph.nodes)
     for name in values:
         if base.get(name) != name:
             continue

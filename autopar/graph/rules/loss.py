@@ -15,23 +15,23 @@ POINTWISE = "mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin
 POINTWISE_BACKWARD = "mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss".split()
 
 
-def _batch(site: Site, scores: int) -> tuple[str, str]:
-    """Texts of the scores (input number `scores`) and of the targets; a mean holds the batch whole."""
+def _batch(site: Site, scores: int, counts: bool) -> tuple[str, str]:
+    """Texts of the scores (input number `scores`) and of the targets; a kernel that counts the batch for its mean holds it whole."""
     rank = len(site.inputs[scores])
     names = [f"n{k}" for k in range(max(rank - 1, 0))]
-    if site.arg("reduction", MEAN) == MEAN:
+    if counts and site.arg("reduction", MEAN) == MEAN:
         names = [f"[{name}]" for name in names]
     return " ".join([*names[:1], "[c]", *names[1:]]), " ".join(names)
 
 
 def _nll(site: Site) -> str:
-    scores, targets = _batch(site, 0)
+    scores, targets = _batch(site, 0, counts=True)
     loss = targets if site.arg("reduction") == NONE else ""
     return f"self: {scores}, target: {targets}, weight: [c] -> {loss}, "
 
 
 def _nll_backward(site: Site) -> str:
-    scores, targets = _batch(site, 1)
+    scores, targets = _batch(site, 1, counts=False)  # a mean divides by the total weight that comes in, of the whole batch
     grad = targets if site.arg("reduction") == NONE else ""
     return f"grad_output: {grad}, self: {scores}, target: {targets}, weight: [c], total_weight: -> {scores}"
 
