@@ -17,7 +17,7 @@ from ..graph.program import Program
 from ..graph.repeats import relative_name
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier
-from .loops import Item, Loop, Part, order_items, split_update
+from .loops import Item, Loop, Part, beside_param, order_items, split_update
 from .writer import Writer
 
 
@@ -367,8 +367,13 @@ def _print_update(frame: _Frame) -> list[str]:
 
 
 def _print_part(frame: _Frame, title: str, part: Part) -> str:
+    storage = {v.name: v.storage for v in frame.graph.values}
+
     def state_text(name: str) -> str:
-        return frame.state_keys[name].replace('["', '[f"').replace(part.param, "{name}") if part.param in name else frame.state_keys[name]
+        inner = beside_param(storage[name], part.param)
+        if inner == "{name}":
+            return "state[name]"
+        return f'state[f"{inner}"]' if inner else frame.state_keys[name]
 
     writer = Writer((), state_text, lambda path: "", {})
     last = _last_uses(frame.graph, part.nodes)
@@ -377,7 +382,8 @@ def _print_part(frame: _Frame, title: str, part: Part) -> str:
         for name in dict.fromkeys(node.inputs):
             if name in frame.grad_keys and name not in writer.names:
                 key = frame.grad_keys[name]
-                text = "name" if key == part.param else f'f"{key.replace(part.param, "{name}")}"' if part.param in key else repr(key)
+                again = key[len(part.param) :] if key.startswith(f"{part.param}~") else ""  # a second sharding of the gradient
+                text = "name" if key == part.param else f'f"{{name}}{again}"' if again else repr(key)
                 writer.line(f"{writer.bind(name, 'grad')} = grads.pop({text})")
         origin = frame.program.origins[i]
         writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, _dead_here(frame, node))

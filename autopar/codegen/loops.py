@@ -160,6 +160,14 @@ def split_update(graph: Graph) -> tuple[list[tuple[Part, ...]], list[int]]:
     return [tuple(g) for g in groups.values()], sorted(rest)
 
 
+def beside_param(storage: str, param: str) -> str:
+    """A state's name with its parameter's name as `{name}` (`exp_avg:{name}`), "" where it is of another parameter."""
+    if storage == param:
+        return "{name}"
+    role, _, owner = storage.partition(":")
+    return f"{role}:{{name}}" if owner == param else ""
+
+
 def _part_signature(graph: Graph, part: Part, entering: dict) -> tuple:
     own: dict[str, tuple] = {}
     outside: dict[str, tuple] = {}
@@ -171,7 +179,7 @@ def _part_signature(graph: Graph, part: Part, entering: dict) -> tuple:
             if name in own:
                 refs.append(own[name])
             elif name in entering:
-                refs.append(("state", entering[name].storage.replace(part.param, "#")))
+                refs.append(("state", beside_param(entering[name].storage, part.param) or entering[name].storage))
             else:
                 refs.append(outside.setdefault(name, ("outside", len(outside))))
         for k, name in enumerate(node.outputs):

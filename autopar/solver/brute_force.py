@@ -15,6 +15,7 @@ from ..graph.sharding import Sharding, local_shape, replicated
 from ..graph.strategy import Strategy
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 from .prices import Prices
+from .transients import transient_bytes
 from .problem import Problem
 
 Choice = dict[str, Strategy | Sharding]  # by node or input name
@@ -115,6 +116,8 @@ def add_bytes(graph: Graph, sizes: tuple[int, ...], chosen: Choice) -> int:
         for target in {d[0] for d in demands} - {made[name]}:
             mine = [d for d in demands if d[0] == target]
             hold(values[name], target, min(d[1] for d in mine), max(d[2] for d in mine))
+            for first in {round(d[1], 1) for d in mine}:
+                held[min(first, max(held))] += transient_bytes(values[name], made[name], target, sizes)
     return max(held.values())
 
 

@@ -255,12 +255,32 @@ class Formulation:
             if before and after:
                 shapes[before, after] += 1
         flows = self._flows[number]
+        bringing = Counter(tuple(k for k, (low, _) in enumerate(spans) if low == point) for spans in group.spans)
+        for who, count in bringing.items():
+            if who:
+                self._hold_transients(number, group, who, count, columns, factors)
         for (before, after), count in shapes.items():
             for target in sorted({int(t) for k in before for t in flows[k].wanted}):
                 held = self._copy_columns(number, before, after, target)
                 size = self.problem.tables.local_bytes(group.value, target)
                 columns.append(held)
                 factors.append(np.full(len(held), float(count * size)))
+
+    def _hold_transients(
+        self, number: int, group: Group, who: tuple[int, ...], count: int, columns: list[np.ndarray], factors: list[np.ndarray]
+    ) -> None:
+        """What the reshards that these endpoints ask for at once hold on their way."""
+        flows = [self._flows[number][k] for k in who]
+        pairs = sorted({(int(a), int(c)) for flow in flows for a, c in zip(flow.made, flow.wanted) if a != c})
+        for a, c in pairs:
+            extra = self.problem.tables.transient_bytes(group.value, a, c)
+            if not extra:
+                continue
+            found = [flow.columns[(flow.made == a) & (flow.wanted == c)] for flow in flows]
+            found = [f for f in found if len(f)]
+            held = found[0] if len(found) == 1 else self._at_least(("way", number, who, a, c), [(f,) for f in found])
+            columns.append(held)
+            factors.append(np.full(len(held), float(count * extra)))
 
     def _copy_columns(self, number: int, before: tuple[int, ...], after: tuple[int, ...], target: int) -> np.ndarray:
         """Columns whose sum is at least 1 where a copy is held that one of `before` brought and one of `after` still reads."""

@@ -20,7 +20,7 @@ class MemoryShortage(InfeasibleError):
         minimum_bytes: at the peak of the smallest plan found (`assignment`), reserve included.
         missing_bytes: by how much that is too much.
         holders: (who, bytes) at that peak, largest first.
-        proven: no plan of the search space needs less.
+        proven: it is proven that nothing fits the limit (else time ran out).
     """
 
     def __init__(self, limit_bytes: int, memory: Memory, assignment: Assignment, proven: bool, nearest: str) -> None:
@@ -30,9 +30,8 @@ class MemoryShortage(InfeasibleError):
         self.assignment, self.proven = assignment, proven
         limit, need = _print_apart(limit_bytes, memory.peak_bytes)
         largest = ", ".join(f"{name} {print_bytes(size)}" for name, size in self.holders[:3])
-        best = "the smallest plan" if proven else "the smallest found in the time given"
         super().__init__(
-            f"no plan fits {limit} per device; {best} needs {need} on mesh {print_mesh(assignment.mesh)} "
+            f"no plan fits {limit} per device; the best found needs {need} on mesh {print_mesh(assignment.mesh)} "
             f"({print_bytes(self.missing_bytes)} too much).\n  largest: {largest}.\n  nearest change that fits: {nearest}"
         )
 

@@ -4,11 +4,11 @@
             + sum over groups    count x sum over the distinct wanted shardings  reshard(made -> wanted)
     bytes(t)  every owner's bytes in the sharding in which it is made: from there until the last reader of any phase could bring a copy,
               and on to the last reader that takes it as it was made,
+            + what reshards hold on their way, where an endpoint asks for them,
             + every resharded copy, from the first to the last of the endpoints of its group that want it
 
 Time has three points per node: its inputs are brought (sources and copies are held), it runs (copies and outputs), what leaves is
-brought. The program brings one after another, so the bytes here are at least its own, but for the inner steps and packing buffers of a
-reshard: those `one_mesh` sees when it measures the program.
+brought. The program brings one after another, and not again what another endpoint has brought, so the bytes here are at least its own.
 """
 
 from __future__ import annotations
@@ -59,10 +59,14 @@ def held_bytes(problem: Problem, decisions: Sequence[int]) -> np.ndarray:
         for life in owner.lives:
             add(life.first, held_until(problem, life, owner.source, decisions), size)
     for group in problem.groups:
+        source = made_id(problem, group.source, decisions)
         for target, who in copies_of(problem, group, decisions).items():
             size = problem.tables.local_bytes(group.value, target)
+            extra = problem.tables.transient_bytes(group.value, source, target) if np.isfinite(problem.tables.reshard_seconds(group.value, source, target)) else 0
             for spans in group.spans:
                 add(min(spans[k][0] for k in who), max(spans[k][1] for k in who), size)
+                for first in {spans[k][0] for k in who} if extra else ():
+                    add(first, first, extra)
     return np.cumsum(change[:count])
 
 

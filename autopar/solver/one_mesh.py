@@ -85,6 +85,15 @@ def solve_mesh(
             return work.answer(status)
 
 
+def few_options(form: Formulation) -> np.ndarray:
+    """Which columns are worth choosing from in any case: one factor on all axes of a node that uses it; every storage."""
+    allowed = np.zeros(form.num_columns, bool)
+    for first, chooser in zip(form.offsets, form.problem.choosers):
+        for k, option in enumerate(chooser.parts[0].options):
+            allowed[first + k] = not isinstance(option, Strategy) or len(set(option.choices) - {REPLICATED}) <= 1
+    return allowed
+
+
 class _Work:
     """The state of one solve: the formulation and the options to choose among grow, the bound rises."""
 
@@ -100,7 +109,7 @@ class _Work:
         self.best: _Found | None = None  # the fastest that fits so far
         self.objective, self.peak, self.bound = float("inf"), 0, 0.0
         self.rounds, self.how, self.tightened = 0, "", False
-        self.allowed = self._few_options()
+        self.allowed = few_options(self.form)
         self.proof = ""  # how far the proof went for the rows so far: "", "relaxed", "all"
 
     def left_s(self) -> float:
@@ -108,27 +117,12 @@ class _Work:
 
     # --- what to choose among
 
-    def _few_options(self) -> np.ndarray:
-        """One factor on all axes of a node that uses it; every storage."""
-        allowed = np.zeros(self.form.num_columns, bool)
-        for first, chooser in zip(self.form.offsets, self.problem.choosers):
-            for k, option in enumerate(chooser.parts[0].options):
-                few = not isinstance(option, Strategy) or len(set(option.choices) - {REPLICATED}) <= 1
-                allowed[first + k] = few
-        return allowed
-
     def _allow_used(self, values: np.ndarray) -> bool:
         """Also choose among what a relaxation used; False where that is nothing new."""
         used = values[: len(self.allowed)] > _INTEGRAL
         fresh = bool((used & ~self.allowed).any())
         self.allowed = self.allowed | used
         return fresh
-
-    def _restricted(self, program: LinearProgram) -> LinearProgram:
-        allowed = np.ones(len(program.cost), bool)
-        allowed[: len(self.allowed)] = self.allowed
-        upper = np.where(program.integer & ~allowed, 0.0, program.upper)
-        return LinearProgram(program.cost, upper, program.integer, program.rows)
 
     # --- the steps
 
@@ -160,7 +154,7 @@ class _Work:
     def _choose_options(self) -> str:
         program = self.form.build(self.limit, self.scale)
         every = bool(self.allowed[program.integer[: len(self.allowed)]].all())
-        found = solve_program(self._restricted(program), relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
+        found = solve_program(_restrict(program, self.allowed), relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
         if found.values is not None:
             self._take(found.values, "the whole MIP" if every else "a MIP over the options that relaxations used")
             if every:
@@ -299,29 +293,44 @@ def build_assignment(problem: Problem, decisions: Decisions) -> Assignment:
     )
 
 
+def _restrict(program: LinearProgram, some: np.ndarray) -> LinearProgram:
+    """Only these of the options (columns beyond `some` are no options)."""
+    allowed = np.ones(len(program.cost), bool)
+    allowed[: len(some)] = some
+    upper = np.where(program.integer & ~allowed, 0.0, program.upper)
+    return LinearProgram(program.cost, upper, program.integer, program.rows)
+
+
 def find_smallest(problem: Problem, time_limit_s: float) -> tuple[int, Decisions]:
-    """(bytes at the peak, decisions) of the plan that needs the least memory, seconds aside; (0, ()) where time ran out."""
+    """(bytes at the peak, decisions) of a plan that needs little memory, seconds aside; of a small program, the least.
+
+    Returns:
+        The best found in the time given; the first is the plan that replicates everything.
+    """
     form = Formulation(problem)
+    small = form.num_columns <= _FEW_COLUMNS
+    some = np.ones(form.num_columns, bool) if small else few_options(form)
     deadline = time.monotonic() + time_limit_s
-    decisions = tuple(0 for _ in problem.choosers)
-    best, chosen = None, ()
+    decisions: Decisions = tuple(0 for _ in problem.choosers)
+    best, chosen = float("inf"), decisions
     unit = float(held_bytes(problem, decisions).max()) or 1.0
     for _ in range(_MAX_ROUNDS):
         held = held_bytes(problem, decisions)
-        peak = int(held.max())
-        feasible = np.isfinite(evaluate_seconds(problem, decisions))
-        if feasible and (best is None or peak < best):
-            best, chosen = peak, decisions
+        if held.max() < best and np.isfinite(evaluate_seconds(problem, decisions)):
+            best, chosen = float(held.max()), decisions
         before = form.num_memory_rows
         for point in _highest(held):
             form.add_memory_row(point)
         if form.num_memory_rows == before or time.monotonic() > deadline:
             break
-        found = solve_program(form.build_smallest(unit), relaxed=False, time_limit_s=deadline - time.monotonic(), relative_gap=1e-4)
+        program = _restrict(form.build_smallest(unit), some)
+        found = solve_program(program, relaxed=False, time_limit_s=deadline - time.monotonic(), relative_gap=1e-6 if small else 1e-3)
         if found.values is None:
             break
         decisions = tuple(int(np.argmax(found.values[o : o + len(c.seconds)])) for o, c in zip(form.offsets, problem.choosers))
-    return best or 0, chosen
+        if found.bound * unit / 1000 >= best * (1 - 1e-9):
+            break
+    return int(best) if np.isfinite(best) else 0, chosen
 
 
 def _highest(held: np.ndarray) -> list[int]:

@@ -36,6 +36,7 @@ from ..graph.strategy import Strategy, list_strategies
 from ..graph.tensor import DTYPE_BYTES, STATE_KINDS, Value, num_elements
 from .clusters import align_menus, find_clusters
 from .prices import Prices
+from .transients import transient_bytes
 
 WHOLE = -1  # the chooser of an endpoint that wants the whole value
 BRING, RUN, AFTER, MOMENTS = 0, 1, 2, 3  # at each node: its inputs are brought, it runs, what leaves is brought from where it was made
@@ -151,6 +152,7 @@ class Tables:
     shardings: list[Sharding]
     ids: dict[Sharding, int]
     _seconds: dict[tuple[tuple[int, ...], str, int, int], float] = field(default_factory=dict)
+    _transient: dict[tuple[tuple[int, ...], str, int, int], int] = field(default_factory=dict)
     _bytes: dict[tuple[tuple[int, ...], str, int], int] = field(default_factory=dict)
 
     def intern(self, sharding: Sharding) -> int:
@@ -169,6 +171,14 @@ class Tables:
         found = self._seconds.get(key)
         if found is None:
             found = self._seconds[key] = self.prices.reshard_seconds(value, self.shardings[source], self.shardings[target])
+        return found
+
+    def transient_bytes(self, value: Value, source: int, target: int) -> int:
+        """Bytes that a reshard holds on its way, beside source and result."""
+        key = (value.shape, value.dtype, source, target)
+        found = self._transient.get(key)
+        if found is None:
+            found = self._transient[key] = transient_bytes(value, self.shardings[source], self.shardings[target], self.sizes)
         return found
 
     def local_bytes(self, value: Value, sharding: int) -> int:

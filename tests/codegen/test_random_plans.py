@@ -56,3 +56,37 @@ def test_length_does_not_depend_on_depth():
         text = source_of(graph, assigner.program(assigner.draw(random.Random(3), fold), keep_grads=False))
         lengths[depth] = text.count("\n")
     assert lengths[48] <= 1.1 * lengths[12]
+
+
+class Awkward(torch.nn.Module):
+    """Parameters whose names are parts of the words that a program is written in."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("a", "e", "state", "grads", "name", "i"):
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(4, 4)))
+
+    def forward(self, x):
+        for p in self.parameters():
+            x = torch.tanh(x @ p)
+        return x
+
+
+def test_parameter_names_that_are_words_of_the_program():
+    from autopar.runtime.execute import run_graph
+    from autopar.trace import Workload, trace_step
+
+    torch.manual_seed(0)
+    model = Awkward()
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    graph = trace_step(Workload(model, (x,), (y,), torch.nn.functional.mse_loss, torch.optim.AdamW), "fp64").graph
+    values = {v.name: v for v in graph.values}
+    env = {n: torch.randn(values[n].shape, dtype=torch.float64).abs() for n in graph.inputs}
+    expected = run_graph(graph, {n: t.clone() for n, t in env.items()})
+    states = {values[n].storage: t for n, t in env.items() if "@" in n}
+    assigner = Assigner(graph, (2,))
+    for seed in range(3):
+        program = assigner.program(assigner.draw(random.Random(seed)))
+        _, after = run_source(source_of(graph, program), program, graph, {k: v.clone() for k, v in states.items()}, {n: t for n, t in env.items() if "@" not in n})
+        for old, new in graph.updates:
+            torch.testing.assert_close(after[values[old].storage], expected[new], rtol=1e-10, atol=1e-10)

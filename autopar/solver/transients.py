@@ -1,0 +1,24 @@
+"""Transients: what a reshard holds while it is under way, beside the value as it was made and the copy that it ends with."""
+
+from __future__ import annotations
+
+from ..cost.model import step_copied_bytes
+from ..graph.reshard import Step, reshard_steps
+from ..graph.sharding import Sharding, local_shape
+from ..graph.tensor import DTYPE_BYTES, Value, num_elements
+
+
+def transient_bytes(value: Value, source: Sharding, target: Sharding, sizes: tuple[int, ...]) -> int:
+    """Bytes at the worst step of a reshard, over those of its result: inner results, and buffers that a collective packs into."""
+    width = DTYPE_BYTES[value.dtype]
+    result = num_elements(local_shape(value.shape, target, sizes)) * width
+    worst = 0
+    for number, step in enumerate(reshard_steps(value.shape, source, target, sizes)):
+        before = num_elements(step.local_in) * width if number else 0  # the first step reads the value itself
+        worst = max(worst, before + num_elements(step.local_out) * width + _packed(step, value.dtype, sizes))
+    return max(0, worst - result)
+
+
+def _packed(step: Step, dtype: str, sizes: tuple[int, ...]) -> int:
+    ends = (step.from_dim, step.from_stride), (step.to_dim, step.to_stride)
+    return step_copied_bytes(step.kind, step.local_in, step.local_out, dtype, sizes[step.axis], ends)

@@ -1,0 +1,152 @@
+"""What each command does when all is well."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+
+def test_import_and_help_are_instant():
+    code = (
+        "import sys, autopar\n"
+        "assert 'torch' not in sys.modules and 'typer' not in sys.modules\n"
+        "from autopar.cli import main\n"
+        "for words in (['--help'], ['plan', '--help'], ['demo', '--help']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit as end: assert end.code == 0, end.code\n"
+        "assert 'torch' not in sys.modules and 'ortools' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for command in ("plan", "show", "emit", "run", "verify", "demo", "profile"):
+        assert command in done.stdout
+
+
+def test_version(call):
+    import autopar
+
+    assert call("--version") == (0, f"autopar {autopar.__version__}\n", "")
+
+
+def test_every_exported_name_is_there():
+    import autopar
+
+    for name in autopar.__all__:
+        assert getattr(autopar, name) is not None
+    with pytest.raises(AttributeError, match="module 'autopar' has no attribute 'nonsense'"):
+        autopar.nonsense
+
+
+def test_plan_writes_what_was_asked_for(call, model, tmp_path):
+    code, out, err = call("plan", f"{model}:build", "--cluster", "cpu:2", "-o", tmp_path / "p.json", "--html", tmp_path / "p.html", "--dump", tmp_path / "dump")
+    assert code == 0, err
+    assert "build on cpu:2" in out and "Certificate" in out and f"wrote {tmp_path / 'p.json'}" in out
+    assert "noise from the model file" in err and "noise" not in out
+    assert "tracing build in fp32" in err
+    assert "<html" in (tmp_path / "p.html").read_text()
+    assert [p.name[:2] for p in sorted((tmp_path / "dump").iterdir())] == ["01", "02", "03", "04", "05"]
+    data = json.loads((tmp_path / "p.json").read_text())
+    assert data["model"]["source"] == f"{model}:build" and data["model"]["args"] == {}
+    code, shown, _ = call("show", tmp_path / "p.json")
+    assert code == 0 and shown.rstrip() == out.partition("\nwrote ")[0].rstrip()
+
+
+def test_plan_json_is_one_object_and_is_the_plan_file(call_json, model, plan_file):
+    code, data = call_json("plan", f"{model}:build", "--cluster", "cpu:2")
+    assert code == 0
+    assert {"format", "model", "cluster", "mesh", "labels", "num_microbatches", "schedule", "cost", "solve", "tensors", "params"} <= set(data)
+    saved = json.loads(plan_file.read_text())
+    for key in ("model", "mesh", "assignment", "params"):
+        assert data[key] == saved[key]
+    assert call_json("show", plan_file) == (0, saved)
+
+
+def test_arguments_of_the_factory(call_json, model):
+    code, data = call_json("plan", f"{model}:build", "--cluster", "cpu:2", "--batch", "8", "--arg", "hidden=64")
+    assert code == 0
+    assert data["model"]["batch"] == 8 and data["model"]["args"] == {"hidden": "64"}
+    assert data["model"]["num_params"] == 8 * 64 + 64 + 64 * 4 + 4
+
+
+def test_memory_narrows_the_plan(call_json, model):
+    words = ("plan", f"{model}:build", "--cluster", "cpu:2", "--arg", "hidden=512")
+    ample = call_json(*words)[1]
+    assert ample["cost"]["peak_bytes"][0] <= ample["cluster"]["memory_bytes"] == 2 * 2**30
+    tight = int(ample["cost"]["peak_bytes"][0] * 0.9)
+    code, plan = call_json(*words, "--memory", f"{tight}B")
+    assert code == 0 and plan["cost"]["peak_bytes"][0] <= tight == plan["cluster"]["memory_bytes"]
+    assert plan["cost"]["step_s"] >= ample["cost"]["step_s"]
+
+
+@pytest.mark.gloo
+def test_emit_a_plan_and_run_it(call, call_json, plan_file, tmp_path):
+    code, data = call_json("emit", plan_file, "-o", tmp_path / "program")
+    assert code == 0 and data["num_ranks"] == 2 and set(data["files"]) == {"program.py", "train.py", "plan.json"}
+    again = json.loads((tmp_path / "program" / "plan.json").read_text())
+    saved = json.loads(plan_file.read_text())
+    assert again["assignment"] == saved["assignment"] and again["model"] == saved["model"]
+    code, out, err = call("run", tmp_path / "program", "--steps", "2")
+    assert code == 0, err
+    losses = [float(line.split()[-1]) for line in out.splitlines()]
+    assert [line.split()[:2] for line in out.splitlines()] == [["step", "0"], ["step", "1"]]
+    assert all(1.0 < loss < 3.0 for loss in losses)
+    code, data = call_json("run", tmp_path / "program", "--steps", "1")
+    assert (code, data) == (0, {"directory": str(tmp_path / "program"), "num_ranks": 2, "exit_code": 0})
+    assert call("run", tmp_path / "program", "--steps", "many")[0] != 0
+
+
+def test_emit_a_model_twice_into_one_folder(call, model, tmp_path):
+    for _ in range(2):
+        code, out, err = call("emit", f"{model}:build", "--cluster", "cpu:2", "-o", tmp_path / "program")
+        assert code == 0, err
+        assert f"autopar run {tmp_path / 'program'}" in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["program"]
+
+
+def test_values_without_a_recipe_travel_with_the_program(call, model, tmp_path):
+    import torch
+
+    for _ in range(2):
+        assert call("emit", f"{model}:given", "--cluster", "cpu:1", "-o", tmp_path / "program")[0] == 0
+    weights = torch.load(tmp_path / "program" / "weights.pt", weights_only=True)
+    assert list(weights) == ["up.weight"] and (weights["up.weight"][0] == 1.0).all()
+    code, out, err = call("run", tmp_path / "program", "--steps", "1")
+    assert code == 0 and out.startswith("step 0  loss "), err
+
+
+def test_a_model_that_moved_with_its_plan_is_found(call, model, plan_file, tmp_path):
+    data = json.loads(plan_file.read_text())
+    data["model"]["source"] = "/nowhere/net.py:build"
+    data["checksum"] = ""
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    (tmp_path / "net.py").write_text(model.read_text())
+    assert call("emit", tmp_path / "plan.json", "-o", tmp_path / "program")[0] == 0
+
+
+@pytest.mark.parametrize("cluster", ["cpu:2", "cpu:1"])
+def test_verify(call, call_json, model, cluster):
+    code, out, err = call("verify", f"{model}:build", "--cluster", cluster)
+    assert code == 0, err
+    assert "against plain PyTorch, float64, 2 steps" in out and "WRONG" not in out
+    code, data = call_json("verify", f"{model}:build", "--cluster", cluster)
+    assert code == 0 and data["passed"] and data["failures"] == []
+    kinds = {k["kind"]: k for k in data["kinds"]}
+    assert {name: k["num_tensors"] for name, k in kinds.items()} == {
+        "loss": int(cluster[-1]), "gradient": 4, "parameter": 4, "optimizer state": 12,
+    }  # fmt: skip
+    assert all(k["relative"]["relative"] <= 1e-10 for k in kinds.values())
+
+
+def test_profile(call_json, tmp_path, monkeypatch):
+    from autopar.cost import profile
+
+    monkeypatch.setattr(profile, "_BUDGET_S", 0.01)
+    code, data = call_json("profile", "--ranks", "1", "-o", tmp_path / "profile.json")
+    assert code == 0 and data["path"] == str(tmp_path / "profile.json") and data["compute"][0]["ranks"] == 1
+    assert json.loads((tmp_path / "profile.json").read_text())["compute"][0]["ranks"] == 1
