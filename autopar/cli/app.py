@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Optional
@@ -149,6 +150,10 @@ def profile(
     return Ending(as_json).answer(lambda say: commands.measure_machine(counts, output, say))
 
 
+def _drop(record: logging.LogRecord) -> bool:
+    return False
+
+
 def run_words(arguments: Sequence[str]) -> int:
     """Run the command line.
 
@@ -156,6 +161,7 @@ def run_words(arguments: Sequence[str]) -> int:
         the exit code.
     """
     as_json = "--json" in arguments
+    logging.getLogger("torch._subclasses.fake_tensor").addFilter(_drop)  # torch logs a traceback of what our error is about to say
     try:
         code = app(args=list(arguments), prog_name="autopar", standalone_mode=False)
         return code if isinstance(code, int) else 0

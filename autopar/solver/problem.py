@@ -207,7 +207,9 @@ def build_problem(
     tables.intern(replicated(len(sizes)))
     menus, dropped = _list_menus(graph, sites, signatures, cuts, fold, sizes)
     clusters = find_clusters(graph, signatures, fold) if cluster else {root: root for root in fold.node_class}
+    count = sum(len(menu) for menu in menus.values())
     menus = _align(graph, signatures, clusters, menus)
+    dropped[_WHY_TOGETHER] = count - sum(len(menu) for menu in menus.values())
     storages = _list_storages(graph, fold, menus, sizes)
     choosers, of_input, of_node = _build_choosers(graph, fold, menus, storages, clusters, tables)
     sources = _sources(graph, fold, of_input, of_node)
@@ -252,6 +254,7 @@ def _align(
     return found
 
 
+_WHY_TOGETHER = "elementwise nodes in a row decide together: no value changes its sharding between them, and no Partial passes"
 _WHY_IDLE = "a Partial would pass through although nothing before the node can make one on that axis"
 
 

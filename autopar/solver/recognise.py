@@ -140,7 +140,7 @@ def _outer_splits(strategy: Strategy, k: int, axis: int, assignment: Assignment)
 def _labels(use: AxisUse) -> tuple[str, ...]:
     names = [role for role, share in sorted(use.work.items(), key=lambda item: -item[1]) if role != "alike" and share >= _SOME]
     zero = 3 if use.param_share >= _MOST else 2 if use.grad_share >= _MOST and use.optim_share >= _MOST else 1 if use.optim_share >= _MOST else 0
-    if zero:
+    if zero and use.split_share < _MOST:  # where compute splits most parameters, the rest does not make a ZeRO
         names.append(f"zero-{zero}")
     return tuple(names) or ("replicated",)
 

@@ -29,6 +29,7 @@ from .prices import Prices
 from .problem import Problem, build_problem
 
 _GAP = 1e-3
+_LEAST_S = 10.0  # for the plan of least memory, whatever the time limit
 _MOST_COLUMNS = 400_000
 
 
@@ -174,8 +175,11 @@ class _Search:
         """No mesh gave a plan: the plan of least memory is one if it fits; else it says what is missing."""
         proven = all(answer.status == "infeasible" for _, answer in self.answers)
         smallest: tuple[Memory, Assignment] | None = None
-        for problem in problems:
-            _, decisions = find_smallest(problem, max(5.0, (self.deadline - time.monotonic()) / len(problems)))
+        for number, problem in enumerate(sorted(problems, key=count_columns)):
+            room = self.deadline - time.monotonic()
+            if number and room <= 0:
+                break
+            _, decisions = find_smallest(problem, max(_LEAST_S, room / 2))
             assignment = build_assignment(problem, decisions)
             memory = self.measure(assignment)
             seconds = evaluate_seconds(problem, decisions)
@@ -202,7 +206,10 @@ class _Search:
         total = len(self.question.graph.nodes)
         folded = f", equal blocks deciding alike ({classes} of {total} nodes decide)" if classes < total else ""
         shapes = "; ".join(print_mesh(mesh) for mesh, _ in self.answers)
-        return f"every strategy that the rules allow on each of the meshes {shapes}, every storage sharding of states{folded}, but for what is listed as pruned"
+        return (
+            f"every strategy that the rules allow on each of the meshes {shapes}, and every storage of states that a reader wants or that "
+            f"cuts dims into chunks{folded}; without what is listed as pruned; one stream, nothing overlaps"
+        )
 
 
 def least_seconds(problem: Problem) -> float:

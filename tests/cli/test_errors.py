@@ -80,7 +80,7 @@ def test_infeasible(call, call_json, model, tmp_path):
     words = ("plan", f"{model}:build", *CPU, "--memory", "2KiB", "-o", tmp_path / "p.json", "--html", tmp_path / "p.html")
     code, out, err = call(*words)
     assert (code, out) == (1, "") and not list(tmp_path.iterdir())
-    assert "InfeasibleError: no plan fits 2.0 KiB per device; the smallest plan needs" in err
+    assert "InfeasibleError: no plan fits 2.0 KiB per device; the best found needs" in err
     assert "largest: " in err and "nearest change that fits: " in err
     code, data = call_json(*words)
     error = data["error"]

@@ -1,0 +1,91 @@
+"""The whole road on real gloo processes: compile, train, compare with plain PyTorch; and what goes wrong at the start.
+
+Killed ranks and damaged checkpoints are in tests/runtime.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = [pytest.mark.torch, pytest.mark.gloo, pytest.mark.timeout(300)]
+
+WORKER = Path(__file__).with_name("worker.py")
+AMPLE = 2**31
+
+
+def run_ranks(world_size, *task, timeout=200):
+    """(code, stdout, stderr) of every rank; torchrun's environment without torchrun, which would stop the others itself."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    same = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), *map(str, task)], env={**os.environ, **same, "RANK": str(r), "LOCAL_RANK": str(r)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for r in range(world_size)
+    ]  # fmt: skip
+    found = []
+    try:
+        for p in processes:
+            out, err = p.communicate(timeout=timeout)
+            found.append((p.returncode, out, err))
+    finally:
+        for p in processes:
+            if p.poll() is None:
+                p.kill()
+                p.communicate()
+    return found
+
+
+# 45 000 bytes: the MLP's parameters, gradients and AdamW states alone are 104 000 on each rank of plain data parallelism
+@pytest.mark.parametrize(("kind", "memory"), [("mlp", AMPLE), ("mlp", 45_000), ("gpt", AMPLE)])
+def test_five_adamw_steps_equal_plain_pytorch(tmp_path, kind, memory):
+    for code, _, err in run_ranks(4, "train", kind, memory, tmp_path):
+        assert code == 0, err
+    assert sorted(p.name for p in (tmp_path / "program").iterdir()) == ["plan.json", "program.py", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("world", "RankError: the plan needs 4 ranks (mesh world=4), torchrun started 2: use --nproc-per-node 4"),
+        ("inputs", "InputError: input:0: expected shape [16, 24]"),
+        ("infeasible", "no plan fits 1.0 KiB per device"),
+    ],
+)
+def test_every_rank_says_why_not(kind, text):
+    for code, _, err in run_ranks(2, "refuse", kind):
+        assert code == 2, err
+        assert text in err and "Traceback" not in err
+
+
+def test_demo(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "autopar", "demo", "--out", str(tmp_path / "demo"), "--steps", "3"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    for text in ("Certificate", "plain data parallelism needs", "plain PyTorch", "optimizer state", "plan.html"):
+        assert text in done.stdout
+    assert sorted(p.name for p in (tmp_path / "demo").iterdir()) == ["plan.html", "plan.json", "profile.json", "program"]
+
+
+def test_demo_tells_why_a_rank_failed(tmp_path):
+    from autopar.demo.run import _train_ranks
+    from autopar.errors import RankError
+
+    def start_failing(script, num_ranks, stdout, stderr):
+        code = "import sys; print('{\"loss\": 1.0, \"seconds\": 0.1}'); print('RankError: rank 2 is gone', file=sys.stderr); sys.exit(1)"
+        return subprocess.Popen([sys.executable, "-c", code], stdout=stdout, stderr=stderr, text=True)
+
+    with pytest.raises(RankError, match=r"^a rank of the demo failed \(torchrun ended with 1\):\nRankError: rank 2 is gone$"):
+        _train_ranks(str(tmp_path), 3, lambda line: None, start_failing)

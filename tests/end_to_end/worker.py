@@ -1,0 +1,110 @@
+"""What the processes of `test_processes.py` run: `python worker.py TASK ARGS...`, with torchrun's environment.
+
+Each task compiles through the front door, trains, and compares with plain PyTorch in the same process.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+import autopar
+from autopar.demo.model import Gpt, token_loss
+from autopar.errors import AutoparError
+from autopar.runtime import stop_process_group
+
+STEPS = 5
+ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1, eps=1e-5)  # above the rounding noise of a zero gradient (key bias)
+
+warnings.simplefilter("error")
+
+
+def mlp():
+    """(model, inputs, targets, loss)."""
+    model = torch.nn.Sequential(torch.nn.Linear(24, 64), torch.nn.GELU(), torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
+    return model, lambda: (torch.randn(16, 24),), lambda: (torch.randint(0, 10, (16,)),), F.cross_entropy
+
+
+def gpt():
+    """Two layers, tied embedding, 3 heads: a size that four ranks do not divide."""
+    model = Gpt(vocab=61, seq=16, layers=2, hidden=48, heads=3)
+    return model, lambda: (torch.randint(0, 61, (8, 16)),), lambda: (torch.randint(0, 61, (8, 16)),), token_loss
+
+
+def task_train(kind, memory, folder):
+    """Five AdamW steps equal plain PyTorch; state dict, checkpoint and what goes on from it too."""
+    torch.manual_seed(0)
+    model, draw_inputs, draw_targets, loss = {"mlp": mlp, "gpt": gpt}[kind]()
+    batches = [(draw_inputs(), draw_targets()) for _ in range(STEPS + 1)]
+    options = autopar.Options(memory_bytes=int(memory))
+    inputs, targets = batches[0]
+    step = autopar.compile(model, "cpu:4", example_inputs=inputs, example_targets=targets, loss=loss, optimizer=ADAMW, options=options)
+    assert max(step.plan.cost.peak_bytes) <= int(memory)
+
+    optimizer = ADAMW(model.parameters())
+
+    def plain(inputs, targets):
+        optimizer.zero_grad()
+        found = loss(model(*inputs), *targets)
+        found.backward()
+        optimizer.step()
+        return float(found.detach())
+
+    for number, (inputs, targets) in enumerate(batches[:STEPS]):
+        want = plain(inputs, targets)
+        whole = number % 2 == 0
+        got = float(step(*inputs, *targets)) if whole else float(step(*step.local_batch(*inputs, *targets)))
+        assert abs(got - want) <= 2e-5 * abs(want), (number, got, want)
+    compare(step.state_dict(), model)
+    predicted = {kind: sum(getattr(p, f"{kind}_bytes") for p in step.plan.params) for kind in ("param", "optim")}
+    for name, size in predicted.items():
+        assert abs(step.num_bytes()[name] - size) <= 0.03 * size, (name, step.num_bytes(), size)
+
+    step.save(Path(folder) / "checkpoint")
+    inputs, targets = batches[STEPS]
+    first = float(step(*inputs, *targets))
+    step.load(Path(folder) / "checkpoint")
+    assert float(step(*inputs, *targets)) == first
+    assert abs(first - plain(inputs, targets)) <= 2e-5 * abs(first)
+    step.emit(Path(folder) / "program")
+    if step.comm.rank == 0:
+        print(f"labels {dict(step.plan.labels)}", flush=True)
+    stop_process_group()
+
+
+def compare(found, model):
+    """Parameters within float32 tolerance; tied names are both there."""
+    want = model.state_dict()
+    assert list(sorted(found)) == sorted(want)
+    for name, tensor in want.items():
+        scale = float(tensor.abs().max())
+        assert float((found[name] - tensor).abs().max()) <= 2e-4 * max(scale, 1e-2), name
+
+
+def task_refuse(kind):
+    """Compile, and say why not."""
+    torch.manual_seed(0)
+    model, draw_inputs, draw_targets, loss = mlp()
+    inputs, targets = draw_inputs(), draw_targets()
+    if kind == "inputs":
+        step = autopar.compile(model, "cpu:2", example_inputs=inputs, example_targets=targets, loss=loss, optimizer=ADAMW)
+        step(inputs[0][:3], *targets)
+    if kind == "infeasible":
+        options = autopar.Options(memory_bytes=1024)
+        autopar.compile(model, "cpu:2", example_inputs=inputs, example_targets=targets, loss=loss, optimizer=ADAMW, options=options)
+    if kind == "world":
+        autopar.compile(model, "cpu:4", example_inputs=inputs, example_targets=targets, loss=loss, optimizer=ADAMW)
+
+
+if __name__ == "__main__":
+    try:
+        globals()[f"task_{sys.argv[1]}"](*sys.argv[2:])
+    except AutoparError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        stop_process_group()
+        raise SystemExit(2) from None

@@ -1,0 +1,110 @@
+"""The search over meshes: certificate, order, memory sweep, folding, and the answer when nothing fits."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.errors import InfeasibleError
+from autopar.graph.graph import Graph
+from autopar.graph.node import Phase
+from autopar.graph.repeats import fold_graph, identity_fold
+from autopar.graph.tensor import Kind
+from autopar.solver.infeasible import MemoryShortage, print_bytes, round_up
+from autopar.solver.search import Question, search
+
+from .tiny import Sketch, TinyPrices, make_mesh, prepare, training_step
+
+
+def ask(graph: Graph, limit: int | None = None, fold=None, reserve: int = 0) -> Question:
+    return Question(graph, *prepare(graph), fold or identity_fold(graph), limit, reserve)
+
+
+def solve(graph: Graph, limit: int | None = None, wire: float = 3.0, sizes=((4,), (2, 2)), fold=None, **more):
+    return search(ask(graph, limit, fold), [make_mesh(*s) for s in sizes], lambda mesh: TinyPrices(graph, mesh, wire), **more)
+
+
+def stack(layers: int) -> Graph:
+    """Equal layers of a matmul and a relu, updated by what they made."""
+    s = Sketch("stack")
+    weights = [s.enter(f"h.{k}.w@0", (8, 8)) for k in range(layers)]
+    x = s.enter("x", (16, 8), Kind.BATCH)
+    for k, w in enumerate(weights):
+        x = s.call("aten.relu", s.call("aten.mm", x, w, path=f"h.{k}"), path=f"h.{k}")
+    loss = s.call("tiny.total", x, kind=Kind.LOSS)
+    s.phase = Phase.UPDATE
+    news = [(w, s.call("aten.add", w, w, path=f"h.{k}", name=f"h.{k}.w@1", kind=Kind.PARAM)) for k, w in enumerate(weights)]
+    return s.finish(news, loss)
+
+
+def test_the_certificate_covers_all_meshes():
+    found = solve(training_step())
+    c = found.certificate
+    assert c.lower_bound_s <= c.objective_s
+    assert c.gap <= 1e-3
+    assert c.lower_bound_s <= min(answer.bound_s for _, answer in found.meshes) + 1e-9
+    assert "a=4" in c.search_space and "a=2 b=2" in c.search_space
+    assert c.num_variables > 0
+
+
+def test_equal_questions_get_equal_answers():
+    assert solve(training_step()).assignment == solve(training_step()).assignment
+
+
+def test_seconds_never_fall_as_memory_tightens_and_bytes_fit():
+    graph = training_step(16, 8, 8)
+    free = solve(graph, wire=40.0)
+    with pytest.raises(MemoryShortage) as info:
+        solve(graph, 8, wire=40.0)
+    least = info.value.minimum_bytes
+    seconds = []
+    for share in (1.0, 0.8, 0.6, 0.4, 0.2, 0.0):
+        limit = int(least + share * (free.memory.peak_bytes - least))
+        found = solve(graph, limit, wire=40.0)
+        assert found.memory.peak_bytes <= limit
+        seconds.append(found.certificate.objective_s)
+    assert seconds == sorted(seconds)
+    assert seconds[-1] > seconds[0]
+
+
+def test_what_does_not_fit_says_what_is_missing_and_what_would_fit():
+    graph = training_step(16, 8, 8)
+    with pytest.raises(InfeasibleError) as info:
+        solve(graph, 300, try_changes=lambda: "batch 8 instead of 16")
+    error = info.value
+    assert error.missing_bytes == error.minimum_bytes - 300
+    assert sum(size for _, size in error.holders) == error.minimum_bytes
+    assert error.proven
+    lines = str(error).splitlines()
+    assert lines[0] == f"no plan fits 300 bytes per device; the best found needs {print_bytes(error.minimum_bytes)} on mesh a=4 ({error.missing_bytes} bytes too much)."
+    assert lines[1].startswith("  largest: ")
+    assert lines[2] == f"  nearest change that fits: batch 8 instead of 16, or --memory {round_up(error.minimum_bytes)}."
+    assert solve(graph, error.minimum_bytes).memory.peak_bytes <= error.minimum_bytes
+
+
+def test_a_limit_below_the_reserve_is_infeasible():
+    graph = training_step()
+    with pytest.raises(InfeasibleError, match="no plan fits"):
+        search(ask(graph, 1000, reserve=2000), [make_mesh(2)], lambda mesh: TinyPrices(graph, mesh))
+
+
+def test_folded_layers_cost_what_they_cost_unfolded():
+    graph = stack(4)
+    fold = fold_graph(graph)
+    assert len(set(fold.node_class)) < len(graph.nodes)
+    folded, free = solve(graph, fold=fold), solve(graph)
+    assert folded.certificate.objective_s >= free.certificate.lower_bound_s - 1e-9
+    assert folded.certificate.num_variables < free.certificate.num_variables
+    choices = dict(folded.assignment.strategies)
+    assert len({choices[n.name] for n in graph.nodes if n.op == "aten.mm"}) == 1
+
+
+def test_one_rank_needs_no_mesh():
+    graph = training_step()
+    found = search(ask(graph), [make_mesh()], lambda mesh: TinyPrices(graph, mesh))
+    assert found.certificate.gap == 0
+    assert all(choices == () for _, choices in found.assignment.strategies)
+
+
+@pytest.mark.parametrize("size, text", [(0, "0 bytes"), (1023, "1023 bytes"), (2048, "2.0 KiB"), (3 * 2**29, "1.5 GiB")])
+def test_print_bytes(size, text):
+    assert print_bytes(size) == text
