@@ -59,23 +59,18 @@ def join_rows(parts: list[Rows]) -> Rows:
 
 
 def solve_program(
-    program: LinearProgram, *, relaxed: bool, time_limit_s: float, relative_gap: float = 1e-4, hint: np.ndarray | None = None
+    program: LinearProgram, *, relaxed: bool, time_limit_s: float, relative_gap: float = 1e-4
 ) -> Solution:
     """Solve.
 
     Args:
         relaxed: drop the integrality (a plain LP).
         relative_gap: a MIP may stop at this gap.
-        hint: a starting point for a MIP, by column.
     """
     model = mathopt.Model.from_model_proto(_to_proto(program, relaxed))
     limit = timedelta(seconds=max(0.05, time_limit_s))
     parameters = mathopt.SolveParameters(time_limit=limit, relative_gap_tolerance=None if relaxed else relative_gap, absolute_gap_tolerance=None if relaxed else 0.0)
-    start = mathopt.ModelSolveParameters()
-    if hint is not None and not relaxed:
-        given = {v: float(hint[v.id]) for v in model.variables()}
-        start = mathopt.ModelSolveParameters(solution_hints=[mathopt.SolutionHint(variable_values=given)])
-    result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters, model_params=start)
+    result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
     return _read(result, len(program.cost))
 
 

@@ -46,26 +46,22 @@ def run_ranks(world_size, *task, timeout=200):
     return found
 
 
-# 45 000 bytes: the MLP's parameters, gradients and AdamW states alone are 104 000 on each rank of plain data parallelism
-@pytest.mark.parametrize(("kind", "memory"), [("mlp", AMPLE), ("mlp", 45_000), ("gpt", AMPLE)])
-def test_five_adamw_steps_equal_plain_pytorch(tmp_path, kind, memory):
-    for code, _, err in run_ranks(4, "train", kind, memory, tmp_path):
+def test_five_adamw_steps_equal_plain_pytorch(tmp_path):
+    """45 000 bytes: the MLP's parameters, gradients and AdamW states alone are 104 000 on each rank of plain data parallelism."""
+    for code, _, err in run_ranks(4, "train", tmp_path, f"mlp:{AMPLE}", "mlp:45000", f"gpt:{AMPLE}"):
         assert code == 0, err
-    assert sorted(p.name for p in (tmp_path / "program").iterdir()) == ["plan.json", "program.py", "train.py"]
+    for folder in ("mlp0", "mlp1", "gpt2"):
+        assert sorted(p.name for p in (tmp_path / folder / "program").iterdir()) == ["plan.json", "program.py", "train.py", "weights.pt"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("world", "RankError: the plan needs 4 ranks (mesh world=4), torchrun started 2: use --nproc-per-node 4"),
-        ("inputs", "InputError: input:0: expected shape [16, 24]"),
-        ("infeasible", "no plan fits 1.0 KiB per device"),
-    ],
-)
-def test_every_rank_says_why_not(kind, text):
-    for code, _, err in run_ranks(2, "refuse", kind):
-        assert code == 2, err
-        assert text in err and "Traceback" not in err
+def test_every_rank_says_why_not():
+    for code, out, err in run_ranks(2, "refuse"):
+        assert code == 0, err
+        world, memory, inputs, checkpoint = out.splitlines()
+        assert world == "the plan needs 4 ranks (mesh world=4), torchrun started 2: use --nproc-per-node 4"
+        assert memory.startswith("no plan fits 1.0 KiB per device; the best found needs ")
+        assert inputs.startswith("input:0: expected shape [16, 24]") and inputs.endswith("found [3, 24]")
+        assert checkpoint.startswith(f"{WORKER.parent} is not a checkpoint")
 
 
 def test_demo(tmp_path):
@@ -74,8 +70,8 @@ def test_demo(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr
-    for text in ("Certificate", "plain data parallelism needs", "plain PyTorch", "optimizer state", "plan.html"):
-        assert text in done.stdout
+    for text in ("Certificate", "plain data parallelism needs", "and does not fit", "plain PyTorch", "optimizer state", "plan.html"):
+        assert text in " ".join(done.stdout.split())
     assert sorted(p.name for p in (tmp_path / "demo").iterdir()) == ["plan.html", "plan.json", "profile.json", "program"]
 
 

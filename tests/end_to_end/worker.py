@@ -36,15 +36,23 @@ def gpt():
     return model, lambda: (torch.randint(0, 61, (8, 16)),), lambda: (torch.randint(0, 61, (8, 16)),), token_loss
 
 
-def task_train(kind, memory, folder):
+def task_train(folder, *tasks):
+    """Each of `kind:memory`, one after the other in the same processes."""
+    for number, task in enumerate(tasks):
+        kind, _, memory = task.partition(":")
+        train(kind, int(memory), Path(folder) / f"{kind}{number}")
+    stop_process_group()
+
+
+def train(kind, memory, folder):
     """Five AdamW steps equal plain PyTorch; state dict, checkpoint and what goes on from it too."""
     torch.manual_seed(0)
     model, draw_inputs, draw_targets, loss = {"mlp": mlp, "gpt": gpt}[kind]()
     batches = [(draw_inputs(), draw_targets()) for _ in range(STEPS + 1)]
-    options = autopar.Options(memory_bytes=int(memory))
+    options = autopar.Options(memory_bytes=memory)
     inputs, targets = batches[0]
     step = autopar.compile(model, "cpu:4", example_inputs=inputs, example_targets=targets, loss=loss, optimizer=ADAMW, options=options)
-    assert max(step.plan.cost.peak_bytes) <= int(memory)
+    assert max(step.plan.cost.peak_bytes) <= memory
 
     optimizer = ADAMW(model.parameters())
 
@@ -65,16 +73,13 @@ def task_train(kind, memory, folder):
     for name, size in predicted.items():
         assert abs(step.num_bytes()[name] - size) <= 0.03 * size, (name, step.num_bytes(), size)
 
-    step.save(Path(folder) / "checkpoint")
+    step.save(folder / "checkpoint")
     inputs, targets = batches[STEPS]
     first = float(step(*inputs, *targets))
-    step.load(Path(folder) / "checkpoint")
+    step.load(folder / "checkpoint")
     assert float(step(*inputs, *targets)) == first
     assert abs(first - plain(inputs, targets)) <= 2e-5 * abs(first)
-    step.emit(Path(folder) / "program")
-    if step.comm.rank == 0:
-        print(f"labels {dict(step.plan.labels)}", flush=True)
-    stop_process_group()
+    step.emit(folder / "program")
 
 
 def compare(found, model):
@@ -86,25 +91,28 @@ def compare(found, model):
         assert float((found[name] - tensor).abs().max()) <= 2e-4 * max(scale, 1e-2), name
 
 
-def task_refuse(kind):
-    """Compile, and say why not."""
-    torch.manual_seed(0)
+def task_refuse():
+    """Two processes: each thing that is wrong, and what is said about it."""
     model, draw_inputs, draw_targets, loss = mlp()
     inputs, targets = draw_inputs(), draw_targets()
-    if kind == "inputs":
-        step = autopar.compile(model, "cpu:2", example_inputs=inputs, example_targets=targets, loss=loss, optimizer=ADAMW)
-        step(inputs[0][:3], *targets)
-    if kind == "infeasible":
-        options = autopar.Options(memory_bytes=1024)
-        autopar.compile(model, "cpu:2", example_inputs=inputs, example_targets=targets, loss=loss, optimizer=ADAMW, options=options)
-    if kind == "world":
-        autopar.compile(model, "cpu:4", example_inputs=inputs, example_targets=targets, loss=loss, optimizer=ADAMW)
+
+    def build(cluster, **options):
+        return autopar.compile(
+            model, cluster, example_inputs=inputs, example_targets=targets, loss=loss, optimizer=ADAMW, options=autopar.Options(**options)
+        )
+
+    for attempt in (
+        lambda: build("cpu:4"),
+        lambda: build("cpu:2", memory_bytes=1024),
+        lambda: build("cpu:2")(inputs[0][:3], *targets),
+        lambda: build("cpu:2").load(Path(__file__).parent),
+    ):
+        try:
+            attempt()
+        except AutoparError as error:
+            print(str(error).splitlines()[0], flush=True)
+    stop_process_group()
 
 
 if __name__ == "__main__":
-    try:
-        globals()[f"task_{sys.argv[1]}"](*sys.argv[2:])
-    except AutoparError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        stop_process_group()
-        raise SystemExit(2) from None
+    globals()[f"task_{sys.argv[1]}"](*sys.argv[2:])
