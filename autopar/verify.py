@@ -17,13 +17,14 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .api import compile_workload, model_facts
-from .cluster import Cluster, parse_cluster
+from .cluster import Cluster, num_devices, parse_cluster
 from .codegen.emit import ModelFacts, print_source
 from .errors import InputError, ModelError
 from .graph.cuts import find_cuts, resolve_all
@@ -34,11 +35,11 @@ from .graph.plan import Plan
 from .graph.program import check_program
 from .graph.rules import RULES
 from .graph.rules.random_numbers import NAMES as RANDOM_OPS
-from .graph.sharding import parse_sharding
+from .graph.sharding import Sharding, parse_sharding
 from .graph.tensor import Kind
 from .options import Options
 from .runtime import ProgramSpec, State, compile_program, initial_state, read_program, run_ranks, state_of_module
-from .runtime.shards import cut
+from .runtime.shards import cut, join
 from .trace import Traced, Workload, float64_everywhere
 from .trace.workload import find_tensors, map_tensors
 
@@ -98,7 +99,7 @@ def verify_workload(
     Args:
         cluster: as `autopar.plan` takes it.
         options: the precision is always float64; as that doubles every byte, the memory limit is doubled too, so that the splits are
-            those of a plan in fp32.
+            those of a plan in fp32; it is less where all ranks together would not fit this machine.
         report: told what is going on, one line each.
     Raises:
         ModelError: the model draws random numbers, so that there is nothing to compare with.
@@ -109,16 +110,35 @@ def verify_workload(
     found = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     options = options or Options()
     limit = 2 * (options.memory_bytes or found.device.memory_bytes)
+    room = _room_per_rank(workload, num_devices(found))
+    if room is not None and room < limit:
+        say(f"planning for {room / 2**20:,.0f} MiB per rank, so that all {num_devices(found)} ranks and the reference fit this machine")
+        limit = room
     compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit), report=say)
     refuse_random_numbers(compiled.traced.graph, workload)
     return compare_plan(workload, compiled.traced, compiled.plan, options.seed, say)
+
+
+def _room_per_rank(workload: Workload, num_ranks: int) -> int | None:
+    """What each rank may hold so that all of them, as threads of this process, fit its machine beside the reference.
+
+    The reference holds parameters, gradients and two moments in float64, and the program's gradients while they are compared: 40 bytes
+    per parameter. None where the machine does not say what is free.
+    """
+    try:
+        free = next(int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    reference = 40 * sum(p.numel() for p in workload.model.parameters())
+    return max(int((0.8 * free - reference) / num_ranks), 1 << 20)
 
 
 def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say: Callable[[str], None] = lambda line: None) -> VerifyReport:
     """Compare the program of any float64 plan of a workload with plain PyTorch (see `verify_workload`)."""
     graph, mesh = traced.graph, plan.assignment.mesh
     facts, given = first_values(workload, traced)
-    program = _build_program(graph, plan, facts)
+    emitted = _build_program(graph, plan, facts)
+    program = emitted.spec
     ranks = range(num_ranks(mesh))
     reference = _Reference(real_model(workload, graph, facts, given, seed), workload)
     local = [initial_state(program, rank, given, seed) for rank in ranks]
@@ -128,7 +148,7 @@ def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say:
         say(f"step {step}: {len(ranks)} ranks")
         whole = dict(find_tensors("input:", inputs)) | dict(find_tensors("target:", targets))
         parts = [{n: cut(whole[n], parse_sharding(b.sharding), mesh, r) for n, b in program.batch.items()} for r in ranks]
-        losses, returned = _run(program, mesh, local, parts, bool(graph.loss))
+        losses, returned = _run(emitted, mesh, local, parts, bool(graph.loss))
         say(f"step {step}: plain PyTorch")
         outputs, grads = reference.forward_backward(inputs, targets)
         if graph.loss:
@@ -231,33 +251,48 @@ def _smallest_table(graph: Graph) -> int:
 # -- running -----------------------------------------------------------------------------------------------------------------------
 
 
-def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> ProgramSpec:
-    """The plan's program as emitted, which also returns every gradient."""
+@dataclass(frozen=True, slots=True)
+class _Emitted:
+    """The plan's program as emitted, which also returns every gradient, and how ranks hold what it returns: (whole shape, sharding)."""
+
+    spec: ProgramSpec
+    returned: tuple[tuple[tuple[int, ...], Sharding], ...]
+
+
+def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> _Emitted:
     sites, signatures = resolve_all(graph, RULES)
     program = partition(graph, sites, signatures, find_cuts(graph, signatures), plan.assignment, keep_grads=True)
     check_program(program)
     text = print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
-    return read_program(compile_program({"program.py": text}))
+    place, shapes = {local: (whole, s) for local, whole, s in program.shardings}, dict(program.whole)
+    returned = tuple((shapes[place[name][0]], place[name][1]) for name in program.graph.outputs)
+    return _Emitted(read_program(compile_program({"program.py": text})), returned)
 
 
 def _run(
-    program: ProgramSpec, mesh: Mesh, local: list[dict[str, Tensor]], parts: list[dict[str, Tensor]], has_loss: bool
-) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    emitted: _Emitted, mesh: Mesh, local: list[dict[str, Tensor]], parts: list[dict[str, Tensor]], has_loss: bool
+) -> tuple[list[Tensor], list[Tensor]]:
     """One step of all ranks.
 
     Returns:
-        the loss of each rank; gradients (forward-only: outputs) as rank 0 has them: they are gathered, so all have the same.
+        the loss of each rank; gradients (forward-only: outputs), whole, joined from all ranks.
     """
 
     def one(comm: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
-        result = program.step(comm, local[comm.rank], parts[comm.rank])
+        result = emitted.spec.step(comm, local[comm.rank], parts[comm.rank])
         if not has_loss:
-            return torch.zeros(()), result if comm.rank == 0 else ()
+            return torch.zeros(()), result
         loss, grads = result if isinstance(result, tuple) else (result, ())
-        return loss.clone(), grads if comm.rank == 0 else ()
+        return loss.clone(), grads
 
     results = run_ranks(mesh, one)
-    return [loss for loss, _ in results], results[0][1]
+    losses = [loss for loss, _ in results]
+    held = [list(tensors) for _, tensors in results]
+    del results
+    whole = []
+    for shape, sharding in emitted.returned:  # piece by piece, so that pieces and wholes are never all there at once
+        whole.append(join([pieces.pop(0) for pieces in held], shape, sharding, mesh))
+    return losses, whole
 
 
 class _Reference:

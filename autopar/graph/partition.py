@@ -27,7 +27,7 @@ from .node import Node, Phase, Ref
 from .program import Origin, Program
 from .reshard import Step, StepKind, reshard_steps
 from .rule import Signature, Site, localise_args
-from .sharding import Sharding, has_partial, local_shape, replicated, why_illegal
+from .sharding import REPLICATE, Partial, Sharding, has_partial, local_shape, replicated, why_illegal
 from .strategy import Strategy, build_strategy, factor_cuts
 from .tensor import Kind, Value
 
@@ -153,7 +153,7 @@ def partition(
     Args:
         sites, signatures: of each node (`cuts.resolve_all`).
         cuts: of each dim (`find_cuts`).
-        keep_grads: the program also returns every parameter's gradient, whole, in the order of `graph.grads` (verification).
+        keep_grads: the program also returns every parameter's gradient in the order of `graph.grads`, reduced, each rank its piece (verification).
     Raises:
         PlanError: the assignment is not complete or not legal for this graph.
     """
@@ -173,7 +173,8 @@ def partition(
             raise PlanError(f"{graph.name}: storage {storages[name]} of {name} {list(build.whole[name].shape)} is not legal: {reason}")
         build.has[name] = storages[name]
         build.add_value(build.whole[name], name, storages[name])
-    final = _final_shardings(graph, storages, len(build.sizes), keep_grads)
+    grads = _reduced_grads(graph, strategies) if keep_grads else {}
+    final = _final_shardings(graph, storages, len(build.sizes), grads)
     reads = _update_reads(graph, strategies)
     writes = _write_places(graph)
     leaving: dict[tuple[str, Sharding], str] = {}
@@ -204,11 +205,17 @@ def partition(
                 leaving[name, wanted] = build.bring(name, wanted, end)
     whole = replicated(len(build.sizes))
     updates = tuple((old, leaving[new, storages[old]]) for old, new in graph.updates)
-    kept = tuple(leaving[g, whole] for _, g in graph.grads) if keep_grads else ()
+    kept = tuple(leaving[g, grads[g]] for _, g in graph.grads) if keep_grads else ()
     outputs = tuple(leaving[o, whole] for o in graph.outputs) + kept
     loss = leaving[graph.loss, whole] if graph.loss else ""
     local_graph = Graph(graph.name, tuple(build.values), tuple(build.nodes), graph.inputs, updates, loss, outputs)
     return Program(local_graph, assignment.mesh, tuple(build.origins), tuple(build.shardings), tuple((v.name, v.shape) for v in graph.values))
+
+
+def _reduced_grads(graph: Graph, strategies: Mapping[str, Strategy]) -> dict[str, Sharding]:
+    """Final gradient -> the sharding in which it is made, with what is still owed reduced."""
+    made = {out: s for node in graph.nodes for out, s in zip((o for o in node.outputs if o), strategies[node.name].outputs)}
+    return {g: Sharding(tuple(REPLICATE if isinstance(p, Partial) else p for p in made[g].placements)) for _, g in graph.grads}
 
 
 def _update_reads(graph: Graph, strategies: Mapping[str, Strategy]) -> dict[str, list[Sharding]]:
@@ -244,13 +251,13 @@ def _write_places(graph: Graph) -> dict[int, list[tuple[str, str]]]:
     return places
 
 
-def _final_shardings(graph: Graph, storages: Mapping[str, Sharding], num_axes: int, keep_grads: bool) -> dict[str, list[Sharding]]:
+def _final_shardings(graph: Graph, storages: Mapping[str, Sharding], num_axes: int, grads: Mapping[str, Sharding]) -> dict[str, list[Sharding]]:
     """Value -> the shardings in which it must leave the step."""
     final: dict[str, list[Sharding]] = {}
     whole = replicated(num_axes)
     wanted = [(new, storages[old]) for old, new in graph.updates]  # written right after it is made
     wanted += [(name, whole) for name in (*graph.outputs, *([graph.loss] if graph.loss else []))]
-    wanted += [(g, whole) for _, g in graph.grads] if keep_grads else []
+    wanted += list(grads.items())
     for name, sharding in wanted:
         if sharding not in final.setdefault(name, []):
             final[name].append(sharding)

@@ -86,7 +86,7 @@ def run_source(text, program, graph, states, batch):
     """Run an emitted program on all ranks in one process.
 
     Returns:
-        (what `step` returned on each rank, the whole states afterwards).
+        (what `step` returned on each rank, with whole gradients; the whole states afterwards).
     Raises:
         AssertionError: ranks that must hold the same piece of a state do not.
     """
@@ -106,6 +106,12 @@ def run_source(text, program, graph, states, batch):
             return spec.step(comm, local[comm.rank], parts[comm.rank])
 
     results = run_ranks(spec.mesh, one)
+    if len(program.graph.outputs) > len(graph.outputs):  # gradients, each rank its piece
+        place = {local: (whole, s) for local, whole, s in program.shardings}
+        shapes = dict(program.whole)
+        pieces = zip(program.graph.outputs, zip(*(returned for _, returned in results)))
+        grads = [join(list(held), shapes[place[name][0]], place[name][1], spec.mesh) for name, held in pieces]
+        results = [(loss, grads) for loss, _ in results]
     after = {n: join([piece[n] for piece in local], s.shape, parse_sharding(s.sharding), spec.mesh) for n, s in spec.states.items()}
     for n, s in spec.states.items():  # `join` takes the first of equal pieces: the others must be equal indeed
         for r in ranks:

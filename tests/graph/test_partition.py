@@ -85,7 +85,7 @@ def test_readers_of_one_phase_share_a_reshard():
     assert program.origins[0].node == "a" and program.origins[0].reason == "S0/2 -> R for a" and program.origins[1].reason == "R"
 
 
-def test_gradients_are_kept_whole_where_asked():
+def test_gradients_are_kept_reduced_where_asked():
     program = program_of({"input:0": "S0/4"}, DATA | SHARDED_UPDATE, keep_grads=True)
     assert [x for x in lines(program) if " dw_0 " in x] == ["reduce_scatter dw_0 -> S0/6 (backward)", "all_reduce dw_0 -> R (backward)"]
     assert program.graph.outputs == ("dw_0~2",)
