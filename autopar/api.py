@@ -21,7 +21,7 @@ from .codegen.emit import ModelFacts, emit_files
 from .cost.model import CostModel, build_cost_model, list_meshes
 from .cost.prices import build_prices
 from .cost.rows import load_profile
-from .errors import PlanError
+from .errors import AutoparError, PlanError, RankError
 from .graph.check_plan import check_plan
 from .graph.choice import Assignment
 from .graph.cuts import find_cuts, resolve_all
@@ -130,15 +130,23 @@ def launch(
         try:
             compiled = compile_workload(workload, cluster, options, given_plan=given_plan)
             answer = (compiled.plan, dict(compiled.files), _constants(compiled))
-        except Exception as error:  # noqa: BLE001 - told to all ranks, then raised on each
-            answer = error
+        except Exception as error:  # told to all ranks, then raised on each
+            comm.share(_told(error))
+            raise
     answer = comm.share(answer)
-    if isinstance(answer, Exception):
+    if isinstance(answer, AutoparError):
         raise answer
     chosen, files, constants = answer
     if chosen.assignment.mesh.axes:
         comm = ProcessComm(chosen.assignment.mesh, comm.device, **limits)
     return _make_executable(chosen, files, comm, options, {**state_of_module(workload.model), **constants})
+
+
+def _told(error: Exception) -> AutoparError:
+    """Rank 0's error for the other ranks: a plain one of `errors`, which can travel whatever it carries."""
+    if not isinstance(error, AutoparError):
+        return RankError(f"rank 0 could not compile the model: {type(error).__name__}: {error}")
+    return next(kind for kind in type(error).__mro__ if kind.__module__ == AutoparError.__module__)(str(error))
 
 
 def hold_files(compiled: Compiled) -> Executable:

@@ -31,6 +31,7 @@ from .problem import Problem, build_problem
 _GAP = 1e-3
 _LEAST_S = 10.0  # for the plan of least memory, whatever the time limit
 _MOST_COLUMNS = 400_000
+_AXIS_GROWTH = 8  # a third axis multiplied the columns of GPT-2 by 22; small models grow less
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class _Search:
     def __init__(self, question: Question, prices_for_mesh: Callable[[Mesh], Prices], time_limit_s: float, report: Callable[[str], None]) -> None:
         self.question, self.prices_for_mesh, self.report = question, prices_for_mesh, report
         self.started = time.monotonic()
+        self.time_limit_s = time_limit_s
         self.deadline = self.started + time_limit_s
         self.build_s = self.solve_s = 0.0
         self.best: tuple[float, Problem, Decisions] | None = None
@@ -101,8 +103,7 @@ class _Search:
         self.pruned: dict[Pruned, None] = {}
 
     def run(self, meshes: Sequence[Mesh], try_changes: Callable[[], str] | None) -> SearchResult:
-        problems = [self.build(mesh) for mesh in meshes]
-        problems = self.drop_large(problems)
+        problems = self.drop_large(self.build_some(meshes))
         bounds = [least_seconds(problem) for problem in problems]
         order = sorted(range(len(problems)), key=lambda k: (bounds[k], k))
         for left, k in zip(range(len(order), 0, -1), order):
@@ -113,6 +114,23 @@ class _Search:
         objective, problem, decisions = self.best
         assignment = build_assignment(problem, decisions)
         return SearchResult(assignment, self.certify(objective), self.measure(assignment), tuple(self.answers))
+
+    def build_some(self, meshes: Sequence[Mesh]) -> list[Problem]:
+        """Tables of as many meshes as half of the time allows, few axes first and of those the most even; the others are left out and named."""
+        problems: list[Problem] = []
+        few: dict[int, int] = {}  # number of axes -> columns of the smallest program so far
+        for mesh in sorted(meshes, key=lambda m: (len(m.axes), max((a.size for a in m.axes), default=1))):
+            name, axes = f"mesh {print_mesh(mesh)}", len(mesh.axes)
+            if problems and time.monotonic() - self.started > self.time_limit_s / 2:
+                self.pruned[Pruned(name, "time for tables was up; not part of the search space, --time-limit gives more")] = None
+            elif few.get(axes - 1, 0) * _AXIS_GROWTH > _MOST_COLUMNS:
+                why = f"one axis less already has {few[axes - 1]:,} variables, and another multiplies them; not part of the search space"
+                self.pruned[Pruned(name, why)] = None
+            else:
+                problems.append(self.build(mesh))
+                count = count_columns(problems[-1])
+                few[axes] = min(few.get(axes, count), count)
+        return problems
 
     def drop_large(self, problems: list[Problem]) -> list[Problem]:
         """Leave out the meshes whose program no solver closes; the smallest program stays in any case."""
