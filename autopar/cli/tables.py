@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from ..view.units import print_bytes, print_ms
@@ -90,7 +91,7 @@ def print_demo(result: DemoResult, console: Console) -> None:
     later = result.losses[1:] or result.losses
     took = median(row.distributed_s for row in later)
     console.print(
-        f"step: predicted {print_ms(result.plan.cost.step_s)}, measured {print_ms(took)} (median); one process alone "
+        f"step: predicted {print_ms(result.plan.cost.step_s)}, measured {print_ms(took)} (median, {os.cpu_count()} cores); one process of one thread alone "
         f"{print_ms(median(row.plain_s for row in later))}",
         style="dim",
     )

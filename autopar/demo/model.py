@@ -62,7 +62,7 @@ def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def build(batch: int = 16, seq: int = 128, vocab: int = 256, layers: int = 4, hidden: int = 256, heads: int = 4) -> Workload:
+def build(batch: int = 8, seq: int = 128, vocab: int = 256, layers: int = 4, hidden: int = 256, heads: int = 4) -> Workload:
     """The workload of the demo: bytes are the vocabulary."""
     tokens = torch.randint(0, vocab, (batch, seq + 1))
     return Workload(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 from ..cost.memory import Memory, estimate_memory
 from ..graph.choice import Assignment
@@ -116,10 +116,11 @@ class _Search:
         return SearchResult(assignment, self.certify(objective), self.measure(assignment), tuple(self.answers))
 
     def build_some(self, meshes: Sequence[Mesh]) -> list[Problem]:
-        """Tables of as many meshes as half of the time allows, few axes first and of those the most even; the others are left out and named."""
+        """Tables of as many meshes as half of the time allows, and name the others: few axes first, of those the ones that
+        keep most ranks of an axis inside of a host, then the most even."""
         problems: list[Problem] = []
         few: dict[int, int] = {}  # number of axes -> columns of the smallest program so far
-        for mesh in sorted(meshes, key=lambda m: (len(m.axes), max((a.size for a in m.axes), default=1))):
+        for mesh in sorted(meshes, key=_promise):
             name, axes = f"mesh {print_mesh(mesh)}", len(mesh.axes)
             if problems and time.monotonic() - self.started > self.time_limit_s / 2:
                 self.pruned[Pruned(name, "time for tables was up; not part of the search space, --time-limit gives more")] = None
@@ -228,6 +229,11 @@ class _Search:
             f"every strategy that the rules allow on each of the meshes {shapes}, and every storage of states that a reader wants or that "
             f"cuts dims into chunks{folded}; without what is listed as pruned; one stream, nothing overlaps"
         )
+
+
+def _promise(mesh: Mesh) -> tuple[int, int, int]:
+    inside = prod(a.size for a in mesh.axes if a.link == "inside")
+    return len(mesh.axes), -inside, max((a.size for a in mesh.axes), default=1)
 
 
 def least_seconds(problem: Problem) -> float:
