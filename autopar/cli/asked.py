@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster import Cluster, parse_cluster
-from ..errors import ModelError, OptionsError, PlanError
+from ..errors import OptionsError, PlanError
 from ..graph.plan import ModelInfo, Plan
 from ..options import Options, parse_bytes
 
@@ -144,8 +144,3 @@ def check_folder_place(path: str, flag: str) -> None:
     above = next((p for p in (target.resolve(), *target.resolve().parents) if p.is_dir()), None)
     if above is None or not os.access(above, os.W_OK):
         raise OptionsError(f"{flag}: the folder {above or path} cannot be written to")
-
-
-def no_model(word: str) -> ModelError:
-    """MODEL|PLAN that is neither."""
-    return ModelError(f"{word!r}: expected file.py:factory, a Hugging Face config.json, or a plan that `autopar plan -o` wrote")

@@ -23,7 +23,6 @@ from .outcome import Outcome, Talk
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..api import Compiled
     from ..graph.plan import Plan
 
 

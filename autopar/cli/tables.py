@@ -24,17 +24,16 @@ def print_report(report: VerifyReport, console: Console) -> None:
     console.print(f"{report.model} on {report.cluster}, mesh {report.mesh}" + (f" ({split})" if split else ""), markup=False)
     console.print(f"{report.num_ranks} ranks in one process against plain PyTorch, float64, {report.steps} steps", markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title, side in (("compared", "left"), ("tensors", "right"), ("largest error", "right"), ("of its scale", "right"), ("worst", "left"), ("", "left")):
-        table.add_column(title, justify=side, overflow="fold")  # type: ignore[arg-type]
+    for title, side in (("compared", "left"), ("tensors", "right"), ("largest error", "right"), ("of its scale", "right"), ("", "left")):
+        table.add_column(title, justify=side)  # type: ignore[arg-type]
+    for kind in report.kinds:
+        verdict = "[green]ok[/]" if kind.relative.relative <= report.tolerance else "[bold red]WRONG[/]"
+        table.add_row(kind.kind, f"{kind.num_tensors:,}", f"{kind.absolute.absolute:.1e}", f"{kind.relative.relative:.1e}", verdict)
+    console.print(table)
     for kind in report.kinds:
         worst = kind.relative
-        passed = worst.relative <= report.tolerance
-        name = f"{worst.name}, step {worst.step}" if worst.relative else "all equal"
-        table.add_row(
-            kind.kind, f"{kind.num_tensors:,}", f"{kind.absolute.absolute:.1e}", f"{worst.relative:.1e}", name,
-            "[green]ok[/]" if passed else "[bold red]WRONG[/]",
-        )  # fmt: skip
-    console.print(table)
+        told = f"{worst.name}, step {worst.step}" if worst.relative else "none: all are equal"
+        console.print(f"worst {kind.kind}: {told}", style="dim", markup=False, soft_wrap=True)
     console.print(
         f"within {report.tolerance:g} of the scale of each tensor (the larger of its own largest magnitude and 1/1000 of the largest in its kind)",
         style="dim",
@@ -71,7 +70,11 @@ def print_demo_plan(plan: Plan, data_parallel_bytes: int, console: Console) -> N
     console.print()
     print_plan(plan, console)
     console.print()
-    console.print(f"Limit per device {print_bytes(limit)}: plain data parallelism needs {print_bytes(data_parallel_bytes)} and {verdict}; this plan needs {print_bytes(peak)}.", style="bold")
+    console.print(
+        f"Limit per device {print_bytes(limit)}: plain data parallelism needs {print_bytes(data_parallel_bytes)} and {verdict}; this plan needs "
+        f"{print_bytes(peak)}.",
+        style="bold",
+    )
     console.print()
 
 
