@@ -111,13 +111,12 @@ def _load_factory(path: Path, name: str, values: dict[str, object], batch: int |
         raise ModelError(f"{where}: is a module that is already built; expected a function that builds and returns it")
     values = dict(values)
     accepted = inspect.signature(factory).parameters
+    left_over = {}
     for key, value in (("batch", batch), ("seq", seq)):
-        if value is not None:
-            if key not in accepted and not _takes_any(factory):
-                raise ModelError(
-                    f"{where}: --{key} {value} was given, but the function takes no parameter `{key}`. Add it, with a default."
-                )
+        if value is not None and (key in accepted or _takes_any(factory)):
             values[key] = value
+        elif value is not None:
+            left_over[key] = value
     try:
         inspect.signature(factory).bind(**values)
     except TypeError as error:
@@ -130,13 +129,39 @@ def _load_factory(path: Path, name: str, values: dict[str, object], batch: int |
     except (Exception, SystemExit) as error:
         raise ModelError(f"{_line_in(path, error)}: {name}() raises {type(error).__name__}: {error}") from error
     if isinstance(made, torch.nn.Module):
-        raise ModelError(
-            f"{where}: returns a bare module ({type(made).__name__}), so the inputs of a training step are not known. Return a workload: "
-            f"{_EXAMPLE}"
-        )
+        return _complete_module(made, module, where, type(made).__name__, init, batch, seq)
+    for key, value in left_over.items():
+        raise _no_parameter(where, key, value)
     if not isinstance(made, Workload):
         raise ModelError(f"{where}: expected an autopar.Workload, found {type(made).__name__}. Return one: {_EXAMPLE}")
     return replace(made, init=dict(made.init) or init, name=made.name or name)
+
+
+def _complete_module(
+    model: torch.nn.Module, module: ModuleType, where: str, name: str, init: dict[str, tuple], batch: int | None, seq: int | None
+) -> Workload:
+    """A bare module becomes a workload: by what the file says beside it, or because it is a Hugging Face language model."""
+    said = {key: getattr(module, key) for key in ("example_inputs", "example_targets", "loss", "optimizer") if hasattr(module, key)}
+    if "example_inputs" in said:
+        if batch is not None or seq is not None:
+            raise ModelError(f"{where}: --batch and --seq were given, but the file's example_inputs have their shape already")
+        return Workload(model=model, init=init, name=name, **said)
+    if said:
+        raise ModelError(f"{where}: the file says {', '.join(said)}, but no example_inputs beside it. Add them, or return {_EXAMPLE}")
+    config = getattr(model, "config", None)
+    if type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) and hasattr(config, "get_text_config"):
+        return _token_workload(model, config, where, batch, seq, init, name)
+    for key, value in (("batch", batch), ("seq", seq)):
+        if value is not None:
+            raise _no_parameter(where, key, value)
+    raise ModelError(
+        f"{where}: returns a bare module ({type(model).__name__}), so the inputs of a training step are not known. Return a workload: "
+        f"{_EXAMPLE}, or set `example_inputs` (and `example_targets`, `loss`, `optimizer`) in the file beside the function"
+    )
+
+
+def _no_parameter(where: str, key: str, value: object) -> ModelError:
+    return ModelError(f"{where}: --{key} {value} was given, but the function takes no parameter `{key}`. Add it, with a default.")
 
 
 def _takes_any(factory: Callable[..., object]) -> bool:
@@ -192,10 +217,6 @@ def _load_config(path: Path, values: dict[str, object], batch: int | None, seq: 
             raise ModelError(f"{path}: --arg {name}: a {kind} config has no such field")
         setattr(config, name, value)
     config.use_cache = False
-    longest = getattr(config, "max_position_embeddings", None) or 1024
-    if seq is not None and seq > longest:
-        raise ModelError(f"{path}: --seq {seq}: the config's longest sequence is {longest}")
-    shape = (batch or 8, seq or min(1024, longest))
     try:
         model, init = _build(lambda: transformers.AutoModelForCausalLM.from_config(config))
     except ValueError as error:
@@ -206,8 +227,18 @@ def _load_config(path: Path, values: dict[str, object], batch: int | None, seq: 
         raise ModelError(f"{path}: building the {kind} raises ValueError: {error}") from error
     except Exception as error:
         raise ModelError(f"{path}: building the {kind} raises {type(error).__name__}: {error}") from error
-    vocab = config.get_text_config().vocab_size
-    tokens, targets = (torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
-    name = str(fields.get("_name_or_path") or kind)
-    return Workload(model, {"input_ids": tokens}, (targets,), token_cross_entropy, torch.optim.AdamW, init, name)
+    return _token_workload(model, config, str(path), batch, seq, init, str(fields.get("_name_or_path") or kind))
 
+
+def _token_workload(
+    model: torch.nn.Module, config: object, where: str, batch: int | None, seq: int | None, init: dict[str, tuple], name: str
+) -> Workload:
+    """A Hugging Face causal language model with random tokens, cross-entropy and AdamW."""
+    config.use_cache = False  # type: ignore[attr-defined]
+    longest = getattr(config, "max_position_embeddings", None) or 1024
+    if seq is not None and seq > longest:
+        raise ModelError(f"{where}: --seq {seq}: the config's longest sequence is {longest}")
+    shape = (batch or 8, seq or min(1024, longest))
+    vocab = config.get_text_config().vocab_size  # type: ignore[attr-defined]
+    tokens, targets = (torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(k)) for k in (0, 1))
+    return Workload(model, {"input_ids": tokens}, (targets,), token_cross_entropy, torch.optim.AdamW, init, name)

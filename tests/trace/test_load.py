@@ -112,3 +112,24 @@ def test_hugging_face_config(tmp_path):
         load_workload(str(path), {"depth": "3"})
     with pytest.raises(ModelError, match="--seq 99: the config's longest sequence is 16"):
         load_workload(str(path), seq=99)
+
+
+def test_bare_modules_that_say_enough(tmp_path):
+    """A Hugging Face language model needs no more; any other module may have its inputs beside it in the file."""
+    file = tmp_path / "bare_models.py"
+    file.write_text(
+        "import torch, transformers\n"
+        "from torch.nn import functional as F\n"
+        "def llama():\n"
+        "    return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_hidden_layers=1, hidden_size=16, intermediate_size=24,\n"
+        "        num_attention_heads=4, num_key_value_heads=2, vocab_size=53, max_position_embeddings=16))\n"
+    )
+    made = load_workload(f"{file}:llama", batch=2, seq=8)
+    assert made.example_inputs["input_ids"].shape == (2, 8) and made.optimizer is torch.optim.AdamW and made.name == "LlamaForCausalLM"
+    beside = tmp_path / "beside.py"
+    beside.write_text(
+        "import torch\nexample_inputs = (torch.zeros(8, 6),)\nexample_targets = (torch.zeros(8, 2),)\nloss = torch.nn.functional.mse_loss\n"
+        "def build():\n    return torch.nn.Linear(6, 2)\n"
+    )
+    made = load_workload(f"{beside}:build")
+    assert made.example_inputs[0].shape == (8, 6) and made.loss is torch.nn.functional.mse_loss
