@@ -33,6 +33,7 @@ def norm_samples() -> Iterator[Sample]:
         sizes, mask = (4, 12, 15, groups), [True, True, True]
         yield make_sample("aten.native_group_norm_backward", g, x, mean, rstd, weight, *sizes, mask, label=str(groups))
     for data, dim in ((numbers(4, 6, 9), -1), (numbers(4, 6, 9), 1)):
+        yield make_sample("aten._safe_softmax", data, dim, label=str(dim))
         for op in ("_softmax", "_log_softmax"):
             yield make_sample(f"aten.{op}", data, dim, False, label=str(dim))
             out = getattr(aten, op)(data, dim, False)

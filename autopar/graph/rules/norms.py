@@ -79,6 +79,7 @@ ROWS = (
     Rule("aten._fused_rms_norm_backward", _rms_norm_backward, (("grad_out",),), flops=10, why_whole=_NORM),
     Rule("aten.native_group_norm", _group_norm, flops=8, localise=_local_groups, why_whole=_NORM),
     Rule("aten.native_group_norm_backward", _group_norm_backward, (("grad_out",),), flops=16, localise=_local_groups, why_whole=_NORM),
+    Rule("aten._safe_softmax", _softmax, flops=5, why_whole=_SOFT),
     Rule("aten._softmax", _softmax, flops=5, why_whole=_SOFT),
     Rule("aten._log_softmax", _softmax, flops=5, why_whole=_SOFT),
     Rule("aten._softmax_backward_data", _softmax, (("grad_output",),), flops=4, why_whole=_SOFT),
