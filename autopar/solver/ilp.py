@@ -6,7 +6,11 @@ with absolute tolerances of 1e-7 to 1e-6, so objective and rows should be of the
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -70,8 +74,28 @@ def solve_program(
     model = mathopt.Model.from_model_proto(_to_proto(program, relaxed))
     limit = timedelta(seconds=max(0.05, time_limit_s))
     parameters = mathopt.SolveParameters(time_limit=limit, relative_gap_tolerance=None if relaxed else relative_gap, absolute_gap_tolerance=None if relaxed else 0.0)
-    result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
+    with _quiet_stdout():
+        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
     return _read(result, len(program.cost))
+
+
+@contextlib.contextmanager
+def _quiet_stdout() -> Iterator[None]:
+    """HiGHS 1.x prints some debugging lines with printf, whatever it is told; they go to stderr, for stdout may be somebody's JSON."""
+    try:
+        saved = os.dup(1)
+    except OSError:  # no stdout at all
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    try:
+        libc.fflush(None)
+        os.dup2(2, 1)
+        yield
+    finally:
+        libc.fflush(None)
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def _to_proto(program: LinearProgram, relaxed: bool) -> model_pb2.ModelProto:
