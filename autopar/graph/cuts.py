@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .graph import Graph, producer_table, use_table, value_table
-from .rule import Rule, Signature, Site, find_rule, resolve
+from .rule import Rule, Signature, Site, find_rule, meeting, resolve
 
 CutTable = dict[str, tuple[tuple[int, ...], ...]]
 
@@ -34,7 +34,7 @@ def resolve_all(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ..
     cache: dict[object, Signature] = {}
     signatures = []
     for site in sites:
-        key = (site.node.op, site.node.args, site.inputs, site.outputs)
+        key = (site.node.op, site.node.args, meeting(site.node), site.inputs, site.outputs)
         if key not in cache:
             cache[key] = resolve(find_rule(rules, site.node), site)
         signatures.append(cache[key])

@@ -185,6 +185,7 @@ def resolve(rule: Rule, site: Site) -> Signature:
             raise GraphError(f"{where}: rule text {text!r} has no operand for output {k}")
         operands.append((right[k][1], shape))
     linear = rule.linear(site) if callable(rule.linear) else rule.linear
+    linear = tuple(together for together in linear if not _splits_square(site, names, together))
     return replace(_solve_sizes(rule, operands, num_inputs, where, text), linear=linear)
 
 
@@ -192,6 +193,21 @@ def count_flops(signature: Signature, site: Site) -> float:
     """Floating point operations of the whole node (whole shapes); a rank does this over `split_share`."""
     flops = signature.rule.flops
     return flops(site) if callable(flops) else flops * prod(f.size for f in signature.factors)
+
+
+def _splits_square(site: Site, names: tuple[str, ...], together: tuple[str, ...]) -> bool:
+    """True where a value meets itself and only one side would be Partial.
+
+    `g * g` as a sum of `part * g` is right in exact arithmetic, but where the parts cancel it may round below zero, and the square
+    root after it gives NaN (Adam's second moment of a gradient that is zero).
+    """
+    inside = {v for v, name in zip(site.node.inputs, names) if name in together}
+    return any(v in inside for v, name in zip(site.node.inputs, names) if name not in together)
+
+
+def meeting(node: Node) -> tuple[int, ...]:
+    """Which inputs of a node are the same value: the place of the first of each."""
+    return tuple(node.inputs.index(v) for v in node.inputs)
 
 
 def _solve_sizes(rule: Rule, operands: list[tuple[list[object], Shape]], num_inputs: int, where: str, text: str) -> Signature:

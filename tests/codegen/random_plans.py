@@ -30,7 +30,7 @@ class Assigner:
         cache = {}
         for site, signature in zip(self.sites, self.signatures):
             cuts = node_cuts(site, signature, self.cuts)
-            key = (site.node.op, site.node.args, site.inputs, site.outputs, tuple(sorted(cuts.items())))
+            key = (site.node.op, site.node.args, signature.linear, site.inputs, site.outputs, tuple(sorted(cuts.items())))
             if key not in cache:
                 cache[key] = list_strategies(signature, site, self.sizes, cuts)[0]
             self.options.append(cache[key])

@@ -2,7 +2,8 @@
 
 import pytest
 
-from autopar.graph.rule import Rule, resolve
+from autopar.graph.node import Node, Phase, Ref
+from autopar.graph.rule import Rule, Site, resolve
 from autopar.graph.strategy import Strategy, axis_choices, build_strategy, factor_cuts, list_strategies, split_share
 
 from .drafts import apply, make_site
@@ -155,3 +156,13 @@ def test_work_is_divided_among_the_ranks_that_split():
 def test_wrong_number_of_choices():
     assert build(*MATMUL, "m", (2, 2)) == "1 choices for 2 mesh axes"
     assert build(*MATMUL, "m;n", (2,)) == "2 choices for 1 mesh axes"
+
+
+def test_a_square_is_never_a_sum_of_parts():
+    """`g * g` with one side Partial may round below zero where parts cancel, and the root after it is NaN."""
+    square = Node("v", "aten.mul.Tensor", ("g", "g"), (("self", Ref(0)), ("other", Ref(1))), ("v",), Phase.UPDATE)
+    product = Node("v", "aten.mul.Tensor", ("g", "h"), (("self", Ref(0)), ("other", Ref(1))), ("v",), Phase.UPDATE)
+    rule = Rule("aten.mul", "..., ... -> ...", linear=(("self",), ("other",)))
+    shapes = ((4,), (4,)), ((4,),)
+    assert resolve(rule, Site(square, *shapes)).linear == ()
+    assert resolve(rule, Site(product, *shapes)).linear == (("self",), ("other",))
