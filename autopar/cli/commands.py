@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import OptionsError, PlanError, RankError, VerificationError
+from ..errors import ModelError, OptionsError, RankError, VerificationError
 from ..options import Options
 from .asked import (
     Asked,
@@ -100,8 +100,8 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
         found = cluster_again(plan, word)
         options = Options(precision=plan.model.precision, memory_bytes=plan.cluster.memory_bytes)
     else:
-        if word.endswith(".json") and not Path(word).is_file():
-            raise PlanError(f"{word}: no such file; expected a plan that `autopar plan -o` wrote, or a model")
+        if cluster is None and word.endswith(".json") and not Path(word).is_file():
+            raise ModelError(f"{word}: no such file (looked in {Path.cwd()}); expected a plan that `autopar plan -o` wrote, or a model")
         if cluster is None:
             raise OptionsError("--cluster: missing; a model needs one (--cluster cpu:4), a plan that `autopar plan -o` wrote has it")
         from ..cluster import parse_cluster

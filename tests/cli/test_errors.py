@@ -128,6 +128,7 @@ def test_no_plan_at_all(call, model, tmp_path):
     assert "PlanError: /nowhere/p.json: cannot be read: No such file or directory" in refused(call, "show", "/nowhere/p.json")
     assert "not JSON" in refused(call, "show", model)
     assert "ModelError: /nowhere/p.json: no such file" in refused(call, "emit", "/nowhere/p.json", *CPU, "-o", tmp_path / "x")
+    assert "ModelError: /nowhere/p.json: no such file" in refused(call, "emit", "/nowhere/p.json", "-o", tmp_path / "x")
 
 
 def test_edited_plan(call, edited):
