@@ -139,7 +139,6 @@ def _print_block(frame: _Frame, k: int) -> str:
     loop, graph = table.loop, frame.graph
     block = loop.blocks[0]
     prefix = f"{loop.family}.{block.index}" if loop.family else f"{block.index}"
-    box = frame.containers[loop.family]
 
     def state_text(name: str) -> str:
         text = frame.state_keys[name]

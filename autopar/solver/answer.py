@@ -13,7 +13,7 @@ from math import fsum, isfinite
 from ..cost.estimate import estimate_program, node_seconds
 from ..cost.model import CostModel, node_flops
 from ..graph.choice import Assignment
-from ..graph.graph import Graph, count_params, use_table, value_table
+from ..graph.graph import Graph, use_table, value_table
 from ..graph.mesh import axis_sizes
 from ..graph.node import Node, input_names
 from ..graph.partition import assigned_strategies, node_cuts, partition
@@ -77,11 +77,6 @@ def build_answer(
         tuple(RepeatPlan(r.family, r.phase, tuple(tuple(graph.nodes[i].name for i in b.nodes) for b in r.blocks)) for r in case.repeats),
     )  # fmt: skip
     return Answered(plan, program)
-
-
-def empty_model_info(graph: Graph, digest: str, precision: str) -> ModelInfo:
-    """The model's entry where only the graph is known."""
-    return ModelInfo(graph.name, count_params(graph), digest, precision)
 
 
 def _made_shardings(graph: Graph, assignment: Assignment, strategies: Mapping[str, Strategy]) -> dict[str, Sharding]:

@@ -12,7 +12,7 @@ from autopar.graph.program import check_program
 from autopar.graph.rules import RULES
 from autopar.graph.sharding import REPLICATE, Shard, Sharding, why_illegal
 from autopar.graph.strategy import list_strategies
-from autopar.graph.tensor import Kind
+from autopar.graph.tensor import STATE_KINDS, Kind
 
 
 def make_mesh(sizes):
@@ -120,4 +120,46 @@ def run_source(text, program, graph, states, batch):
     return results, after
 
 
-__all__ = ["Assigner", "Kind", "make_mesh", "random", "run_source", "source_of"]
+class Control:
+    """A zoo model's traced step run whole on real tensors: what its plans are compared with."""
+
+    def __init__(self, name):
+        import torch
+
+        from autopar.runtime.execute import run_graph
+        from autopar.trace import trace_step
+        from tests.trace import zoo
+        from tests.trace.compare import batch, first_states
+
+        torch.manual_seed(0)
+        workload = getattr(zoo, name)()
+        traced = trace_step(workload, "fp64")
+        self.graph = traced.graph
+        env = first_states(workload, traced, torch.float64)
+        _, _, self.batch = batch(workload, traced, True, 1)
+        self.expected = run_graph(self.graph, {k: v.clone() for k, v in {**env, **self.batch}.items()})
+        self.storage = {v.name: v.storage for v in self.graph.values if v.kind in STATE_KINDS}
+        self.states = {self.storage[n]: env[n] for n in self.graph.inputs if n in self.storage}
+
+    def worst(self, program):
+        """(largest difference, whose): of every rank's loss, every gradient and every new state, as emitted and run on all ranks.
+
+        Relative to the larger of 1 and the tensor's largest magnitude; what is not a number is infinitely far.
+        """
+        states = {k: v.clone() for k, v in self.states.items()}
+        results, after = run_source(source_of(self.graph, program), program, self.graph, states, self.batch)
+        pairs = [(f"loss of rank {r}", loss, self.expected[self.graph.loss]) for r, (loss, _) in enumerate(results)]
+        pairs += [(f"gradient of {p}", g, self.expected[wanted]) for g, (p, wanted) in zip(results[0][1], self.graph.grads, strict=True)]
+        pairs += [(old, after[self.storage[old]], self.expected[new]) for old, new in self.graph.updates]
+        return max((relative_difference(found, wanted), name) for name, found, wanted in pairs)
+
+
+def relative_difference(found, wanted):
+    """Largest difference over the larger of 1 and the largest magnitude; infinity where it is not a number."""
+    if not wanted.numel():
+        return 0.0
+    difference = float((found.double() - wanted.double()).abs().max()) / max(1.0, float(wanted.abs().max()))
+    return difference if difference == difference else float("inf")
+
+
+__all__ = ["Assigner", "Control", "Kind", "make_mesh", "random", "run_source", "source_of"]
