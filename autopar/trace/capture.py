@@ -15,22 +15,13 @@ import torch
 from ..errors import AutoparError, InputError, TraceError
 from ..graph.node import Phase
 from ..graph.tensor import Kind
-from .optimizer import check_steady, describe, learn_states, run_step
 from .outputs import output_spec, output_tensors, widen_output
 from .place import Places, explain_errors
 from .precision import default_dtype, float64_everywhere, state_dtype
 from .private import compiling, inline_checkpoints, make_fake_mode, reparametrize, storage_key, transformers_as_eager
 from .tape import Tape, written_uids
+from .update import Entry, Update, record_update
 from .workload import Workload, find_tensors, map_tensors
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A tensor that enters the step: its storage (name without version), kind, uid on the tape."""
-
-    storage: str
-    kind: Kind
-    uid: int
 
 
 @dataclass(frozen=True)
@@ -47,6 +38,7 @@ class Captured:
         output_spec: the model's output with each tensor replaced by its index in `outputs`.
         num_before_update: records of forward and backward.
         init_optim: initial value of each optimizer state: ("fill", number) or ("param", parameter name).
+        copies: parameter -> the one whose update stands on the tape for both.
         aliases: other names of tied parameters and buffers -> the storage.
     """
 
@@ -59,6 +51,7 @@ class Captured:
     output_spec: object
     num_before_update: int
     init_optim: dict[str, tuple[str, object]]
+    copies: dict[str, str]
     aliases: dict[str, str]
 
 
@@ -127,16 +120,17 @@ class _Attempt:
             num_before_update = len(self.tape.records)
             grads = tuple((n, self.tape.uid(p.grad)) for n, p in params.items() if p.grad is not None and p.requires_grad)
             finals = self._buffer_finals(buffers, run_buffers, table)
-            init: dict[str, tuple[str, object]] = {}
+            update = Update((), (), {}, {})
             if w.optimizer is not None:
-                init = self._update(params, finals)
+                update = record_update(self.tape, w, params, self.precision)
+            self.entries += update.entries
             for name, tensor in batch_entries:
                 self.entries.append(Entry(name, Kind.BATCH, self.tape.uid(tensor)))
         outs = [] if w.loss is not None else [(n, t) for n, t in output_tensors("", output)]
         return Captured(
-            self.tape, tuple(self.entries), tuple(finals), grads, self.tape.uid(loss) if loss is not None else -1,
+            self.tape, tuple(self.entries), (*finals, *update.finals), grads, self.tape.uid(loss) if loss is not None else -1,
             tuple(self.tape.uid(t) for _, t in outs), output_spec(output, [t for _, t in outs]) if w.loss is None else None,
-            num_before_update, init, aliases,
+            num_before_update, update.init, update.copies, aliases,
         )  # fmt: skip
 
     # -- what enters -------------------------------------------------------------------------------------------------------------
@@ -251,63 +245,6 @@ class _Attempt:
         """Storages that the records from number `since` on write in place."""
         tape = self.tape
         return {storage_key(tape.tensors[u]) for r in tape.records[since:] for u in written_uids(r)}
-
-    # -- the update --------------------------------------------------------------------------------------------------------------
-
-    def _update(self, params: dict[str, torch.Tensor], finals: list[tuple[str, int]]) -> dict[str, tuple[str, object]]:
-        w, tape = self.workload, self.tape
-        tape.phase = Phase.UPDATE
-        name = describe(w.optimizer)
-        init: dict[str, tuple[str, object]] = {}
-        owned = params
-        if self.precision == "bf16":
-            owned = {n: _make_master(p) if p.dtype == torch.bfloat16 and p.grad is not None else p for n, p in params.items()}
-            with tape:
-                for n, p in params.items():
-                    if owned[n] is not p:
-                        owned[n].grad = p.grad.float()
-        cast = float64_everywhere if self.precision == "fp64" else contextlib.nullcontext
-        with cast():
-            optimizer, states, first_ops = learn_states(w.optimizer, owned)
-        for n, p in params.items():
-            if owned[n] is not p:
-                self._enter(f"master:{n}", Kind.OPTIM, owned[n])
-                init[f"master:{n}"] = ("param", n)
-        for state in states:
-            self._enter(state.storage, Kind.OPTIM, state.tensor)
-            init[state.storage] = state.init
-        start = len(tape.records)
-        with tape, cast():
-            run_step(optimizer, name)
-            check_steady(first_ops, [str(r.op) for r in tape.records[start:]], optimizer, name)
-            self._check_numbers(optimizer, name, states)
-            written = self._written(start)
-            for n, p in params.items():
-                new = p
-                if owned[n] is not p:
-                    finals.append((f"master:{n}", tape.uid(owned[n])))
-                    with torch.no_grad():
-                        new = owned[n].to(p.dtype) if storage_key(owned[n]) in written else p
-                finals.append((n, tape.uid(new)))
-        for state in states:
-            now = optimizer.state[state.owner][state.key]
-            if not isinstance(now, torch.Tensor):
-                raise TraceError(f"optimizer {name}: state {state.storage} is a tensor before a step and {type(now).__name__} after it")
-            finals.append((state.storage, tape.uid(now)))
-        return init
-
-    def _check_numbers(self, optimizer, name: str, states) -> None:
-        for group in optimizer.param_groups:
-            for key, value in group.items():
-                if key == "step" and isinstance(value, (int, float)):
-                    raise TraceError(
-                        f"optimizer {name}: keeps a Python number `step` in its parameter group, which a compiled step cannot change. "
-                        "Keep it in the state of each parameter: state['step'] = torch.zeros(())."
-                    )
-
-
-def _make_master(param: torch.Tensor) -> torch.nn.Parameter:
-    return torch.nn.Parameter(torch.empty(param.shape, dtype=torch.float32), requires_grad=param.requires_grad)
 
 
 def _print_shapes(named: list[tuple[str, torch.Tensor]]) -> str:

@@ -13,6 +13,7 @@ from ..graph.graph import Graph
 from ..graph.node import Phase
 from ..graph.tensor import Kind
 from .capture import Captured
+from .copies import UpdateCopier
 from .decompose import RULES as FORM_RULES
 from .draft import Draft, Val, bind, canonical_args, schema_arguments
 from .finish import finish_graph
@@ -55,22 +56,29 @@ class _Lowering:
     def run(self, name: str) -> tuple[Graph, dict[str, torch.Tensor]]:
         captured = self.captured
         for entry in captured.entries:
-            self._add_input(entry.uid, entry.storage, entry.kind)
+            if entry.like:
+                like = self.inputs[entry.like]
+                self.inputs[entry.storage] = Val(like.shape, like.dtype, None, 0, entry.storage, entry.kind)
+            else:
+                self._add_input(entry.uid, entry.storage, entry.kind)
         before = {e.storage: self.inputs[e.storage] for e in captured.entries}
         self._count_uses()
-        grads: dict[str, Val] = {}
-        loss: Val | None = None
-        for k, record in enumerate(self.tape.records):
-            if k == captured.num_before_update:
-                grads, loss = self._results()
+        for record in self.tape.records[: captured.num_before_update]:
             self._lower(record)
-        if len(self.tape.records) == captured.num_before_update:
-            grads, loss = self._results()
+        grads, loss = self._results()
+        copier = UpdateCopier(captured.copies, self.inputs, grads)
+        for name, uid in captured.grads:
+            if name in copier.blanks:
+                self.handles.make(uid, copier.blanks[name])
+        num_before = len(self.draft.nodes)
+        for record in self.tape.records[captured.num_before_update :]:
+            self._lower(record)
         updates = {}
         for storage, uid in captured.finals:
             value = self.handles.read(uid)
             if value is not before[storage]:
                 updates[storage] = value
+        updates = copier.copy(self.draft, num_before, updates)
         outputs = [self.handles.read(uid) for uid in captured.outputs]
         owners = self._owners(captured)
         graph = finish_graph(name, self.draft, self.inputs, updates, loss, outputs, grads, owners)
