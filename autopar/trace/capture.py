@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +16,25 @@ import torch
 from ..errors import AutoparError, InputError, TraceError
 from ..graph.node import Phase
 from ..graph.tensor import Kind
+from .blocks import BlockCopies
+from .held import carry_hooks, check_carried, plain_attributes, unchanged
 from .outputs import output_spec, output_tensors, widen_output
 from .place import Places, explain_errors
 from .precision import default_dtype, float64_everywhere, state_dtype
-from .private import compiling, inline_checkpoints, make_fake_mode, reparametrize, storage_key, transformers_as_eager
+from .private import (
+    compiling,
+    inline_checkpoints,
+    make_fake_mode,
+    reparametrize,
+    storage_key,
+    transformers_as_eager,
+    without_compilers,
+)
 from .tape import Tape, written_uids
 from .update import Entry, Update, record_update
 from .workload import Workload, find_tensors, map_tensors
+
+_FEWEST_BLOCKS = 8  # equal blocks from this number on are copied
 
 
 @dataclass(frozen=True)
@@ -74,7 +87,7 @@ def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
     first_error: AutoparError | None = None
     for compile_flag, cast_buffers in ladder:
         try:
-            return _Attempt(workload, precision, compile_flag, cast_buffers).run()
+            return _try_step(workload, precision, compile_flag, cast_buffers)
         except AutoparError as error:
             first_error = first_error or error
             if "optimizer " in str(error)[:10]:
@@ -83,16 +96,26 @@ def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
     raise first_error
 
 
+def _try_step(workload: Workload, precision: str, compile_flag: bool, cast_buffers: bool) -> Captured:
+    """With equal blocks copied; where that fails for whatever reason, with every block run."""
+    attempt = _Attempt(workload, precision, compile_flag, cast_buffers, copying=True)
+    if attempt.blocks.num_classes:
+        with contextlib.suppress(AutoparError):
+            return attempt.run()
+    return _Attempt(workload, precision, compile_flag, cast_buffers, copying=False).run()
+
+
 class _Attempt:
     """One try at the step. Lives for one call of `run`."""
 
-    def __init__(self, workload: Workload, precision: str, compile_flag: bool, cast_buffers: bool) -> None:
+    def __init__(self, workload: Workload, precision: str, compile_flag: bool, cast_buffers: bool, copying: bool) -> None:
         self.workload = workload
         self.precision = precision
         self.compile_flag = compile_flag
         self.cast_buffers = cast_buffers
         self.places = Places(workload.model)
         self.tape = Tape(self.places)
+        self.blocks = BlockCopies(self.tape, workload.model, compile_flag, fewest=_FEWEST_BLOCKS if copying else None)
         self.entries: list[Entry] = []
 
     def run(self) -> Captured:
@@ -111,6 +134,7 @@ class _Attempt:
             for _, tensor in batch_entries:
                 self.tape.add_input(tensor)
             table: dict[str, torch.Tensor] = {**params, **buffers, **{a: (params | buffers)[s] for a, s in aliases.items()}}
+            table = {n: table[n] for n in _distinct_slots(w.model, table)}
             run_buffers = dict(buffers)
             if self.cast_buffers:
                 with self.tape:
@@ -151,6 +175,7 @@ class _Attempt:
                 raise TraceError(f"parameter {name} is lazy: run the model once on real inputs, so that its shape is known")
             data = torch.empty(p.shape, dtype=state_dtype(p.dtype, self.precision))
             params[name] = torch.nn.Parameter(data, requires_grad=p.requires_grad)
+            carry_hooks(p, params[name])
         for name, b in model.named_buffers(remove_duplicate=False):
             if id(b) in seen:
                 aliases[name] = seen[id(b)]
@@ -178,20 +203,25 @@ class _Attempt:
         w = self.workload
         cast = contextlib.nullcontext() if self.precision != "fp64" else float64_everywhere()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(unchanged(w.model))
             stack.enter_context(reparametrize(w.model, table))
+            stack.enter_context(self.blocks.installed())
             stack.enter_context(self.tape)
             stack.enter_context(cast)
             stack.enter_context(self.places.watch_modules())
             stack.enter_context(inline_checkpoints())
+            stack.enter_context(without_compilers())
             stack.enter_context(transformers_as_eager(not self.compile_flag))
             stack.enter_context(torch.set_grad_enabled(w.loss is not None))
             self.tape.phase = Phase.FORWARD
+            attributes = plain_attributes(w.model)
             with explain_errors("the model's forward", self._print_inputs()), compiling(self.compile_flag):
                 narrow = {n: self._narrow(t) for n, t in inputs.items()}
                 values = map_tensors("input:", w.example_inputs, narrow)
                 output = w.model(**values) if isinstance(values, dict) else w.model(*values)
                 if self.precision == "bf16" and w.loss is not None:
                     output = widen_output(output)
+            check_carried(attributes, self.tape)
             if w.loss is None:
                 return None, output
             with explain_errors("the loss", self._print_targets()), compiling(self.compile_flag):
@@ -245,6 +275,15 @@ class _Attempt:
         """Storages that the records from number `since` on write in place."""
         tape = self.tape
         return {storage_key(tape.tensors[u]) for r in tape.records[since:] for u in written_uids(r)}
+
+
+def _distinct_slots(model: torch.nn.Module, names: Iterable[str]) -> list[str]:
+    """The names without those that lead to the same attribute of the same module (a module that is registered twice)."""
+    slots: dict[tuple[int, str], str] = {}
+    for name in names:
+        owner, _, attribute = name.rpartition(".")
+        slots.setdefault((id(model.get_submodule(owner)), attribute), name)
+    return list(slots.values())
 
 
 def _print_shapes(named: list[tuple[str, torch.Tensor]]) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import math
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import (  # 2.11 - 2.13
@@ -17,13 +20,15 @@ from torch._subclasses.fake_tensor import (  # 2.11 - 2.13
 )
 from torch.nn.utils.stateless import _reparametrize_module  # 2.11 - 2.13
 from torch.utils._python_dispatch import _disable_current_modes  # 2.11 - 2.13
+from torch.utils._pytree import tree_flatten, tree_unflatten  # 2.11 - 2.13
 
 __all__ = ["FakeTensor", "FakeTensorMode", "NOT_STATIC", "UNSUPPORTED", "reparametrize", "without_modes"]
 
 NOT_STATIC = (DataDependentOutputException, DynamicOutputShapeException)
 UNSUPPORTED = UnsupportedOperatorException
-reparametrize = _reparametrize_module
+reparametrize = functools.partial(_reparametrize_module, stack_weights=True)  # a module under two names is put back in reverse order
 without_modes = _disable_current_modes
+flatten_tree, unflatten_tree = tree_flatten, tree_unflatten
 
 
 def make_fake_mode() -> FakeTensorMode:
@@ -34,6 +39,45 @@ def make_fake_mode() -> FakeTensorMode:
 def storage_key(tensor: torch.Tensor) -> int:
     """One number per storage, valid while the tensor lives. 2.11 - 2.13: `_cdata`."""
     return tensor.untyped_storage()._cdata
+
+
+def source_file(op: str) -> Path | None:
+    """The Python file that defines a custom op (`mylib.op.default`); None where torch does not know.
+
+    2.11 - 2.13: `torch._library.custom_ops.OPDEFS`, `torch._library.simple_registry`.
+    """
+    from torch._library.custom_ops import OPDEFS
+    from torch._library.simple_registry import singleton
+
+    qualname = "::".join(op.split(".")[:2])
+    defined = OPDEFS.get(qualname)
+    if defined is not None:
+        return Path(inspect.unwrap(defined._init_fn).__code__.co_filename)
+    kernel = singleton.find(qualname).fake_impl.kernel
+    return Path(kernel.source.rpartition(":")[0]) if kernel is not None else None
+
+
+def gradient_hooks(tensor: torch.Tensor) -> tuple[list, list]:
+    """The hooks on a leaf's gradient: before it is accumulated, and after. 2.11 - 2.13: `_backward_hooks`, `_post_accumulate_grad_hooks`."""
+    before, after = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return list((before or {}).values()), list((after or {}).values())
+
+
+@contextlib.contextmanager
+def autograd_inside() -> Iterator[None]:
+    """The kernel of a custom op may record and run a backward pass inside; torch switches that off in kernels.
+
+    2.11 - 2.13: `torch._C._dispatch_tls_set_dispatch_key_excluded`.
+    """
+    keys = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.AutogradOther)
+    before = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
+    for key in keys:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+    try:
+        yield
+    finally:
+        for key, excluded in zip(keys, before):
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
 
 
 def forget_constant(tensor: torch.Tensor) -> None:
@@ -84,6 +128,34 @@ def inline_checkpoints() -> Iterator[None]:
         yield
     finally:
         module.CheckpointFunction, module._checkpoint_without_reentrant_generator = saved
+
+
+@contextlib.contextmanager
+def without_compilers() -> Iterator[None]:
+    """`torch.compile` does nothing inside, wherever the user wrote it: the original code runs; `flex_attention` is matmuls and a softmax.
+
+    Flex runs its `score_mod` and `mask_mod` by vmap, on the CPU too, where torch has no backward for it. Where torch's compiler is not in
+    memory nothing is compiled, and importing it would cost seconds.
+    2.11 - 2.13: `torch._dynamo`; `flex_attention_hop`, `_validate_device`, `_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG`, `math_attention`.
+    """
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    before = {}
+    if flex is not None:
+        from torch._higher_order_ops.flex_attention import math_attention
+
+        plain = {"flex_attention_hop": math_attention, "_validate_device": _no_check, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True}
+        before = {name: getattr(flex, name) for name in plain}
+        vars(flex).update(plain)
+    try:
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext():
+            yield
+    finally:
+        if flex is not None:
+            vars(flex).update(before)
+
+
+def _no_check(*_tensors: torch.Tensor) -> None:
+    """All devices will do."""
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ Values that depend on shapes alone may decide control flow: their history is rep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +19,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import TraceError
 from ..graph.node import Phase
-from .place import Places, blame_stack, running_frames
+from .foreach import is_foreach, run_apart
+from .place import Places, blame_stack, passed_check, running_frames
 from .private import NOT_STATIC, UNSUPPORTED, FakeTensor, autograd_position, storage_key, without_modes
 
 _MAX_REPLAY_ELEMENTS = 2**26  # a replayed value larger than this (256 MiB of float32) is not a constant that decides anything
 _SKIP = frozenset({"profiler", "prim", "_c10d_functional"})
+_ATEN = torch.ops.aten
+_RESHAPES_SELF = {
+    _ATEN.unsqueeze_.default: _ATEN.unsqueeze.default, _ATEN.squeeze_.default: _ATEN.squeeze.default,
+    _ATEN.squeeze_.dim: _ATEN.squeeze.dim, _ATEN.squeeze_.dims: _ATEN.squeeze.dims, _ATEN.transpose_.default: _ATEN.transpose.int,
+    _ATEN.t_.default: _ATEN.t.default,
+}  # fmt: skip
 _READS_VALUE = frozenset({"aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default", "aten.is_nonzero.default"})
 
 
@@ -82,6 +90,12 @@ def find_slots(record: Record) -> list[int]:
     return found
 
 
+def _keeps_elements(tensor: torch.Tensor, size: list[int], stride: list[int], offset: int | None = None) -> bool:
+    """True where `as_strided_` only changes strides of dims of size 1 (`adaptive_avg_pool2d` does so for channels last)."""
+    same = [s == old for n, s, old in zip(size, stride, tensor.stride()) if n > 1]
+    return tuple(size) == tuple(tensor.shape) and all(same) and offset in (None, tensor.storage_offset())
+
+
 def first_tensors(value: object) -> list[torch.Tensor | None]:
     """The tensors (and Nones) that an op returned, in order."""
     if isinstance(value, (list, tuple)):
@@ -99,6 +113,7 @@ class Tape(TorchDispatchMode):
         self.constants: dict[int, torch.Tensor] = {}
         self.inputs: set[int] = set()
         self.phase = Phase.FORWARD
+        self.is_recording = True
         self._uids: dict[int, int] = {}
         self._places = places or Places()
         self._what = what
@@ -120,6 +135,31 @@ class Tape(TorchDispatchMode):
         uid = self.uid(tensor)
         self.inputs.add(uid)
         return uid
+
+    def branch(self) -> Tape:
+        """An empty tape that looks for places where this one does."""
+        return Tape(self._places, self._what)
+
+    @contextlib.contextmanager
+    def muted(self) -> Iterator[None]:
+        """Nothing is recorded inside."""
+        before, self.is_recording = self.is_recording, False
+        try:
+            yield
+        finally:
+            self.is_recording = before
+
+    def adopt(self, source: Tape, uid: int) -> int:
+        """A new uid for a tensor that is like number `uid` of another tape; nobody holds the tensor itself."""
+        self.tensors.append(source.tensors[uid])
+        if uid in source.constants:
+            self.constants[len(self.tensors) - 1] = source.constants[uid]
+        return len(self.tensors) - 1
+
+    def rename(self, uid: int, tensor: torch.Tensor) -> None:
+        """From now on `tensor` is the one that is meant by `uid`."""
+        self.tensors[uid] = tensor
+        self._uids[id(tensor)] = uid
 
     def _slot(self, value: object) -> object:
         if isinstance(value, torch.Tensor):
@@ -143,8 +183,15 @@ class Tape(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return args[0].device
         kwargs = kwargs or {}
-        if func.namespace in _SKIP:
+        if not self.is_recording:
             return func(*args, **kwargs)
+        if func.namespace in _SKIP or (func is torch.ops.aten.as_strided_.default and _keeps_elements(*args)):
+            return func(*args, **kwargs)
+        if is_foreach(func):
+            with self:
+                return run_apart(func, args, kwargs)
+        if func in _RESHAPES_SELF:
+            return self._reshape_self(func, args, kwargs)
         slots = tuple([self._slot(a) for a in args])
         kwslots = {k: self._slot(v) for k, v in kwargs.items()} if kwargs else kwargs
         if str(func) in _READS_VALUE:
@@ -167,10 +214,25 @@ class Tape(TorchDispatchMode):
         self.records.append(Record(func, slots, kwslots, outs, self.phase, self._places.path, self._places.source(), seq, in_autograd))
         return out
 
+    def _reshape_self(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
+        """`x.unsqueeze_(0)`: the tensor as it was keeps its number, and from now on is a view of that."""
+        tensor = args[0]
+        self._slot(tensor)
+        before, view = tensor.detach(), _RESHAPES_SELF[func]
+        uid = self._uids.pop(id(tensor))
+        self.tensors[uid], self._uids[id(before)] = before, uid
+        out = func(*args, **kwargs)
+        seq, in_autograd = autograd_position()
+        record = Record(view, (Slot(uid), *args[1:]), kwargs, (self.uid(out),), self.phase, self._places.path, self._places.source(), seq, in_autograd)
+        self.records.append(record)
+        return out
+
     def _decide(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> object:
         """What an op that needs real values returns: replayed where they depend on shapes alone."""
         wanted = find_slots(Record(func, args, kwargs, (), self.phase, "", "", 0, False))
         values = replay(self, wanted, random=False)
+        if values is None and passed_check() is not None:
+            return passed_check()
         if values is None:
             shapes = ", ".join(f"{str(self.tensors[u].dtype).removeprefix('torch.')}{list(self.tensors[u].shape)}" for u in wanted)
             cure = (
