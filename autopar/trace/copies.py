@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..graph.tensor import Kind
 from .draft import Draft, DraftNode, Val
 from .finish import node_inputs
 
@@ -27,11 +28,10 @@ class UpdateCopier:
         for name, traced in copies.items():
             self._followers.setdefault(traced, []).append(name)
         self.blanks = {n: Val(grads[n].shape, grads[n].dtype) for n in self._followers}
-        self._storages: dict[str, list[str]] = {n: [] for n in self._followers}
-        for storage in inputs:
-            owner = storage.rpartition(":")[2]
-            if owner in self._storages:
-                self._storages[owner].append(storage)
+        self._storages: dict[str, list[str]] = {}  # of each parameter: itself and its states, parameters in the model's order
+        for storage, value in inputs.items():
+            if value.kind in (Kind.PARAM, Kind.OPTIM):
+                self._storages.setdefault(storage.rpartition(":")[2], []).append(storage)
 
     def copy(self, draft: Draft, begin: int, updates: dict[str, Val]) -> dict[str, Val]:
         """Write the copies, and put the real gradients in.
@@ -45,38 +45,40 @@ class UpdateCopier:
         """
         if not self._followers:
             return updates
-        own = self._owned_nodes(draft.nodes[begin:])
+        shared, own = self._owned_nodes(draft.nodes[begin:])
         found = dict(updates)
         for traced, names in self._followers.items():
             for name in names:
                 known = {id(self.blanks[traced]): self._grads[name]}
                 renamed = {s: s.removesuffix(traced) + name for s in self._storages[traced]}
                 known.update((id(self._inputs[s]), self._inputs[r]) for s, r in renamed.items())
-                for node in own[traced]:
-                    draft.nodes.append(_repeat(node, known))
+                own[name] = [_repeat(node, known) for node in own[traced]]
                 for storage, copied in renamed.items():
                     if storage in updates:
                         found[copied] = known.get(id(updates[storage]), updates[storage])
-        for traced, nodes in own.items():
+        for traced in self._followers:
             real = {id(self.blanks[traced]): self._grads[traced]}
-            for node in nodes:
+            for node in own[traced]:
                 node.args = tuple((key, _swap(value, real)) for key, value in node.args)
             for storage in self._storages[traced]:
                 if storage in found:
                     found[storage] = real.get(id(found[storage]), found[storage])
+        draft.nodes[begin:] = [*shared, *(node for name in self._storages for node in own[name])]
         return {s: found[s] for s in self._inputs if s in found}
 
-    def _owned_nodes(self, nodes: list[DraftNode]) -> dict[str, list[DraftNode]]:
-        """The nodes that depend on a traced parameter, its gradient or its states."""
-        owner = {id(blank): n for n, blank in self.blanks.items()}
+    def _owned_nodes(self, nodes: list[DraftNode]) -> tuple[list[DraftNode], dict[str, list[DraftNode]]]:
+        """The nodes that depend on no parameter, and for each parameter those that depend on it, its gradient or its states."""
+        owner = {id(self._grads[n]): n for n in self._storages if n in self._grads}
+        owner |= {id(blank): n for n, blank in self.blanks.items()}
         owner |= {id(self._inputs[s]): n for n, many in self._storages.items() for s in many}
-        own: dict[str, list[DraftNode]] = {n: [] for n in self._followers}
+        shared: list[DraftNode] = []
+        own: dict[str, list[DraftNode]] = {n: [] for n in self._storages}
         for node in nodes:
             mine = next((owner[id(v)] for v in node_inputs(node) if id(v) in owner), None)
+            (shared if mine is None else own[mine]).append(node)
             if mine is not None:
-                own[mine].append(node)
                 owner.update((id(v), mine) for v in node.outs if v is not None)
-        return own
+        return shared, own
 
 
 def _swap(value: object, known: Mapping[int, Val]) -> object:
