@@ -1,56 +1,100 @@
-"""Random legal plans of real models, run as emitted on all ranks in one process: how many, how many differ from the traced step.
+"""Random legal plans, run as emitted on all ranks in one process: how many, how many differ from the traced step.
 
-    python benchmarks/random_plans.py [PLANS_PER_MODEL]
+    python benchmarks/random_plans.py [--models N] [--plans N] [--zoo N] [--only NAME ...] [--seed N]
 
-Prints a table. One mismatch is a bug of the compiler; its model, mesh and seed are printed.
+Three kinds of models: random small ones (`--models` of them, `--plans` plans each), the small models of the tracer's tests (`--plans` plans
+each), and the zoo (`--zoo` plans of each model; 0: none). Prints a table. One mismatch is a bug of the compiler; its model, mesh and seed
+are printed.
 """
 
+import argparse
 import platform
 import random
 import sys
 import time
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from autopar.errors import AutoparError  # noqa: E402
 from autopar.graph.repeats import fold_graph  # noqa: E402
+from autopar.trace import Workload, load_workload  # noqa: E402
+from autopar.zoo import list_models  # noqa: E402
+from tests.codegen.random_models import make_random_workload  # noqa: E402
 from tests.codegen.random_plans import Assigner, Control  # noqa: E402
+from tests.trace import zoo as small  # noqa: E402
 
-MODELS = ("mlp", "tied", "gpt2", "llama", "bert", "vit", "resnet")
-MESHES = ((2,), (4,), (2, 2), (2, 2, 2))
-TOLERANCE = 1e-9  # of the larger of 1 and the tensor's largest magnitude, float64
+SMALL = ("mlp", "tied", "gpt2", "llama", "bert", "vit", "resnet")
+MESHES = ((2,), (4,), (2, 2), (3,), (2, 2, 2))
+TOLERANCE = 1e-8  # of the larger of 1 and the tensor's largest magnitude, float64
 
 
-def run_model(name: str, count: int) -> tuple[int, int]:
+def run_model(name: str, make: Callable[[], Workload], count: int, seed: int) -> tuple[int, int]:
     """(plans run, mismatches)."""
-    control = Control(name)
+    torch.manual_seed(0)
+    control = Control(make())
     fold = fold_graph(control.graph)
-    assigners = {sizes: Assigner(control.graph, sizes) for sizes in MESHES}
+    assigners: dict[tuple[int, ...], Assigner] = {}
     wrong = 0
     for number in range(count):
-        sizes = MESHES[number % len(MESHES)]
+        sizes = MESHES[(seed + number) % len(MESHES)]
+        if sizes not in assigners:
+            assigners[sizes] = Assigner(control.graph, sizes)
         assigner = assigners[sizes]
-        difference, whose = control.worst(assigner.program(assigner.draw(random.Random(number), fold if number % 2 else None)))
-        if difference > TOLERANCE:
-            print(f"MISMATCH {name} mesh {sizes} seed {number}: {whose} is {difference:.1e} off")
+        program = assigner.program(assigner.draw(random.Random(1000 * seed + number), fold if number % 2 else None))
+        difference, whose = control.worst(program)
+        if not difference <= TOLERANCE:
+            print(f"MISMATCH {name} mesh {sizes} seed {seed} plan {number}: {whose} is {difference:.1e} off", flush=True)
             wrong += 1
     return count, wrong
 
 
+def list_work(asked: argparse.Namespace) -> Iterator[tuple[str, str, Callable[[], Workload], int, int]]:
+    """(kind, name, factory, plans, seed)."""
+    for k in range(asked.models):
+        yield "random", f"random {asked.seed + k}", lambda k=k: make_random_workload(asked.seed + k, 10 + k % 8), asked.plans, asked.seed + k
+    for name in SMALL:
+        yield "small", name, getattr(small, name), asked.plans, asked.seed
+    for spec in list_models(()) if asked.zoo else ():
+        yield "zoo", spec.rpartition("/")[2], lambda spec=spec: load_workload(spec), asked.zoo, asked.seed
+
+
 def main() -> int:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", type=int, default=50)
+    parser.add_argument("--plans", type=int, default=8)
+    parser.add_argument("--zoo", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=[], help="parts of names")
+    asked = parser.parse_args()
+    warnings.filterwarnings("ignore")
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print(f"{'model':8} {'plans':>6} {'wrong':>6} {'seconds':>8}")
-    total = failed = 0
-    for name in MODELS:
+    print(f"{'models':8} {'tried':>6} {'plans':>7} {'wrong':>6} {'failed':>6} {'seconds':>8}")
+    rows: dict[str, list[float]] = {}
+    for kind, name, make, plans, seed in list_work(asked):
+        if asked.only and not any(part in name for part in asked.only):
+            continue
         began = time.perf_counter()
-        done, wrong = run_model(name, count)
-        total, failed = total + done, failed + wrong
-        print(f"{name:8} {done:6} {wrong:6} {time.perf_counter() - began:8.1f}", flush=True)
-    print(f"{'all':8} {total:6} {failed:6}")
-    return int(failed > 0)
+        row = rows.setdefault(kind, [0, 0, 0, 0, 0.0])
+        row[0] += 1
+        try:
+            done, wrong = run_model(name, make, plans, seed)
+            row[1] += done
+            row[2] += wrong
+        except AutoparError as error:
+            print(f"FAILED {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            row[3] += 1
+        row[4] += time.perf_counter() - began
+    for kind, (models, plans, wrong, failed, seconds) in rows.items():
+        print(f"{kind:8} {models:6} {plans:7} {wrong:6} {failed:6} {seconds:8.1f}")
+    plans, wrong, failed = (sum(row[k] for row in rows.values()) for k in (1, 2, 3))
+    print(f"{'all':8} {sum(row[0] for row in rows.values()):6} {plans:7} {wrong:6} {failed:6}")
+    return int(wrong > 0 or failed > 0)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from ..graph.node import Arg, Const, Node, Ref
+from ..graph.strides import READS_PACKED
 
 _OPERATORS = {"aten.add.Tensor": "+", "aten.sub.Tensor": "-", "aten.mul.Tensor": "*", "aten.div.Tensor": "/"}
 _SCALAR_OPERATORS = {"aten.add.Scalar": "+", "aten.sub.Scalar": "-", "aten.mul.Scalar": "*", "aten.div.Scalar": "/", "aten.pow.Tensor_Scalar": "**"}
@@ -22,7 +23,8 @@ _METHODS = {
     "aten.squeeze.dim": ("dim",),
     "aten.select.int": ("dim", "index"),
 }
-_CAREFUL = {"aten.native_layer_norm_backward.default": "ops.layer_norm_backward"}  # ops whose kernel is wrong on some strides
+_CAREFUL = {"aten.native_layer_norm_backward.default": "ops.layer_norm_backward", "aten._grouped_mm.default": "ops.grouped_mm"}  # of strides
+_RESHAPES = ("aten.view.default", "aten._unsafe_view.default")  # a shard need not be contiguous
 _UNARY = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "neg", "reciprocal", "abs", "sin", "cos")
 _IDENTIFIER = re.compile(r"\W+")
 
@@ -55,13 +57,15 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
         names: the Python name of each of `node.inputs`.
     """
     args = dict(node.args)
-    op = "aten.reshape.default" if node.op == "aten.view.default" else node.op  # a shard need not be contiguous
+    op = "aten.reshape.default" if node.op in _RESHAPES else node.op
     space, _, rest = op.partition(".")
     if space == "comm":
         options = [f"{key}={value!r}" for key, value in node.args if key not in ("x", "axis")]
         return f"comm.{rest}({', '.join([names[0], repr(args['axis']), *options])})"
     if space == "autopar":
         return f"ops.{rest}({_call_arguments(node, names)})"
+    if space != "aten":
+        return f"torch.ops.{node.op}({_user_arguments(node, names)})"
     if op in _OPERATORS and set(args) == {"self", "other"} and all(isinstance(args[k], (Ref, int, float)) for k in args):
         return f"{print_arg(args['self'], names)} {_OPERATORS[op]} {_operand(args['other'], names)}"
     if op in _SCALAR_OPERATORS and len(args) == 2:
@@ -81,12 +85,20 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
         return f"{names[0]}.to({print_arg(args['dtype'], names)})"
     if op == "aten.reshape.default":
         return f"{names[0]}.reshape([{', '.join(print_arg(a, names) for a in args['size'])}])"
+    if rest.split(".")[0] in READS_PACKED:
+        return f"{op}({_call_arguments(node, [f'{name}.contiguous()' for name in names])})"
     return f"{_CAREFUL.get(op, op)}({_call_arguments(node, names)})"
 
 
 def _operand(arg: Arg, names: Sequence[str]) -> str:
     text = print_arg(arg, names)
     return f"({text})" if text.startswith("-") else text
+
+
+def _user_arguments(node: Node, names: Sequence[str]) -> str:
+    """Every argument by name, tensors packed: the kernel of a user's op may know of no strides."""
+    packed = [f"{name}.contiguous()" for name in names]
+    return ", ".join(f"{key}={print_arg(value, packed)}" for key, value in node.args)
 
 
 def _call_arguments(node: Node, names: Sequence[str]) -> str:

@@ -6,9 +6,14 @@ contiguous. Attention runs the device's own kernel; both kernels give (out, logs
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import partial
 
 import torch
+
+from ..graph.strides import READS_PACKED
+
+from .random import poisson, uniform
+from .vocabulary import cross_entropy_backward, embedding, embedding_backward, pick, sum_exp
 
 _aten = torch.ops.aten
 
@@ -99,24 +104,56 @@ def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=No
     return _aten.native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
 
 
+def grouped_mm(self: torch.Tensor, mat2: torch.Tensor, **others: object) -> torch.Tensor:
+    """`aten._grouped_mm`, whose kernel wants each matrix packed along rows or along columns."""
+    return _aten._grouped_mm(_packed_matrix(self), _packed_matrix(mat2), **others)
+
+
+def _packed_matrix(x: torch.Tensor) -> torch.Tensor:
+    packed = (x.stride(-1) == 1 and x.stride(-2) >= x.shape[-1]) or (x.stride(-2) == 1 and x.stride(-1) >= x.shape[-2])
+    return x if packed else x.contiguous()
+
+
 _OWN = {
     "autopar.linear": linear,
     "autopar.linear_input_grad": linear_input_grad,
     "autopar.linear_weight_grad": linear_weight_grad,
     "autopar.attention": attention,
     "autopar.attention_backward": attention_backward,
+    "autopar.uniform": uniform,
+    "autopar.poisson": poisson,
+    "autopar.embedding": embedding,
+    "autopar.embedding_backward": embedding_backward,
+    "autopar.sum_exp": sum_exp,
+    "autopar.pick": pick,
+    "autopar.cross_entropy_backward": cross_entropy_backward,
+    "aten._grouped_mm.default": grouped_mm,
     "aten.view.default": lambda self, size: self.reshape(size),
+    "aten._unsafe_view.default": lambda self, size: self.reshape(size),
     "aten.native_layer_norm_backward.default": layer_norm_backward,
 }
 
 
-@lru_cache(maxsize=None)
 def find_op(name: str):
-    """The function for an op of a graph: `autopar.linear`, `aten.mm.default`. Arguments go by schema name."""
+    """The function for an op of a graph: `autopar.linear`, `aten.mm.default`. Arguments go by schema name.
+
+    A user's op (of another namespace) gets its tensors packed, too: its kernel may know of no strides.
+    """
     if name in _OWN:
         return _OWN[name]
     namespace, packet, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    return op if namespace == "aten" and packet not in READS_PACKED else partial(_call_packed, op)
+
+
+def _call_packed(op, **arguments: object):
+    return op(**{name: _contiguous(value) for name, value in arguments.items()})
+
+
+def _contiguous(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return [_contiguous(v) for v in value]
+    return value.contiguous() if isinstance(value, torch.Tensor) else value
 
 
 def call(name: str, **arguments: object):

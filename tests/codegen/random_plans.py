@@ -120,19 +120,26 @@ def run_source(text, program, graph, states, batch):
     return results, after
 
 
-class Control:
-    """A zoo model's traced step run whole on real tensors: what its plans are compared with."""
+def zoo_control(name):
+    """The control of a model of `tests.trace.zoo`."""
+    import torch
 
-    def __init__(self, name):
+    from tests.trace import zoo
+
+    torch.manual_seed(0)
+    return Control(getattr(zoo, name)())
+
+
+class Control:
+    """A workload's traced step run whole on real tensors: what its plans are compared with."""
+
+    def __init__(self, workload):
         import torch
 
         from autopar.runtime.execute import run_graph
         from autopar.trace import trace_step
-        from tests.trace import zoo
         from tests.trace.compare import batch, first_states
 
-        torch.manual_seed(0)
-        workload = getattr(zoo, name)()
         traced = trace_step(workload, "fp64")
         self.graph = traced.graph
         env = first_states(workload, traced, torch.float64)
@@ -155,11 +162,13 @@ class Control:
 
 
 def relative_difference(found, wanted):
-    """Largest difference over the larger of 1 and the largest magnitude; infinity where it is not a number."""
+    """Largest difference over the larger of 1 and the largest magnitude; infinity where it is not a number, or whole numbers differ."""
     if not wanted.numel():
         return 0.0
+    if not (wanted.dtype.is_floating_point or wanted.dtype.is_complex):
+        return 0.0 if bool((found == wanted).all()) else float("inf")
     difference = float((found.double() - wanted.double()).abs().max()) / max(1.0, float(wanted.abs().max()))
     return difference if difference == difference else float("inf")
 
 
-__all__ = ["Assigner", "Control", "Kind", "make_mesh", "random", "run_source", "source_of"]
+__all__ = ["Assigner", "Control", "Kind", "make_mesh", "random", "run_source", "source_of", "zoo_control"]

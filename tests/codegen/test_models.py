@@ -11,16 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autopar.graph.repeats import fold_graph  # noqa: E402
-from tests.codegen.random_plans import Assigner, Control  # noqa: E402
+from tests.codegen.random_plans import Assigner, zoo_control  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-MODELS = ["mlp", "gpt2", "llama", "bert", "vit", "resnet", "tied"]
+MODELS = ["mlp", "gpt2", "gpt2_dropout", "tagger", "llama", "bert", "vit", "resnet", "tied"]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_random_plans(name):
-    control = Control(name)
+    control = zoo_control(name)
     fold = fold_graph(control.graph)
     rng = random.Random(name)
     for sizes, draws in (((2,), 4), ((4,), 2), ((2, 2), 3)):
