@@ -1,5 +1,6 @@
 # make demo   runs the main job: a language model trained on four processes, split by a proven plan (makes .venv itself)
 # make test   runs every test
+# make zoo    traces, plans and verifies all models of tests/zoo and prints the table (installs diffusers, monai, timm; an hour)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +10,13 @@ $(VENV)/.done: pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[hf,dev]'
 	touch $@
 
-.PHONY: demo test test-fast clean
+# timm by itself: it asks for torchvision, which would bring another torch; its other needs come with transformers
+$(VENV)/.zoo: $(VENV)/.done
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[hf,zoo]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'timm>=1.0.20'
+	touch $@
+
+.PHONY: demo test test-fast zoo clean
 demo: $(VENV)/.done
 	$(BIN)/autopar demo --out demo_out
 
@@ -20,6 +27,9 @@ test: $(VENV)/.done
 
 test-fast: $(VENV)/.done
 	$(BIN)/python -m pytest tests/laws tests/graph tests/solver tests/cost tests/errors -m "not torch and not gloo and not browser"
+
+zoo: $(VENV)/.zoo
+	$(BIN)/autopar zoo
 
 clean:
 	rm -rf $(VENV) demo_out

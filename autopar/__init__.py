@@ -12,20 +12,22 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
-    "api": ("compile", "plan", "compile_workload", "launch", "Compiled"),
+    "api": ("compile", "opportunities", "plan", "compile_workload", "launch", "Compiled"),
     "trace": ("Workload",),
+    "trace.region": ("region",),
+    "trace.register": ("register_rule",),
     "trace.load": ("load_workload",),
     "options": ("Options",),
     "cluster": ("Cluster", "parse_cluster"),
     "graph.plan": ("Plan",),
-    "view.shown": ("load_plan", "ShownPlan"),
+    "view.shown": ("load_plan", "ShownOpportunities", "ShownPlan"),
     "runtime": ("Executable",),
     "verify": ("verify_workload", "VerifyReport"),
     "view.html": ("save_html",),
     "view.terminal": ("plan_text",),
     "errors": (
         "AutoparError", "CheckpointError", "ClusterError", "GraphError", "InfeasibleError", "InputError", "ModelError", "NoRuleError",
-        "OptionsError", "PlanError", "ProgramError", "RankError", "TraceError", "VerificationError",
+        "OptionsError", "PlanError", "ProgramError", "RankError", "RuleError", "TraceError", "VerificationError",
     ),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

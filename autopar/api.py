@@ -27,11 +27,15 @@ from .graph.choice import Assignment
 from .graph.cuts import find_cuts, resolve_all
 from .graph.graph import Graph, check_graph, count_params, graph_hash
 from .graph.mesh import Mesh, MeshAxis
+from .graph.opportunities import find_opportunities
 from .graph.plan import Certificate, ClusterInfo, ModelInfo, Plan
 from .graph.plan_json import print_plan_json
 from .graph.program import Program, check_program
 from .graph.repeats import find_repeats, fold_graph
+from .graph.registry import RuleRow, rules_in_force
+from .graph.rule import Rule
 from .graph.rules import RULES
+from .graph.rules.random_numbers import STATE as RANDOM_STATE
 from .graph.text import print_graph, print_program
 from .options import Options
 from .runtime import Comm, Executable, ProcessComm, initial_state, read_torchrun_env, start_process_group, state_of_module
@@ -39,7 +43,9 @@ from .solver.answer import Answered, Case, build_answer
 from .solver.recognise import recognise
 from .solver.search import Question, search
 from .trace import Traced, Workload, trace_step
-from .view.shown import ShownPlan, load_plan, show_plan
+from .trace.discover import CACHE_PATH, NOT_THE_SAME, find_rows
+from .trace.homes import find_homes
+from .view.shown import ShownOpportunities, ShownPlan, load_plan, show_opportunities, show_plan
 
 PROFILE_PATH = Path.home() / ".cache" / "autopar" / "profile-cpu.json"
 _INLINE_ELEMENTS = 4096  # a constant buffer up to this size is written into the program's text
@@ -82,6 +88,45 @@ def plan(
     """
     workload = Workload(model=model, example_inputs=example_inputs, example_targets=example_targets, loss=loss, optimizer=optimizer)
     return compile_workload(workload, cluster_spec, options or Options()).plan
+
+
+def opportunities(
+    model: torch.nn.Module,
+    *,
+    example_inputs: tuple | dict,
+    example_targets: tuple = (),
+    loss: Callable | None = None,
+    optimizer: Callable | None = None,
+    precision: str = "fp32",
+    num_ranks: int = 8,
+) -> ShownOpportunities:
+    """What a training step offers before any plan: how far each factor runs, what waits for what, what is rewritten where.
+
+    Args:
+        precision: `fp32`, `bf16` or `fp64`.
+        num_ranks: among how many ranks the work is to be divided.
+        Others as in `plan`.
+    """
+    workload = Workload(model=model, example_inputs=example_inputs, example_targets=example_targets, loss=loss, optimizer=optimizer)
+    return find_workload_opportunities(workload, precision, num_ranks)
+
+
+def find_workload_opportunities(
+    workload: Workload, precision: str = "fp32", num_ranks: int = 8, *, report: Report | None = None, cache_path: Path | None = CACHE_PATH
+) -> ShownOpportunities:
+    """`opportunities` of a workload.
+
+    Args:
+        report, cache_path: as in `compile_workload`.
+    """
+    say = report or (lambda line: None)
+    say(f"tracing {workload.name or type(workload.model).__name__} in {precision}")
+    graph = trace_step(workload, precision).graph
+    check_graph(graph)
+    rows = find_rows(graph, (), cache_path)
+    for row in rows:
+        say(f"{row.origin} rule of {row.op}: {row.text}")
+    return show_opportunities(find_opportunities(graph, rules_in_force(rows), num_ranks, precision))
 
 
 def compile(
@@ -165,6 +210,8 @@ def _given_values(compiled: Compiled) -> dict[str, torch.Tensor]:
 def _make_executable(chosen: Plan, files: Mapping[str, str], comm: Comm, options: Options, given: Mapping[str, torch.Tensor]) -> Executable:
     executable = Executable(chosen, files, comm, {}, seed=options.seed, given=given)
     executable.state.update(initial_state(executable.program, comm.rank, given, options.seed, comm.device))
+    if any(row.why_whole == NOT_THE_SAME for row in chosen.rules):
+        torch.manual_seed(options.seed)  # ops of the user's own that draw numbers: every rank runs them whole and must draw alike
     return executable
 
 
@@ -177,6 +224,7 @@ def compile_workload(
     source: ModelInfo | None = None,
     report: Report | None = None,
     rows_path: Path = PROFILE_PATH,
+    cache_path: Path | None = CACHE_PATH,
 ) -> Compiled:
     """All passes, in order.
 
@@ -185,6 +233,7 @@ def compile_workload(
         source: where the model came from, to be kept in the plan (its `source`, `args`, `batch`, `seq`).
         report: told what is going on, one line each.
         rows_path: the measured figures of this machine's CPU, if `autopar profile` made them.
+        cache_path: folder in which discovered rules are kept; None: nowhere.
     """
     say = report or (lambda line: None)
     dump = _Dump(options.dump_dir)
@@ -199,8 +248,13 @@ def compile_workload(
     dump("graph", lambda: print_graph(graph))
     trace_s = time.perf_counter() - began
 
+    if given_plan is not None:
+        check_belongs(given_plan, graph, cluster, precision)
     began = time.perf_counter()
-    case = build_case(graph)
+    rows = find_rows(graph, given_plan.rules if given_plan is not None else (), cache_path)
+    for row in rows:
+        say(f"{row.origin} rule of {row.op}: {row.text}")
+    case = build_case(graph, rules_in_force(rows))
     dump("fold", lambda: _print_fold(case))
     classes = len(set(case.fold.node_class))
     say(f"{len(graph.nodes)} nodes, {classes} after folding equal blocks; {count_params(graph):,} parameters")
@@ -210,11 +264,10 @@ def compile_workload(
     if given_plan is None:
         assignment, certificate = _solve(case, cluster, model, options, say, (("trace_s", trace_s), ("rules_s", rules_s)))
     else:
-        check_belongs(given_plan, graph, cluster, precision)
         assignment, certificate = given_plan.assignment, given_plan.solve
     dump("assignment", lambda: _print_assignment(assignment))
 
-    answered = answer_of(case, assignment, certificate, cluster, model, options, precision, source, workload)
+    answered = answer_of(case, assignment, certificate, cluster, model, options, precision, source, workload, rows)
     check_plan(answered.plan)
     check_program(answered.program)
     dump("program", lambda: print_program(answered.program))
@@ -224,9 +277,9 @@ def compile_workload(
     return Compiled(workload, traced, show_plan(answered.plan), answered.program, files)
 
 
-def build_case(graph: Graph) -> Case:
+def build_case(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Case:
     """The graph with its rules, cuts and folds: all that solver and answer need of it."""
-    sites, signatures = resolve_all(graph, RULES)
+    sites, signatures = resolve_all(graph, rules)
     repeats = find_repeats(graph)
     return Case(graph, sites, signatures, find_cuts(graph, signatures), fold_graph(graph, repeats), repeats)
 
@@ -254,15 +307,19 @@ def answer_of(
     precision: str,
     source: ModelInfo | None,
     workload: Workload,
+    rows: tuple[RuleRow, ...] = (),
 ) -> Answered:
-    """The plan and program of an assignment."""
+    """The plan and program of an assignment; `rows` are the rules that the table lacks (`find_rows`)."""
     graph = case.graph
     labels, summary = recognise(graph, case.sites, case.signatures, case.cuts, assignment)
     info = ModelInfo(workload.name or graph.name, count_params(graph), graph_hash(graph), precision)
     if source is not None:
         info = replace(info, source=source.source, args=source.args, batch=source.batch, seq=source.seq)
     prices = build_prices(model, assignment.mesh, graph, case.sites, case.signatures)
-    return build_answer(case, assignment, certificate, model, prices, labels, summary, info, cluster_info(cluster, model, options, precision))
+    answered = build_answer(
+        case, assignment, certificate, model, prices, labels, summary, info, cluster_info(cluster, model, options, precision)
+    )
+    return replace(answered, plan=replace(answered.plan, rules=rows))
 
 
 def cluster_info(cluster: Cluster, model: CostModel, options: Options, precision: str) -> ClusterInfo:
@@ -299,7 +356,8 @@ def model_facts(workload: Workload, traced: Traced) -> ModelFacts:
     """What the program must know of the model beside its graph."""
     named = {name for name, _ in workload.model.named_buffers(remove_duplicate=False)}
     transient = frozenset((named - set(workload.model.state_dict())) | {name.rpartition("@")[0] for name in traced.constants})
-    return ModelFacts(_initial_recipes(workload, traced), traced.param_aliases, transient, traced.output_spec)
+    return ModelFacts(_initial_recipes(workload, traced), traced.param_aliases, transient | {RANDOM_STATE}, traced.output_spec,
+                      find_homes(traced.graph, workload.model))  # fmt: skip
 
 
 def _initial_recipes(workload: Workload, traced: Traced) -> dict[str, tuple]:
@@ -313,6 +371,7 @@ def _initial_recipes(workload: Workload, traced: Traced) -> dict[str, tuple]:
     for name, tensor in (*((n, t) for n, t in tensors.items() if n in buffers), *constants.items()):
         if tensor.numel() <= _INLINE_ELEMENTS:
             recipes[name] = ("tensor", tuple(tensor.detach().flatten().tolist()))
+    recipes[RANDOM_STATE] = ("seed",)
     for storage, (how, what) in traced.init_optim.items():
         recipes[storage] = ("copy", what) if how == "param" else ("fill", what) if what else ("zeros",)
     return recipes
@@ -347,4 +406,4 @@ def _print_assignment(assignment: Assignment) -> str:
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["Compiled", "Executable", "Options", "Plan", "Workload", "compile", "compile_workload", "launch", "load_plan", "plan"]
+__all__ = ["Compiled", "Executable", "Options", "Plan", "Workload", "compile", "compile_workload", "launch", "load_plan", "opportunities", "plan"]

@@ -32,6 +32,10 @@ class NoRuleError(AutoparError):
     """An op has no sharding rule: names the op, the node, the module and the line."""
 
 
+class RuleError(AutoparError):
+    """A rule that was stated is malformed, or is not what the op computes: names the factor and shows numbers."""
+
+
 class GraphError(AutoparError):
     """A graph breaks the law of its level (`check_graph`)."""
 

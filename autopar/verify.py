@@ -1,8 +1,9 @@
 """Verification: the program of a plan, run on all ranks in one process in float64, against plain PyTorch.
 
 In: a workload, a cluster, options. Out: a `VerifyReport`. Nothing of the compiler is in the reference: it is the user's own module with the
-same first values, `loss.backward()`, and the user's optimizer. Two steps on different batches, so that what is carried is covered. Compared
-are the loss of every rank, every gradient, and after the update every rank's piece of every parameter, buffer and optimizer state.
+same first values, `loss.backward()`, and the user's optimizer; only its random ops are answered with the program's numbers (`draws`). Two
+steps on different batches, so that what is carried is covered. Compared are the loss of every rank, every gradient, and after the update
+every rank's piece of every parameter, buffer and optimizer state.
 
 The rule. The error of a tensor is its largest |program - PyTorch|, relative to its scale: the larger of its own largest magnitude and 1/1000
 of the largest in its kind (a gradient that is zero in exact arithmetic, such as that of a key's bias, is rounding noise in both, and
@@ -13,9 +14,9 @@ as an error of the update.
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from torch import Tensor
 from .api import compile_workload, model_facts
 from .cluster import Cluster, num_devices, parse_cluster
 from .codegen.emit import ModelFacts, print_source
+from .draws import first_draws, same_draws
 from .errors import InputError, ModelError
 from .graph.cuts import find_cuts, resolve_all
 from .graph.graph import Graph, value_table
@@ -33,14 +35,16 @@ from .graph.mesh import Mesh, num_ranks, print_mesh
 from .graph.partition import partition
 from .graph.plan import Plan
 from .graph.program import check_program
-from .graph.rules import RULES
-from .graph.rules.random_numbers import NAMES as RANDOM_OPS
+from .graph.registry import rules_in_force
+from .graph.rules.random_numbers import STATE as RANDOM_STATE
 from .graph.sharding import Sharding, parse_sharding
 from .graph.tensor import Kind
 from .options import Options
 from .runtime import ProgramSpec, State, compile_program, initial_state, read_program, run_ranks, state_of_module
 from .runtime.shards import cut, join
 from .trace import Traced, Workload, float64_everywhere
+from .trace.held import carry_hooks, unchanged
+from .trace.discover import NOT_THE_SAME
 from .trace.workload import find_tensors, map_tensors
 
 TOLERANCE = 1e-10
@@ -102,7 +106,7 @@ def verify_workload(
             those of a plan in fp32; it is less where all ranks together would not fit this machine.
         report: told what is going on, one line each.
     Raises:
-        ModelError: the model draws random numbers, so that there is nothing to compare with.
+        ModelError: plain PyTorch takes another way through the model than its trace did, or an op of the user's is not the same twice.
         InputError: plain PyTorch cannot run it on its example inputs.
         AutoparError: as in `autopar.plan`.
     """
@@ -115,8 +119,18 @@ def verify_workload(
         say(f"planning for {room / 2**20:,.0f} MiB per rank, so that all {num_devices(found)} ranks and the reference fit this machine")
         limit = room
     compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit), report=say)
-    refuse_random_numbers(compiled.traced.graph, workload)
+    _refuse_unrepeatable(compiled.plan)
     return compare_plan(workload, compiled.traced, compiled.plan, options.seed, say)
+
+
+def _refuse_unrepeatable(plan: Plan) -> None:
+    """Raise `ModelError` where an op of the user's own gives other numbers each time: nothing says which are right."""
+    for row in plan.rules:
+        if row.why_whole == NOT_THE_SAME:
+            raise ModelError(
+                f"{plan.model.name}: {row.op} gives other numbers on the same data each time, so there is nothing to compare with; give it its "
+                "random numbers as an argument (torch.rand outside of the op), or switch them off"
+            )
 
 
 def _room_per_rank(workload: Workload, num_ranks: int) -> int | None:
@@ -140,43 +154,34 @@ def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say:
     emitted = _build_program(graph, plan, facts)
     program = emitted.spec
     ranks = range(num_ranks(mesh))
-    reference = _Reference(real_model(workload, graph, facts, given, seed), workload)
     local = [initial_state(program, rank, given, seed) for rank in ranks]
     found = _Findings()
-    for step in range(1, STEPS + 1):
-        inputs, targets = make_batch(workload, graph, seed, step)
-        say(f"step {step}: {len(ranks)} ranks")
-        whole = dict(find_tensors("input:", inputs)) | dict(find_tensors("target:", targets))
-        parts = [{n: cut(whole[n], parse_sharding(b.sharding), mesh, r) for n, b in program.batch.items()} for r in ranks]
-        losses, returned = _run(emitted, mesh, local, parts, bool(graph.loss))
-        say(f"step {step}: plain PyTorch")
-        outputs, grads = reference.forward_backward(inputs, targets)
-        if graph.loss:
-            for rank, loss in enumerate(losses):
-                found.note("loss", f"loss on rank {rank}", step, loss, outputs[0])
-        else:
-            for k, (ours, theirs) in enumerate(zip(returned, outputs, strict=True)):
-                found.note("output", f"output {k}", step, ours, theirs)
-        ours_by_name = {p.rpartition("@")[0]: g for (p, _), g in zip(graph.grads, returned)} if graph.loss else {}
-        for name in {**ours_by_name, **grads}:
-            if name not in ours_by_name or name not in grads:
-                side = "the program" if name in ours_by_name else "plain PyTorch"
-                raise ModelError(f"{name}: only {side} gives it a gradient; is its requires_grad changed while the step runs?")
-            found.note("gradient", name, step, ours_by_name[name], grads[name])
-        reference.update(ours_by_name)
-        _compare_states(found, program, mesh, local, reference, step)
+    with real_model(workload, graph, facts, given, seed) as model:
+        reference = _Reference(model, workload, seed)
+        for step in range(1, STEPS + 1):
+            inputs, targets = make_batch(workload, graph, seed, step)
+            say(f"step {step}: {len(ranks)} ranks")
+            whole = dict(find_tensors("input:", inputs)) | dict(find_tensors("target:", targets))
+            parts = [{n: cut(whole[n], parse_sharding(b.sharding), mesh, r) for n, b in program.batch.items()} for r in ranks]
+            losses, returned = _run(emitted, mesh, local, parts, bool(graph.loss))
+            say(f"step {step}: plain PyTorch")
+            outputs, grads = reference.forward_backward(inputs, targets)
+            if graph.loss:
+                for rank, loss in enumerate(losses):
+                    found.note("loss", f"loss on rank {rank}", step, loss, outputs[0])
+            else:
+                for k, (ours, theirs) in enumerate(zip(returned, outputs, strict=True)):
+                    found.note("output", f"output {k}", step, ours, theirs)
+            ours_by_name = {p.rpartition("@")[0]: g for (p, _), g in zip(graph.grads, returned)} if graph.loss else {}
+            for name in {**ours_by_name, **grads}:
+                if name not in ours_by_name or name not in grads:
+                    side = "the program" if name in ours_by_name else "plain PyTorch"
+                    raise ModelError(f"{name}: only {side} gives it a gradient; is its requires_grad changed while the step runs?")
+                found.note("gradient", name, step, ours_by_name[name], grads[name])
+            reference.update(ours_by_name)
+            _check_draws(local[0], reference.draws.count)
+            _compare_states(found, program, mesh, local, reference, step)
     return found.report(plan, len(ranks))
-
-
-def refuse_random_numbers(graph: Graph, workload: Workload) -> None:
-    """Raise `ModelError` where the step draws random numbers."""
-    for node in graph.nodes:
-        if node.op.split(".")[1] in RANDOM_OPS:
-            where = " in ".join(part for part in (node.source, node.path) if part)
-            raise ModelError(
-                f"{workload.name or graph.name}: the step draws random numbers ({node.op}{f', {where}' if where else ''}), and plain PyTorch "
-                "draws others, so there is nothing to compare with; switch that off: dropout 0 (--arg, or in the factory), or model.eval()"
-            )
 
 
 # -- first values ------------------------------------------------------------------------------------------------------------------
@@ -197,22 +202,27 @@ def first_values(workload: Workload, traced: Traced) -> tuple[ModelFacts, dict[s
     return replace(facts, inits=recipes), given
 
 
-def real_model(workload: Workload, graph: Graph, facts: ModelFacts, given: Mapping[str, Tensor], seed: int) -> torch.nn.Module:
-    """A copy of the user's module with whole real values, in the dtypes of the graph's states; what is shared stays shared."""
+@contextlib.contextmanager
+def real_model(workload: Workload, graph: Graph, facts: ModelFacts, given: Mapping[str, Tensor], seed: int) -> Iterator[torch.nn.Module]:
+    """The user's module with whole real values, in the dtypes of the graph's states; what is shared stays shared.
+
+    It is the module itself, not a copy, as the loss and hooks may hold it; afterwards it is as it was.
+    """
     values = value_table(graph)
     entering = [values[n] for n in graph.inputs if values[n].kind in (Kind.PARAM, Kind.BUFFER)]
     states = {v.storage: State(v.kind.value, v.shape, v.dtype, "-", facts.inits.get(v.storage, ("given",))) for v in entering}
     whole = initial_state(ProgramSpec(Mesh(()), states, {}, None, {}, lambda *_: None), 0, given, seed)
-    model = copy.deepcopy(workload.model)
-    made: dict[int, Tensor] = {}
-    for name, old in (*model.named_parameters(), *model.named_buffers()):
-        new = whole[name] if name in whole else old.detach().clone()  # a buffer that the step does not read
-        made[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
-    for module in model.modules():
-        own = (*module.named_parameters(recurse=False, remove_duplicate=False), *module.named_buffers(recurse=False, remove_duplicate=False))
-        for name, old in own:
-            setattr(module, name, made[id(old)])
-    return model
+    model = workload.model
+    with unchanged(model):
+        made: dict[int, Tensor] = {}
+        for name, old in (*model.named_parameters(), *model.named_buffers()):
+            new = whole[name] if name in whole else old.detach().clone()  # a buffer that the step does not read
+            made[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
+            carry_hooks(old, made[id(old)])
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                table.update({key: made[id(old)] for key, old in table.items() if old is not None})
+        yield model
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------------------
@@ -228,7 +238,7 @@ def make_batch(workload: Workload, graph: Graph, seed: int, step: int) -> tuple[
     def real(tensor: Tensor) -> Tensor:
         if not tensor.is_meta:
             moved = tensor.detach().cpu()
-            if step > 1 and moved.dim():
+            if step > 1 and moved.dim() and not _rises(moved):
                 moved = moved.roll(step - 1, 0) if moved.shape[0] > 1 else moved.flatten().roll(step - 1).view(moved.shape)
             return moved.to(torch.float64) if moved.dtype.is_floating_point else moved.clone()
         if tensor.dtype.is_floating_point:
@@ -240,10 +250,16 @@ def make_batch(workload: Workload, graph: Graph, seed: int, step: int) -> tuple[
     return new_inputs, map_tensors("target:", targets, {n: real(t) for n, t in find_tensors("target:", targets)})
 
 
+def _rises(tensor: Tensor) -> bool:
+    """True for whole numbers in rising order, such as offsets: they mean something only as they stand."""
+    return not tensor.dtype.is_floating_point and tensor.dim() == 1 and bool((tensor[1:] > tensor[:-1]).all())
+
+
 def _smallest_table(graph: Graph) -> int:
     """A number that every whole-number input may stay below: the smallest embedding or number of classes, else 2."""
     values = value_table(graph)
-    sizes = [values[n.inputs[0]].shape[0] for n in graph.nodes if n.op == "aten.embedding.default"]
+    sizes = [values[n.inputs[0]].shape[0] for n in graph.nodes if n.op == "autopar.embedding"]
+    sizes += [values[n.inputs[0]].shape[-1] for n in graph.nodes if n.op == "autopar.pick"]
     sizes += [values[n.inputs[0]].shape[1] for n in graph.nodes if n.op.startswith("aten.nll_loss") and len(values[n.inputs[0]].shape) > 1]
     return min(sizes, default=2)
 
@@ -260,7 +276,7 @@ class _Emitted:
 
 
 def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> _Emitted:
-    sites, signatures = resolve_all(graph, RULES)
+    sites, signatures = resolve_all(graph, rules_in_force(plan.rules))
     program = partition(graph, sites, signatures, find_cuts(graph, signatures), plan.assignment, keep_grads=True)
     check_program(program)
     text = print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
@@ -296,10 +312,10 @@ def _run(
 
 
 class _Reference:
-    """Plain PyTorch: the module, its backward, its optimizer."""
+    """Plain PyTorch: the module, its backward, its optimizer; its random numbers are those of the program (`draws`)."""
 
-    def __init__(self, model: torch.nn.Module, workload: Workload) -> None:
-        self.model, self.loss = model, workload.loss
+    def __init__(self, model: torch.nn.Module, workload: Workload, seed: int) -> None:
+        self.model, self.loss, self.draws = model, workload.loss, first_draws(seed)
         with float64_everywhere():
             self.optimizer: Any = workload.optimizer(list(model.parameters())) if workload.optimizer else None
 
@@ -308,7 +324,7 @@ class _Reference:
         for p in self.model.parameters():
             p.grad = None
         try:
-            with float64_everywhere(), torch.set_grad_enabled(self.loss is not None):
+            with same_draws(self.draws), float64_everywhere(), torch.set_grad_enabled(self.loss is not None):
                 output = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
                 if self.loss is None:
                     return tuple(t for _, t in find_tensors("", _plain(output))), {}
@@ -328,7 +344,7 @@ class _Reference:
             return
         for name, p in self.model.named_parameters():
             p.grad = grads[name].clone() if name in grads else None
-        with float64_everywhere():
+        with same_draws(self.draws), float64_everywhere():
             self.optimizer.step()
 
     def state(self, kind: str, name: str) -> Tensor | None:
@@ -345,6 +361,16 @@ def _plain(output: Any) -> Any:
     if hasattr(output, "__dataclass_fields__") and not isinstance(output, dict):
         return {k: getattr(output, k) for k in output.__dataclass_fields__}
     return output
+
+
+def _check_draws(state: Mapping[str, Tensor], count: int) -> None:
+    """Raise `ModelError` where plain PyTorch did not draw as often as the trace did; then it went another way, too."""
+    if RANDOM_STATE in state and int(state[RANDOM_STATE]) != count:
+        ours = int(state[RANDOM_STATE])
+        raise ModelError(
+            f"plain PyTorch has drawn {abs(count - ours)} {'more' if count > ours else 'fewer'} random tensors than the traced step, so it takes "
+            "another way through the model: a random number of Python decides, or what it does depends on data. Switch that off to compare."
+        )
 
 
 def _compare_states(found: _Findings, program: ProgramSpec, mesh: Mesh, local: list[dict[str, Tensor]], reference: _Reference, step: int) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from .. import __version__
+from ..zoo import CLUSTERS, MODEL_LIMIT_S, TIME_LIMIT_S, ZooOptions
 from . import commands
 from .asked import read_asked, read_options
 from .outcome import INTERRUPTED, Ending
@@ -74,6 +75,23 @@ def show(plan: Annotated[str, typer.Argument(metavar="PLAN", help="a plan.json")
 
 
 @app.command()
+def trace(
+    model: Model,
+    precision: Annotated[Optional[str], typer.Option("--precision", help="fp32, bf16 or fp64; default: fp32", metavar="P")] = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    arg: Args = None,
+    ranks: Annotated[int, typer.Option("--ranks", help="among how many ranks the work is to be divided", metavar="N")] = 8,
+    html: Annotated[Optional[str], typer.Option("--html", help="write the graph and its factors as one page that opens offline", metavar="F")] = None,
+    as_json: Json = False,
+) -> int:
+    """Show what the step of MODEL offers before any plan: what may be split how far, what waits for what, what is rewritten where."""
+    asked = read_asked(model, arg or (), batch, seq)
+    options = read_options(None, precision, None, None)
+    return Ending(as_json).answer(lambda say: commands.trace_model(asked, options, ranks, html, say))
+
+
+@app.command()
 def emit(
     word: Annotated[str, typer.Argument(metavar="MODEL|PLAN", help="a model as for plan, or a plan.json")],
     output: Annotated[str, typer.Option("-o", "--output", help="folder to write the program into", metavar="DIR")],
@@ -127,6 +145,28 @@ def verify(
     asked = read_asked(model, arg or (), batch, seq)
     options = read_options(memory, "fp64", time_limit, dump, seed)
     return Ending(as_json).answer(lambda say: commands.verify_model(asked, cluster, options, say))
+
+
+@app.command()
+def zoo(
+    models: Annotated[
+        Optional[list[str]], typer.Argument(metavar="FILE|FILE:NAME", help="files of factories; default: tests/zoo of the checkout")
+    ] = None,
+    cluster: Annotated[str, typer.Option("--cluster", help="to verify on", metavar="C")] = CLUSTERS[0],
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="compare each program with plain PyTorch")] = True,
+    plan_for: Annotated[
+        Optional[list[str]], typer.Option("--plan-for", help=f"repeatable; default: {', '.join(CLUSTERS)}", metavar="C")
+    ] = None,
+    no_plan: Annotated[bool, typer.Option("--no-plan", help="leave the plans out")] = False,
+    time_limit: Annotated[float, typer.Option("--time-limit", help="seconds for the solver, for each plan", metavar="S")] = TIME_LIMIT_S,
+    model_limit: Annotated[float, typer.Option("--model-limit", help="seconds for each model, all in all", metavar="S")] = MODEL_LIMIT_S,
+    jobs: Annotated[int, typer.Option("--jobs", help="models at the same time", metavar="N")] = 1,
+    as_json: Json = False,
+) -> int:
+    """Trace, plan and verify many models, each in its own process, and print the table; ends with 1 if one fails."""
+    clusters = () if no_plan else tuple(plan_for or CLUSTERS)
+    options = ZooOptions(cluster, verify, clusters, time_limit, model_limit)
+    return Ending(as_json).answer(lambda say: commands.run_zoo(models or (), options, jobs, say))
 
 
 @app.command()

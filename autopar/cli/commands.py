@@ -18,12 +18,13 @@ from .asked import (
     load_again,
     load_asked,
 )
-from .outcome import Outcome, Talk
+from .outcome import DONE, NEGATIVE, Outcome, Talk
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ..graph.plan import Plan
+    from ..zoo import ZooOptions
 
 
 def make_plan(asked: Asked, cluster: str, options: Options, output: str | None, html: str | None, say: Talk) -> Outcome:
@@ -40,6 +41,30 @@ def make_plan(asked: Asked, cluster: str, options: Options, output: str | None, 
     plan = compile_workload(workload, found, options, source=source, report=say).plan
     written = _write(plan, output, html)
     return _plan_outcome(plan, written)
+
+
+def trace_model(asked: Asked, options: Options, ranks: int, html: str | None, say: Talk) -> Outcome:
+    """`autopar trace`."""
+    if ranks < 1:
+        raise OptionsError(f"--ranks: expected a positive whole number, found {ranks}")
+    check_file_place(html, "--html")
+    say(f"loading {asked.model}")
+    from ..api import find_workload_opportunities
+
+    workload, _ = load_asked(asked)
+    found = find_workload_opportunities(workload, options.precision or "fp32", ranks, report=say)
+    if html is not None:
+        found.to_html(html)
+
+    def show(console: Console) -> None:
+        from ..view.trace_terminal import print_opportunities
+
+        print_opportunities(found, console)
+        if html is not None:
+            console.print()
+            console.print(f"wrote {html}", soft_wrap=True, markup=False)
+
+    return Outcome(found.to_json, show)
 
 
 def show_plan(path: str, html: str | None) -> Outcome:
@@ -157,6 +182,32 @@ def verify_model(asked: Asked, cluster: str, options: Options, say: Talk) -> Out
     report = verify_workload(workload, found, options, report=say)
     failure = describe_failure(report)
     return Outcome(lambda: report_to_json(report), lambda console: print_report(report, console), VerificationError(failure) if failure else None)
+
+
+def run_zoo(words: Sequence[str], options: ZooOptions, jobs: int, say: Talk) -> Outcome:
+    """`autopar zoo`."""
+    import time
+
+    from ..cluster import parse_cluster
+    from ..zoo import list_models
+    from ..zoo import run_zoo as run
+    from .zoo_table import ZooTable, print_zoo_end, zoo_to_json
+
+    for name, value in (("--jobs", jobs), ("--time-limit", options.time_limit_s), ("--model-limit", options.model_limit_s)):
+        if not value > 0:
+            raise OptionsError(f"{name}: expected a positive number, found {value:g}")
+    for cluster in (options.cluster, *options.plan_for):
+        parse_cluster(cluster)
+    models = list_models(words)
+    table = ZooTable(models, options)
+    say.show(table.print_head)
+    began, rows = time.perf_counter(), []
+    for row in run(models, options, jobs):
+        rows.append(row)
+        say.show(lambda console: table.print_row(rows[-1], console))
+    seconds = time.perf_counter() - began
+    code = NEGATIVE if any(row.problems for row in rows) else DONE
+    return Outcome(lambda: zoo_to_json(rows, options, seconds), lambda console: print_zoo_end(rows, options, seconds, console), code=code)
 
 
 def measure_machine(ranks: Sequence[int], output: str | None, say: Talk) -> Outcome:

@@ -187,8 +187,14 @@ def _print_block(frame: _Frame, k: int) -> str:
         writer.line(f"return {', '.join(results)}")
     blocks = [b.index for b in loop.blocks]
     doc = f'"""{loop.phase.value.capitalize()} of {loop.family or "block"}.{{i}}, i = {blocks[0]} .. {blocks[-1]}: `kept` is what this block leaves for its later functions."""'
-    head = f"def {frame.loop_names[k]}(comm, state, grads, kept, i{''.join(', ' + a for a in arguments)}):"
+    head = f"def {frame.loop_names[k]}({_common_boxes(frame, loop)}, kept, i{''.join(', ' + a for a in arguments)}):"
     return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])
+
+
+def _common_boxes(frame: _Frame, loop: Loop) -> str:
+    """What every function of a block takes; the batch where blocks read it themselves (a mask)."""
+    read = {n for block in loop.blocks for i in block.nodes for n in frame.graph.nodes[i].inputs}
+    return "comm, state, batch, grads" if any(frame.state_keys.get(n, "").startswith("batch[") for n in read) else "comm, state, grads"
 
 
 def _last_uses(graph: Graph, nodes: tuple[int, ...]) -> dict[str, int]:
@@ -327,7 +333,7 @@ def _call_loop(frame: _Frame, writer: Writer, loop: Loop, place: int, last: dict
     end = loop.blocks[-1].index + step
     numbers = f"range({first}, {end}, {step})" if step != 1 else f"range({first}, {end})" if first else f"range({end})"
     box = frame.containers[loop.family]
-    call = f"{frame.loop_names[k]}(comm, state, grads, {box}[i], i{''.join(', ' + a for a in arguments)})"
+    call = f"{frame.loop_names[k]}({_common_boxes(frame, loop)}, {box}[i], i{''.join(', ' + a for a in arguments)})"
     writer.line(f"for i in {numbers}:")
     writer.line(f"    {', '.join(flows)} = {call}" if flows else f"    {call}")
     for entry, flow in zip(carried, flows):

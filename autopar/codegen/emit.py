@@ -33,7 +33,7 @@ that is still owed), S1/64 the digit of dim 1 at stride 64.
 
 import torch
 
-from autopar.runtime import Batch, State, expand_names, expand_states, ops
+from autopar.runtime import {imports}
 
 aten = torch.ops.aten
 '''
@@ -48,12 +48,14 @@ class ModelFacts:
         aliases: tied name -> the storage it shares.
         transient: buffers that the model keeps out of its `state_dict`.
         output: forward-only: the model's output as tuples and dicts, with the number of each output tensor in its place.
+        homes: op of the user's own -> where it is registered (`runtime.load_ops`).
     """
 
     inits: Mapping[str, tuple] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     transient: frozenset[str] = frozenset()
     output: object = None
+    homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, plan_text: str) -> dict[str, str]:
@@ -84,8 +86,9 @@ def print_source(
 ) -> str:
     """The text of `program.py` from its parts, for callers that have no plan (verification of any assignment)."""
     body = print_bodies(program, graph.grads, notes)
-    header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=_wrap(summary))
-    parts = [header, _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
+    imports = ", ".join(["Batch", "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
+    header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=_wrap(summary), imports=imports)
+    parts = [header, *_print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -102,6 +105,15 @@ def _notes(plan: Plan) -> dict[str, str]:
         made = next((str(sharding[o]) for o in node.outputs if o), "")
         notes[node.name] = f"{chosen} -> {made}; {node.reason}"
     return notes
+
+
+def _print_homes(facts: ModelFacts) -> list[str]:
+    """The lines that load the user's own ops, where there are any."""
+    if not facts.homes:
+        return []
+    rows = [f'    "{op}": {places!r},' for op, places in facts.homes.items()]
+    note = "# the user's own ops: the files or modules that register them, looked for in this order"
+    return ["\n".join([note, "OPS = {", *rows, "}", "load_ops(OPS, __file__)", ""])]
 
 
 def _wrap(text: str, width: int = 120) -> str:
@@ -219,8 +231,8 @@ if __name__ == "__main__":
 
 def _smallest_vocabulary(plan: Plan) -> int:
     """A number that every integer input may hold: the smallest first dim of the tables that are looked up, else 2."""
-    tables = {n.inputs[0] for n in plan.nodes if n.op == "aten.embedding.default"}
+    tables = {n.inputs[0] for n in plan.nodes if n.op == "autopar.embedding"}
     classes = [t.shape[0] for t in plan.tensors if t.name in tables]
-    losses = {n.inputs[0] for n in plan.nodes if n.op == "aten.nll_loss_forward.default"}
-    classes += [t.shape[1] for t in plan.tensors if t.name in losses and len(t.shape) > 1 and t.kind is not Kind.BATCH]
+    losses = {n.inputs[0]: -1 if n.op == "autopar.pick" else 1 for n in plan.nodes if n.op in ("autopar.pick", "aten.nll_loss_forward.default")}
+    classes += [t.shape[losses[t.name]] for t in plan.tensors if t.name in losses and len(t.shape) > 1 and t.kind is not Kind.BATCH]
     return min(classes, default=2)

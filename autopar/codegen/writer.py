@@ -12,7 +12,7 @@ from ..graph.node import Node
 from ..graph.program import Origin
 from .expression import identifier, print_expression
 
-_NAMED_BY_MODULE = ("autopar.linear", "autopar.attention", "aten.native_layer_norm.default", "aten.embedding.default", "aten.convolution.default")
+_NAMED_BY_MODULE = ("autopar.linear", "autopar.attention", "aten.native_layer_norm.default", "autopar.embedding", "aten.convolution.default")
 
 
 class Writer:

@@ -28,6 +28,7 @@ from ..graph.rule import Signature, Site, count_flops
 from ..graph.sharding import Sharding, num_shards
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
+from ..graph.work import moved_bytes
 from .rows import ProfileRows, measured_device, measured_link
 
 Shape = tuple[int, ...]
@@ -44,8 +45,6 @@ _MEMORY_SHARE = 0.9
 _LINK_SHARE = {"nvlink": 0.80, "pcie": 0.76, "xgmi": 0.70, "ib": 0.96, "ethernet": 0.90}
 # Bytes that a device cannot give to tensors: CUDA context, cuBLAS and NCCL buffers, allocator rounding (assumption; 0.5-1.5 GiB are seen).
 _RESERVE_BYTES = {"cpu": 0, "cuda": 2**30}
-
-_GATHERS = frozenset(("aten.embedding", "aten.index", "aten.index_select", "aten.gather"))  # read of input 0 no more than they write
 
 
 def is_contraction(signature: Signature) -> bool:
@@ -157,7 +156,7 @@ def estimate_op_s(model: CostModel, op: str, flops: float, local_inputs: Sequenc
         local_inputs, local_outputs: what it reads and writes here.
     """
     dtype = compute_dtype([t[1] for t in (*local_inputs, *local_outputs)])
-    moved = _moved_bytes(op, [tensor_bytes(t) for t in local_inputs], [tensor_bytes(t) for t in local_outputs])
+    moved = moved_bytes(op, [tensor_bytes(t) for t in local_inputs], [tensor_bytes(t) for t in local_outputs])
     return _roofline(model, op, flops, matmul_flops_per_s(model, dtype), moved)
 
 
@@ -165,13 +164,6 @@ def _roofline(model: CostModel, op: str, flops: float, rate: float, moved_bytes:
     if is_view(op):
         return 0.0
     return max(flops / rate, moved_bytes / model.memory_bytes_per_s) + model.launch_s
-
-
-def _moved_bytes(op: str, inputs: Sequence[int], outputs: Sequence[int]) -> int:
-    written = sum(outputs)
-    if inputs and ".".join(op.split(".")[:2]) in _GATHERS:
-        return min(inputs[0], written) + sum(inputs[1:]) + written
-    return sum(inputs) + written
 
 
 def compute_dtype(dtypes: Sequence[str]) -> str:
@@ -218,7 +210,7 @@ def estimate_strategies_s(
     seconds = []
     for strategy in strategies:
         local = [size // num_shards(sharding, sizes) for size, sharding in zip(whole, (*strategy.inputs, *strategy.outputs))]
-        moved = _moved_bytes(op, local[:num_inputs], local[num_inputs:])
+        moved = moved_bytes(op, local[:num_inputs], local[num_inputs:])
         share = flops / split_share(strategy, signature.rule, sizes) if flops else 0.0
         seconds.append(_roofline(model, op, share, rate, moved))
     return tuple(seconds)

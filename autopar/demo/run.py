@@ -162,7 +162,11 @@ def _train_plain(compiled: Compiled, text: bytes, steps: int, say: Say) -> list[
 def _plain_steps(compiled: Compiled, text: bytes, steps: int, say: Say) -> list[tuple[float, float]]:
     workload = compiled.workload
     facts, given = first_values(workload, compiled.traced)
-    model = real_model(workload, compiled.traced.graph, facts, given, Options().seed)
+    with real_model(workload, compiled.traced.graph, facts, given, Options().seed) as model:
+        return _train(workload, model, text, steps, say)
+
+
+def _train(workload: Workload, model: torch.nn.Module, text: bytes, steps: int, say: Say) -> list[tuple[float, float]]:
     assert workload.optimizer is not None and workload.loss is not None
     optimizer: Any = workload.optimizer(model.parameters())
     batch, seq = workload.example_inputs[0].shape

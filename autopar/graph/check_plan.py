@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from ..errors import PlanError
 from .mesh import axis_sizes, num_ranks
 from .plan import FORMAT, Holder, Plan, TensorPlan
+from .registry import ORIGINS
 from .reshard import StepKind
 from .sharding import Sharding, local_shape, why_illegal
 from .tensor import DTYPE_BYTES, Kind, num_elements
@@ -30,7 +31,7 @@ def check_plan(plan: Plan, where: str = "plan") -> None:
         plan: any plan.
         where: the file's name, for errors.
     """
-    for checks in (_mesh_faults, _tensor_faults, _param_faults, _node_faults, _assignment_faults, _comm_faults, _repeat_faults,
+    for checks in (_mesh_faults, _tensor_faults, _param_faults, _node_faults, _assignment_faults, _comm_faults, _repeat_faults, _rule_faults,
                    _cost_faults, _memory_faults, _certificate_faults):  # fmt: skip
         for place, fault in checks(plan):
             raise PlanError(f"{where}: {place}: {fault}; {CURE}")
@@ -243,6 +244,29 @@ def _repeat_faults(plan: Plan) -> Faults:
                 if name in owner:
                     yield place, f"expected each node in one block, found {name!r} also in repeats[{owner[name]}]"
                 owner[name] = i
+
+
+def _rule_faults(plan: Plan) -> Faults:
+    ops = {n.name: n.op for n in plan.nodes}
+    for i, row in enumerate(plan.rules):
+        place = f"rules[{i}] ({row.op})"
+        if row.origin not in ORIGINS:
+            yield f"{place}.origin", f"expected one of {', '.join(ORIGINS)}, found {row.origin!r}"
+        if "->" not in row.text:
+            yield f"{place}.text", f"expected inputs -> outputs, found {row.text!r}"
+        if row.reduce not in ("sum", "max", "min"):
+            yield f"{place}.reduce", f"expected sum, max or min, found {row.reduce!r}"
+        for name in row.nodes:
+            if ops.get(name) != row.op:
+                yield f"{place}.nodes", f"expected names of nodes of this op, found {name!r} ({ops.get(name, 'no such node')})"
+        if row.num_trials < 0:
+            yield f"{place}.num_trials", f"expected at least 0, found {row.num_trials}"
+        for field, number in (("seconds", row.seconds), ("flops", row.flops)):
+            if not (math.isfinite(number) and number >= 0):
+                yield f"{place}.{field}", f"expected a finite number of at least 0, found {number}"
+    twice = _twice(name for row in plan.rules for name in row.nodes)
+    if twice is not None:
+        yield "rules", f"expected each node in one rule, found {twice!r} twice"
 
 
 def _cost_faults(plan: Plan) -> Faults:

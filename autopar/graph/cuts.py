@@ -18,10 +18,12 @@ CutTable = dict[str, tuple[tuple[int, ...], ...]]
 
 def build_sites(graph: Graph) -> tuple[Site, ...]:
     """Each node with the whole shapes around it. Outputs that nobody sees have no shape and are left out."""
-    shape = {v.name: v.shape for v in graph.values}
-    return tuple(
-        Site(n, tuple(shape[i] for i in n.inputs), tuple(shape[o] for o in n.outputs if o)) for n in graph.nodes
-    )
+    values = value_table(graph)
+    sites = []
+    for node in graph.nodes:
+        inputs, outputs = [values[i] for i in node.inputs], [values[o] for o in node.outputs if o]
+        sites.append(Site(node, tuple(v.shape for v in inputs), tuple(v.shape for v in outputs), tuple(v.dtype for v in inputs)))
+    return tuple(sites)
 
 
 def resolve_all(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ...], tuple[Signature, ...]]:
@@ -34,7 +36,7 @@ def resolve_all(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ..
     cache: dict[object, Signature] = {}
     signatures = []
     for site in sites:
-        key = (site.node.op, site.node.args, meeting(site.node), site.inputs, site.outputs)
+        key = (site.node.op, site.node.args, meeting(site.node), site.inputs, site.outputs, site.dtypes)
         if key not in cache:
             cache[key] = resolve(find_rule(rules, site.node), site)
         signatures.append(cache[key])

@@ -11,10 +11,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import GraphError
 from .node import Node, Phase, list_refs
 from .tensor import STATE_KINDS, Kind, Value
+
+if TYPE_CHECKING:
+    import networkx
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,18 @@ class Graph:
     loss: str = ""
     outputs: tuple[str, ...] = ()
     grads: tuple[tuple[str, str], ...] = ()
+
+    def to_networkx(self) -> networkx.MultiDiGraph:
+        """The graph for your own analyses.
+
+        Returns:
+            a `MultiDiGraph`. Nodes: each node of the graph by name, with `op phase path source flops bytes shapes` (of its outputs; `flops` is
+            None where its op has no rule); each value that enters, by name, with `op="input"` and its `kind`; and one for the end of the step.
+            Edges: each read, with `value storage version shape dtype bytes`.
+        """
+        from .networks import build_networkx
+
+        return build_networkx(self)
 
 
 def value_table(graph: Graph) -> dict[str, Value]:

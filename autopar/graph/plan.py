@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .choice import Assignment
 from .node import Phase
+from .registry import RuleRow
 from .sharding import Sharding
 from .tensor import Kind
 
@@ -198,7 +199,7 @@ class RepeatPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer."""
+    """The answer. `rules` are those that are not in the table: stated by the user, or discovered."""
 
     format: str
     model: ModelInfo
@@ -216,3 +217,4 @@ class Plan:
     nodes: tuple[NodePlan, ...]
     comms: tuple[CommPlan, ...]
     repeats: tuple[RepeatPlan, ...]
+    rules: tuple[RuleRow, ...] = ()

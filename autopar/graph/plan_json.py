@@ -41,6 +41,7 @@ from .plan import (
     RepeatPlan,
     TensorPlan,
 )
+from .registry import RuleRow
 from .sharding import Sharding, parse_sharding
 
 Json = Union[None, bool, int, float, str, list["Json"], dict[str, "Json"]]
@@ -77,6 +78,7 @@ class _Document:
     solve: Certificate
     params: tuple[ParamPlan, ...]
     assignment: _AssignmentPart
+    rules: tuple[RuleRow, ...]
     tensors: tuple[TensorPlan, ...]
     nodes: tuple[NodePlan, ...]
     comms: tuple[CommPlan, ...]
@@ -111,7 +113,7 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
     document = _Document(
         plan.format, "", plan.model, plan.cluster, _MeshPart(plan.assignment.mesh.axes, plan.num_stages), plan.labels, plan.summary,
         plan.num_microbatches, plan.schedule, plan.cost, plan.solve, plan.params,
-        _AssignmentPart(plan.assignment.storages, plan.assignment.strategies), plan.tensors, plan.nodes, plan.comms, plan.repeats,
+        _AssignmentPart(plan.assignment.storages, plan.assignment.strategies), plan.rules, plan.tensors, plan.nodes, plan.comms, plan.repeats,
     )  # fmt: skip
     try:
         data = typing.cast(dict[str, Json], _codec(_Document).encode(document))
@@ -146,7 +148,7 @@ def plan_from_json(data: object, where: str = "plan") -> Plan:
         document.format, document.model, document.cluster,
         Assignment(Mesh(document.mesh.axes), document.assignment.storages, document.assignment.strategies),
         document.mesh.num_stages, document.labels, document.summary, document.num_microbatches, document.schedule, document.cost,
-        document.solve, document.tensors, document.params, document.nodes, document.comms, document.repeats,
+        document.solve, document.tensors, document.params, document.nodes, document.comms, document.repeats, document.rules,
     )  # fmt: skip
 
 
@@ -329,7 +331,7 @@ def _decode_sharding(data: object) -> Sharding:
     try:
         return _parse_text(data)
     except (PlanError, ValueError):
-        raise _WrongEntry(f"expected R, P, Pmax or S<dim>/<stride> per mesh axis, joined by commas, found {_show(data)}") from None
+        raise _WrongEntry(f"expected R, P, Pmax, Pmin or S<dim>/<stride> per mesh axis, joined by commas, found {_show(data)}") from None
 
 
 _SCALARS: typing.Final[types.MappingProxyType[type, _Codec]] = types.MappingProxyType({

@@ -41,7 +41,7 @@ class Step:
     Args:
         kind: see `StepKind`.
         axis: index of the mesh axis.
-        op: `sum` or `max` for reductions, else "".
+        op: `sum`, `max` or `min` for reductions, else "".
         from_dim, from_stride: the split that the input has, -1 where it has none. The stride is in elements of the LOCAL tensor
             that is whole along this axis, so that the digit is `(i // stride) % N` there.
         to_dim, to_stride: the split that the output has, in the same sense.

@@ -4,6 +4,7 @@
     "... [c] -> ... [c]"              a softmax; `[c]` is whole: it is never split
     "b s (h d) -> b h s d"            a view and permute; `(h d)` is one dim of two factors, h the outer
     "input: ... i, weight: o i, bias: o -> ... o"    operands by schema name, for ops with optional ones
+    "[v] d, [n] -> n d, {d} n"        `{d}`: this output lacks d and is the same on every piece, not a sum of parts
 
 `...` is any number of leading dims, aligned from the right as broadcasting does; a dim of size 1 that meets a larger one has no
 factor. A size may be stated: `([g:3] c)`. Rows of views, slices and cats are functions from shapes to such a text.
@@ -33,12 +34,14 @@ LinearSets = tuple[tuple[str, ...], ...]
 class Site:
     """A node with the shapes around it: what a row's functions may look at.
 
-    `inputs` and `outputs` are whole shapes when a text is asked for, local shapes when `localise` is asked.
+    `inputs` and `outputs` are whole shapes when a text is asked for, local shapes when `localise` is asked. `dtypes` are those of the
+    inputs (`float32`), () where nobody said.
     """
 
     node: Node
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
+    dtypes: tuple[str, ...] = ()
 
     def arg(self, name: str, default: Arg = None) -> Arg:
         return get_arg(self.node, name, default)
@@ -53,8 +56,9 @@ class Rule:
         text: the rule, or a function from the site (whole shapes) to it.
         linear: sets of argument names through which a Partial(sum) may pass together; all outputs are then Partial. A set counts
             where all its arguments are tensors: `add(x, 2.0)` is not linear in x. A function where attributes decide.
-        owed: argument names that must be Partial(sum) on an axis that splits a contracted factor which they lack.
-        reduce: what a factor that is missing from an output leaves there: `sum` or `max`.
+        owed: argument names that must be Partial(sum) on an axis that splits a contracted factor which they lack. Or a function.
+        reduce: what a factor that is missing from an output leaves there: `sum`, `max` or `min`; a word per output where they differ:
+            `min max`. Or a function.
         flops: floating point operations per point of the factor space (2 for a multiply-add); 0 for pure movement. A function
             gives the whole op's FLOPs from the site (convolutions: input and output rows are not independent factors).
         localise: (site with LOCAL shapes, whole input shapes) -> the arguments that change, by name. None: no attribute changes.
@@ -64,8 +68,8 @@ class Rule:
     op: str
     text: Union[str, Callable[[Site], str]]
     linear: Union[LinearSets, Callable[[Site], LinearSets]] = ()
-    owed: tuple[str, ...] = ()
-    reduce: str = "sum"
+    owed: Union[tuple[str, ...], Callable[[Site], tuple[str, ...]]] = ()
+    reduce: Union[str, Callable[[Site], str]] = "sum"
     flops: Union[float, Callable[[Site], float]] = 1.0
     localise: Callable[[Site, tuple[Shape, ...]], Mapping[str, Arg]] | None = None
     why_whole: str = "the op needs all of it at once"
@@ -85,41 +89,52 @@ DimFactors = tuple[str, ...]  # the factors of one dim, outermost first; () wher
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A rule applied to one node's shapes: which factors make up each dim of each input and output, and its linear sets."""
+    """A rule applied to one node's shapes: which factors make up each dim of each input and output, and its linear sets.
+
+    `rule` has its functions `owed` and `reduce` answered. `same` says per output which factors it lacks without being summed over.
+    """
 
     rule: Rule
     factors: tuple[Factor, ...]
     inputs: tuple[tuple[DimFactors, ...], ...]
     outputs: tuple[tuple[DimFactors, ...], ...]
     linear: LinearSets = ()
+    same: tuple[tuple[str, ...], ...] = ()
+
+
+def node_key(op: str, name: str) -> str:
+    """The place in a table of a row that holds for one node alone (`graph.registry`)."""
+    return f"{op} at {name}"
 
 
 def find_rule(rules: Mapping[str, Rule], node: Node) -> Rule:
-    """The row of this node's op: its overload's own, else its packet's.
+    """The row of this node: its overload's, else its packet's, else its own.
 
     Raises:
         NoRuleError: there is none.
     """
     packet = ".".join(node.op.split(".")[:2])
-    rule = rules.get(node.op) or rules.get(packet)
+    rule = rules.get(node.op) or rules.get(packet) or rules.get(node_key(node.op, node.name))
     if rule is None:
         raise NoRuleError(
             f"{node.op} ({node.name}, {node.source or 'no source line'} in {node.path or 'the root module'}) has no sharding rule. "
-            "Add a row for it to autopar/graph/rules, or write the computation with ops that have one."
+            "State it with autopar.register_rule, or write the computation with ops that have one."
         )
     return rule
 
 
-_TOKEN = re.compile(r"\.\.\.|\(|\)|\[?[A-Za-z_][A-Za-z_0-9]*(?::\d+)?\]?|1|\S")
+_TOKEN = re.compile(r"\.\.\.|\(|\)|\{\w+\}|\[?[A-Za-z_][A-Za-z_0-9]*(?::\d+)?\]?|1|\S")
 
 
 def _parse_operand(text: str, where: str) -> list[object]:
-    """Dims of one operand: `...`, or a tuple of (factor, whole, size or 0)."""
+    """Dims of one operand: `...`, or a tuple of (factor, whole, size or 0); and the names in braces, which are no dims."""
     dims: list[object] = []
     group: list[tuple[str, bool, int]] | None = None
     for token in _TOKEN.findall(text):
         if token == "...":
             dims.append("...")
+        elif token.startswith("{"):
+            dims.append(token[1:-1])
         elif token == "(":
             group = []
         elif token == ")":
@@ -180,13 +195,19 @@ def resolve(rule: Rule, site: Site) -> Signature:
             raise GraphError(f"{where}: rule text {text!r} has no operand for input {k} ({names[k]})")
     num_inputs = len(operands)
     seen = [k for k, name in enumerate(node.outputs) if name]  # the text speaks of all outputs, the site of those that exist
+    same: list[tuple[str, ...]] = []
     for k, shape in zip(seen, site.outputs):
         if k >= len(right):
             raise GraphError(f"{where}: rule text {text!r} has no operand for output {k}")
-        operands.append((right[k][1], shape))
+        dims = right[k][1]
+        same.append(tuple(dim for dim in dims if isinstance(dim, str) and dim != "..."))
+        operands.append(([dim for dim in dims if dim == "..." or not isinstance(dim, str)], shape))
+    words = (rule.reduce(site) if callable(rule.reduce) else rule.reduce).split()
+    reduce = words[0] if len(words) == 1 else " ".join(words[k] for k in seen)
+    rule = replace(rule, owed=rule.owed(site) if callable(rule.owed) else rule.owed, reduce=reduce)
     linear = rule.linear(site) if callable(rule.linear) else rule.linear
     linear = tuple(together for together in linear if not _splits_square(site, names, together))
-    return replace(_solve_sizes(rule, operands, num_inputs, where, text), linear=linear)
+    return replace(_solve_sizes(rule, operands, num_inputs, where, text), linear=linear, same=tuple(same))
 
 
 def count_flops(signature: Signature, site: Site) -> float:
@@ -242,7 +263,7 @@ def _solve_sizes(rule: Rule, operands: list[tuple[list[object], Shape]], num_inp
         for dim, size in zip(row, shape):
             unknown = [name for name, _, _ in dim if name not in sizes]
             known = prod(sizes[name] for name, _, _ in dim if name in sizes)
-            if len(unknown) == 1 and size % known == 0:
+            if len(unknown) == 1 and known and size % known == 0:
                 sizes[unknown[0]] = size // known
     factors: dict[str, Factor] = {}
     for row in spread:
@@ -259,7 +280,7 @@ def _solve_sizes(rule: Rule, operands: list[tuple[list[object], Shape]], num_inp
             dim_names = tuple(name for name, _, _ in dim if sizes[name] > 1)
             if size == 1 and prod(sizes[n] for n in dim_names) > 1:
                 dim_names = ()  # broadcast
-            if prod(sizes[n] for n in dim_names) != size:
+            if size and prod(sizes[n] for n in dim_names) != size:
                 raise GraphError(f"{where}: a dim of size {size} does not fit ({' '.join(n for n, _, _ in dim)}) of {text!r}")
             dims_found.append(dim_names)
         found.append(tuple(dims_found))

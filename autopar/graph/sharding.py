@@ -5,8 +5,8 @@ along an axis of size N, coordinate c holds the indices i of the dim with `(i //
 `stride = dim size / N`; a fused QKV projection split by heads, or a merged dim (batch sequence) split by sequence, are other strides of
 the same form, so there is one canonical form for all of them and equality is equality. Local tensors keep the global order.
 
-Text: `R`, `P` (sum), `Pmax`, `S1/64` (dim 1, stride 64); a sharding joins its axes with commas, in mesh order: `S0/4,R`; `-` where the
-mesh has no axes. Sizes that do not divide are refused (`why_illegal`), never padded silently.
+Text: `R`, `P` (sum), `Pmax`, `Pmin`, `S1/64` (dim 1, stride 64); a sharding joins its axes with commas, in mesh order: `S0/4,R`; `-`
+where the mesh has no axes. Sizes that do not divide are refused (`why_illegal`), never padded silently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partial:
-    """The value is the reduction (`sum` or `max`) of what the ranks along the axis hold."""
+    """The value is the reduction (`sum`, `max` or `min`) of what the ranks along the axis hold."""
 
     op: str = "sum"
 
@@ -165,9 +165,11 @@ def parse_sharding(text: str, where: str = "sharding") -> Sharding:
 def _parse_placement(text: str, where: str) -> Placement:
     if text == "R":
         return REPLICATE
-    if text in ("P", "Pmax"):
-        return Partial("sum" if text == "P" else "max")
+    if text == "P":
+        return PARTIAL
+    if text in ("Pmax", "Pmin"):
+        return Partial(text[1:])
     dim, _, stride = text[1:].partition("/")
     if text[:1] == "S" and dim.isdigit() and stride.isdigit():
         return Shard(int(dim), int(stride))
-    raise PlanError(f"{where}: expected R, P, Pmax or S<dim>/<stride> per mesh axis, found {text!r}")
+    raise PlanError(f"{where}: expected R, P, Pmax, Pmin or S<dim>/<stride> per mesh axis, found {text!r}")

@@ -111,6 +111,7 @@ def build_strategy(
     names = input_names(site.node)
     ins: list[list[Placement]] = [[] for _ in signature.inputs]
     outs: list[list[Placement]] = [[] for _ in signature.outputs]
+    reductions = signature.rule.reduce.split() * (1 if " " in signature.rule.reduce else len(signature.outputs))
     used: dict[tuple[str, int], int] = {}  # (factor, block) -> stride of the digit taken last
     for choice, n in zip(choices, sizes):
         if choice == REPLICATED:
@@ -137,15 +138,17 @@ def build_strategy(
             return f"{factor} of size {what} does not divide by {n * taken}"
         stride //= n
         used[(factor, upper)] = stride
-        contracted = any(_find_dim(dims, factor, size) is None for dims in signature.outputs)
+        lacking = [k for k, dims in enumerate(signature.outputs) if _find_dim(dims, factor, size) is None]
+        summed = [k for k in lacking if not signature.same or factor not in signature.same[k]]
         for k, (row, dims) in enumerate(zip((*ins, *outs), (*signature.inputs, *signature.outputs))):
             where = _find_dim(dims, factor, size)
             if where is not None:
                 row.append(Shard(where[0], stride * where[1]))
             elif k >= len(signature.inputs):
-                row.append(Partial(signature.rule.reduce))
+                out = k - len(signature.inputs)
+                row.append(Partial(reductions[out]) if out in summed else REPLICATE)
             else:
-                row.append(PARTIAL if contracted and names[k] in signature.rule.owed else REPLICATE)
+                row.append(PARTIAL if summed and names[k] in signature.rule.owed else REPLICATE)
     strategy = Strategy(choices, tuple(Sharding(tuple(r)) for r in ins), tuple(Sharding(tuple(r)) for r in outs))
     for shape, sharding in zip((*site.inputs, *site.outputs), (*strategy.inputs, *strategy.outputs)):
         reason = why_illegal(shape, sharding, sizes)

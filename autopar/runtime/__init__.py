@@ -10,9 +10,10 @@ from .names import expand_names, expand_states
 from .spec import Batch, ProgramSpec, State, compile_program, make_mesh, read_program
 from .threads import ThreadComm, run_ranks, solo_comm
 from .training import run_training
+from .user_ops import load_ops
 
 __all__ = [
     "Batch", "Comm", "Executable", "ProcessComm", "ProgramSpec", "State", "ThreadComm", "TorchrunEnv",
-    "compile_program", "expand_names", "expand_states", "initial_state", "ops", "make_mesh", "read_files", "read_program", "read_torchrun_env", "run_ranks", "run_training",
+    "compile_program", "expand_names", "expand_states", "initial_state", "load_ops", "ops", "make_mesh", "read_files", "read_program", "read_torchrun_env", "run_ranks", "run_training",
     "solo_comm", "start_process_group", "state_of_module", "stop_process_group", "write_program",
 ]  # fmt: skip

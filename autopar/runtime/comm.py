@@ -1,7 +1,8 @@
 """What ranks say to each other, by mesh axis name. `Comm` is the protocol, `ProcessComm` speaks torch.distributed (gloo, nccl).
 
 `stride` is in elements of the local tensor that is whole along the axis: coordinate c holds the indices i of the dim with
-`(i // stride) % N == c`, in order. Results are contiguous. Data is moved as bytes, so every dtype works; `bool` is reduced as "any".
+`(i // stride) % N == c`, in order. Results are contiguous. Data is moved as bytes, so every dtype works; `bool` is reduced as "any" (as
+"all" by `min`).
 Nothing here records gradients: the backward pass is in the program.
 """
 
@@ -167,7 +168,7 @@ def _bytes(x: Tensor) -> Tensor:
 def _reducible(op: str, *tensors: Tensor) -> tuple[Any, list[Tensor]]:
     """The backend's reduction and the tensors as it knows them."""
     if tensors[0].dtype == torch.bool:
-        return dist.ReduceOp.MAX, [t.view(torch.uint8) for t in tensors]
+        return (dist.ReduceOp.MIN if op == "min" else dist.ReduceOp.MAX), [t.view(torch.uint8) for t in tensors]
     if tensors[0].is_complex():
         tensors = tuple(torch.view_as_real(t).view(-1) for t in tensors)
-    return (dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX), list(tensors)
+    return {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}[op], list(tensors)

@@ -6,6 +6,7 @@ A state's `init` says how its value is made:
     (("normal_", 0.0, 0.02), ...)   tensor methods that fill or change elements one by one, in order
     ("tensor", (1, 2, 3))           these numbers, flat
     ("copy", NAME)                  the same first value as state NAME, in this state's own dtype and sharding
+    ("seed",)                       a whole number made of the seed: the counter of random draws begins there
     ("given",)                      it must come from a model or a state dict
 
 Random values are drawn in chunks of `CHUNK` elements of the flat whole tensor, each from its own generator (seed, name, chunk number),
@@ -100,6 +101,8 @@ def _from_recipe(name: str, state: State, program: ProgramSpec, rank: int, root:
         raise InputError(f"{root}: its first value cannot be made again from a recipe: pass the model with real weights, a state dict or a checkpoint")
     if init == ("zeros",):
         return piece.zero_()
+    if init == ("seed",):
+        return piece.fill_(first_count(seed))
     if init[0] == "fill":
         return piece.fill_(init[1])
     if init[0] == "tensor":
@@ -108,6 +111,11 @@ def _from_recipe(name: str, state: State, program: ProgramSpec, rank: int, root:
     _check_recipe(root, init)
     _draw_into(piece.view(-1), state.shape, sharding, program.mesh, rank, init, root, seed)
     return piece
+
+
+def first_count(seed: int) -> int:
+    """Where the counter of random draws begins: 48 bits, so that runs of other seeds are far away and numbers stay exact in float64."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:draws".encode(), digest_size=6).digest(), "big")
 
 
 def _check_recipe(name: str, recipe: tuple) -> None:

@@ -21,7 +21,7 @@ from ..graph.sharding import Sharding, has_partial, local_shape, parse_sharding,
 STATE_KINDS = ("param", "buffer", "optim")
 
 Number = Union[bool, int, float]
-Recipe = tuple  # ("zeros",) | ("fill", v) | ("copy", name) | ("given",) | ("tensor", (numbers...)) | (("normal_", mean, std), ...)
+Recipe = tuple  # ("zeros",) | ("fill", v) | ("copy", name) | ("given",) | ("seed",) | ("tensor", (numbers...)) | (("normal_", mean, std), ...)
 
 
 @dataclass(frozen=True)

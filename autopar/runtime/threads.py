@@ -171,7 +171,9 @@ def run_ranks(mesh: Mesh, rank_main: Callable[[ThreadComm], T], device: torch.de
 def _reduce(tensors: list[Tensor], op: str) -> Tensor:
     total = tensors[0].clone(memory_format=torch.contiguous_format)
     for x in tensors[1:]:
-        if op == "max" or total.dtype == torch.bool:
+        if op == "min":
+            torch.minimum(total, x, out=total)
+        elif op == "max" or total.dtype == torch.bool:
             torch.maximum(total, x, out=total)
         else:
             total += x

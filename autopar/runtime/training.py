@@ -53,6 +53,7 @@ def run_training(
         executable.state.update(initial_state(executable.program, comm.rank, weights, seed, comm.device))
         if checkpoint_dir is not None and (Path(checkpoint_dir) / MANIFEST).exists():
             executable.load(checkpoint_dir)
+        torch.manual_seed(seed)  # of ops of the user's own that draw numbers: every rank runs them whole and must draw alike
         losses = []
         for number, batch in zip(range(num_steps), batches):
             losses.append(float(executable.step(*batch)))

@@ -232,7 +232,7 @@ def _list_menus(
     for index in sorted(set(fold.node_class)):
         site, signature = sites[index], signatures[index]
         inner = node_cuts(site, signature, cuts)
-        key = (site.node.op, site.node.args, signature.linear, site.inputs, site.outputs, tuple(sorted(inner.items())))
+        key = (site.node.op, site.node.args, signature.linear, site.inputs, site.outputs, site.dtypes, tuple(sorted(inner.items())))
         if key not in cache:
             cache[key] = list_strategies(signature, site, sizes, inner)[0]
         menus[index] = cache[key]

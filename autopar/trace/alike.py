@@ -52,6 +52,8 @@ def why_not_alike(tape: Tape, start: int, roles: Mapping[str, Mapping[str, torch
     steps: dict[str, list[Record]] = {name: [] for name in roles}
     makers: dict[int, Record] = {}
     for record in tape.records[start:]:
+        if torch.Tag.nondeterministic_seeded in record.op.tags:
+            return f"{record.op} ({record.source}) draws random numbers, others for each parameter"
         touched = [storage_key(tape.tensors[u]) for u in (*find_slots(record), *(u for u in record.outs if u >= 0))]
         owners = {owner[k] for k in touched if k in owner}
         if len(owners) > 1:

@@ -14,7 +14,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .draft import bind
-from .private import make_fake_mode, storage_key, trunc_normal_by_quantile
+from .held import carry_hooks
+from .private import gradient_hooks, make_fake_mode, storage_key, trunc_normal_by_quantile
+from .reach import replace_tensors
 from .tape import Record, Slot, Tape, find_slots, replay, written_uids
 from .workload import Workload, find_tensors, map_tensors
 
@@ -50,7 +52,8 @@ def build_lightly(factory: Callable[[], object]) -> tuple[object, dict[str, tupl
         for name, p in model.named_parameters()
         if tape.knows(p) and recipes.get(storage_key(p)) is not None
     }
-    _settle_module(model, tape, set(named))
+    others = [made.loss, made.optimizer] if isinstance(made, Workload) else []
+    _settle_model(model, others, tape, set(named))
     if isinstance(made, Workload):
         made = replace(
             made,
@@ -89,25 +92,26 @@ def _settle_batch(prefix: str, value: object, tape: Tape) -> object:
     return map_tensors(prefix, value, table)
 
 
-def _settle_module(model: torch.nn.Module, tape: Tape, with_recipe: set[str]) -> None:
-    """Replace every fake tensor of the model, keeping what is shared shared."""
+def _settle_model(model: torch.nn.Module, others: list[object], tape: Tape, with_recipe: set[str]) -> None:
+    """Replace every fake tensor of the model and of its loss and optimizer, keeping what is shared shared."""
     new: dict[int, torch.Tensor] = {}
+
+    def settle(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in new:
+            new[id(tensor)] = _real(tape, tensor).detach() if hasattr(tensor, "fake_mode") else tensor
+            if isinstance(tensor, torch.nn.Parameter) and new[id(tensor)] is not tensor:
+                new[id(tensor)] = torch.nn.Parameter(new[id(tensor)], requires_grad=tensor.requires_grad)
+                carry_hooks(tensor, new[id(tensor)])
+        return new[id(tensor)]
+
     for name, param in model.named_parameters():
-        if hasattr(param, "fake_mode"):
-            meta = torch.empty(param.shape, dtype=param.dtype, device="meta")
-            data = meta if name in with_recipe else _real(tape, param).detach()
-            new[id(param)] = torch.nn.Parameter(data, requires_grad=param.requires_grad)
-    for _, buffer in model.named_buffers():
-        if hasattr(buffer, "fake_mode"):
-            new[id(buffer)] = _real(tape, buffer).detach()
-    for module in model.modules():
-        for table in (module._parameters, module._buffers):
-            for key, tensor in table.items():
-                if tensor is not None and id(tensor) in new:
-                    table[key] = new[id(tensor)]
-        for key, value in list(vars(module).items()):
-            if isinstance(value, torch.Tensor) and hasattr(value, "fake_mode"):
-                vars(module)[key] = new.get(id(value), None) if id(value) in new else _real(tape, value)
+        if hasattr(param, "fake_mode") and name in with_recipe:
+            new[id(param)] = torch.nn.Parameter(torch.empty(param.shape, dtype=param.dtype, device="meta"), requires_grad=param.requires_grad)
+            carry_hooks(param, new[id(param)])
+    fakes = list(model.parameters())
+    replace_tensors([model, *others], settle)
+    for old in fakes:
+        replace_tensors([hook for hooks in gradient_hooks(old) for hook in hooks], settle)
 
 
 def _find_recipes(tape: Tape) -> dict[int, Recipe | None]:

@@ -179,7 +179,7 @@ def _var_mean(b: Draft, a: dict) -> object:
 
 
 def _norm(b: Draft, a: dict) -> object:
-    """Norms of order 2, 1 and infinity; the others stay whole."""
+    """Norms of any order: sums of powers, the largest or least magnitude, or the number of elements that are not zero."""
     x, order = a["self"], a.get("ord", a.get("p", 2))
     order = 2 if order is None else order
     dims = _axes(x, a.get("dim"))
@@ -189,8 +189,10 @@ def _norm(b: Draft, a: dict) -> object:
         thin = b.call("aten.sqrt.default", b.sum(b.mul(x, x), dims))
     elif order == 1:
         thin = b.sum(b.call("aten.abs.default", x), dims)
-    elif order == math.inf:
-        thin = b.call("aten.amax.default", b.call("aten.abs.default", x), dims)
+    elif order in (math.inf, -math.inf):
+        thin = b.call("aten.amax.default" if order > 0 else "aten.amin.default", b.call("aten.abs.default", x), dims)
+    elif order == 0:
+        thin = b.cast(b.sum(b.call("aten.ne.Scalar", x, 0), dims), b.specs[0][1])
     else:
         power = b.call("aten.pow.Tensor_Scalar", b.call("aten.abs.default", x), order)
         thin = b.call("aten.pow.Tensor_Scalar", b.sum(power, dims), 1.0 / order)

@@ -15,10 +15,12 @@ import torch
 
 from ..errors import GraphError
 from ..graph.node import Const, Phase
+from ..graph.rules.random_numbers import STATE as RANDOM_STATE
 from ..graph.tensor import Kind
 
 Shape = tuple[int, ...]
 _DROPPED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"})
+_EXACT = frozenset((narrow, wide) for narrow in (torch.bfloat16, torch.float16) for wide in (torch.float32, torch.float64))
 
 
 @dataclass(slots=True, eq=False)
@@ -56,9 +58,8 @@ class Argument:
     is_written: bool
 
 
-@lru_cache(maxsize=None)
 def resolve_op(name: str) -> torch._ops.OpOverload:
-    """`aten.mm.default` -> the torch op."""
+    """`aten.mm.default` -> the torch op. Never kept: a user's op that is defined again is another one, and the old one is gone."""
     namespace, packet, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
@@ -91,12 +92,18 @@ class Draft:
 
     def __init__(self) -> None:
         self.nodes: list[DraftNode] = []
+        self.preamble: list[DraftNode] = []  # what stands before all nodes and depends on nothing
         self.phase = Phase.FORWARD
         self.path = ""
         self.source = ""
         self.leads: dict[Val, Shape] = {}  # the leading dims with which a weight was used in forward (see linears.py)
         self.specs: list[tuple[Shape, torch.dtype] | None] = []  # what the op that is being rewritten returns
         self.num_uses: dict[Val, int] = {}
+        self.is_private = False  # only a loss reads what the op that is being rewritten returns (see vocabulary.py)
+        self.entropies: dict[Val, object] = {}
+        self.counter_entry = Val((), torch.int64, None, 0, RANDOM_STATE, Kind.BUFFER)
+        self._counter = self.counter_entry
+        self._positions: dict[tuple[int, str], Val] = {}
 
     def emit(self, op: str, args: dict[str, object], specs: list[tuple[Shape, torch.dtype] | None]) -> list[Val | None]:
         """Write a node whose results are known."""
@@ -111,7 +118,7 @@ class Draft:
         assert out is not None
         return out
 
-    def call(self, name: str, *args: object, **kwargs: object):
+    def call(self, name: str, /, *args: object, **kwargs: object):
         """Write an ATen op; torch tells the shapes. Returns one Val, or a list."""
         op = resolve_op(name)
         out = op(*[_to_meta(a) for a in args], **{k: _to_meta(v) for k, v in kwargs.items()})
@@ -120,6 +127,41 @@ class Draft:
         specs = [(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in results]
         outs = self.emit(name, canonical_args(op, bind(op, args, kwargs)), specs)
         return outs[0] if single else outs
+
+    # -- what an op must know about places ---------------------------------------------------------------------------------------------
+
+    def positions(self, n: int, use: str) -> Val:
+        """`arange(n)`, shared by all that ask for the same use: coordinates as data, which is split as any other value is.
+
+        Its node stands in the preamble, in the root module. Uses are kept apart so that sizes that are equal by chance are not tied.
+        """
+        if (n, use) not in self._positions:
+            args = (("start", 0), ("end", n), ("step", 1), ("dtype", const(torch.int64)))
+            node = DraftNode("aten.arange.start_step", args, Phase.FORWARD, "", self.source)
+            node.outs = [Val((n,), torch.int64, node)]
+            self.preamble.append(node)
+            self._positions[n, use] = node.outs[0]
+        return self._positions[n, use]
+
+    def next_count(self) -> Val:
+        """The counter of random draws as it stands; it moves on by one."""
+        now = self._counter
+        self._counter = self.emit_one("aten.add.Tensor", {"self": now, "other": 1}, (), torch.int64)
+        return now
+
+    @property
+    def last_count(self) -> Val:
+        """The counter after the last draw."""
+        return self._counter
+
+    def close_count(self) -> Val:
+        """The counter after the last draw as a value of the root module, so that the block that draws last is like the others."""
+        last = self._counter
+        assert last.node is not None
+        self.phase, self.path, self.source = last.node.phase, "", last.node.source
+        closed = self.emit_one("aten.clone.default", {"self": last}, (), torch.int64)
+        self.nodes.insert(self.nodes.index(last.node) + 1, self.nodes.pop())
+        return closed
 
     # -- the forms that everything is brought to -------------------------------------------------------------------------------------
 
@@ -160,9 +202,13 @@ class Draft:
         return self.emit_one("aten.expand.default", {"self": x, "size": full}, full, x.dtype)
 
     def cast(self, x: Val, dtype: torch.dtype) -> Val:
-        """`x` in another dtype."""
+        """`x` in another dtype; what was widened from this very dtype is there already."""
         if x.dtype == dtype:
             return x
+        for base in view_chain(x):
+            narrow = dict(base.node.args)["self"] if base.node is not None and base.node.op == "aten._to_copy.default" else None
+            if narrow is not None and narrow.dtype == dtype and (dtype, base.dtype) in _EXACT:
+                return self.view(narrow, x.shape)
         return self.emit_one("aten._to_copy.default", {"self": x, "dtype": const(dtype)}, x.shape, dtype)
 
     def sum(self, x: Val, dims: list[int] | tuple[int, ...] | None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Val:

@@ -10,6 +10,7 @@ import torch
 
 from ..graph.graph import Graph, check_graph
 from ..graph.node import Arg, Node, Phase, Ref
+from ..graph.rules.random_numbers import STATE as RANDOM_STATE
 from ..graph.tensor import Kind, Value
 from .draft import Draft, DraftNode, Val
 
@@ -35,8 +36,9 @@ def finish_graph(
         owners: module path of the parameter to which a state belongs.
     """
     updates, grads = _own_values(draft, updates, grads, loss, outputs)
+    inputs, updates = _drop_idle_counter(draft, inputs, updates, [*grads.values(), *outputs, *([loss] if loss is not None else [])])
     roots = [*updates.values(), *grads.values(), *outputs, *([loss] if loss is not None else [])]
-    nodes = _live_nodes(draft.nodes, roots)
+    nodes = _live_nodes([*draft.preamble, *draft.nodes], roots)
     if _collapse_views(nodes, roots):
         nodes = _live_nodes(nodes, roots)
     _place_updates(nodes, owners, grads)
@@ -86,6 +88,16 @@ def _own_values(draft, updates, grads, loss, outputs) -> tuple[dict[str, Val], d
         taken.add(id(value))
         own_updates[name] = value
     return own_updates, own_grads
+
+
+def _drop_idle_counter(draft, inputs, updates, others: list[Val]) -> tuple[dict[str, Val], dict[str, Val]]:
+    """Without the state of random draws where none of them reaches what the step returns."""
+    if RANDOM_STATE not in updates:
+        return inputs, updates
+    rest = {s: v for s, v in updates.items() if s != RANDOM_STATE}
+    if any(n.op == "autopar.uniform" for n in _live_nodes(draft.nodes, [*rest.values(), *others])):
+        return inputs, updates
+    return {s: v for s, v in inputs.items() if s != RANDOM_STATE}, rest
 
 
 def find_vals(value: object) -> list[Val]:

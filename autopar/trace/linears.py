@@ -151,7 +151,7 @@ def rule_sum_dims(b: Draft, a: dict) -> object:
                 if any(base in view_chain(x) for base in view_chain(grad)) and grad.shape[-1] == x.shape[-1]:
                     nd = grad
                     break
-        flat = b.sum(nd, list(range(len(nd.shape) - 1)))
+        flat = b.sum(nd, list(range(len(nd.shape) - 1))) if len(nd.shape) > 1 else nd
         return b.view(flat, (1, x.shape[1])) if keepdim else flat
     if not keepdim:
         return b.sum(x, dims, False, dtype)

@@ -1,7 +1,7 @@
 """Losses opened into pointwise ops and one sum, so that a sharded batch gives a Partial; means become sums times a global constant.
 
-Cross-entropy keeps `log_softmax` and `nll_loss` whole (the vocabulary may be sharded inside them); its mean is the sum divided by the
-number of targets that are not ignored, which is a value of its own (`total_weight`).
+Cross-entropy is opened in `vocabulary` where only the loss reads the log-probabilities. Elsewhere `nll_loss` stays whole; its mean is the
+sum divided by the weight of the targets that are not ignored, which is a value of its own (`total_weight`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import torch
 from ..errors import GraphError, TraceError
 from ..graph.graph import Graph
 from ..graph.node import Phase
+from ..graph.rules.random_numbers import STATE as RANDOM_STATE
 from ..graph.tensor import Kind
 from .capture import Captured
 from .copies import UpdateCopier
@@ -20,11 +21,14 @@ from .finish import finish_graph
 from .linears import LINEAR_RULES
 from .losses import LOSS_RULES
 from .norms import NORM_RULES, Effects
+from .pieces import join_pieces
+from .random_ops import RANDOM_RULES
 from .tape import Record, Slot, find_slots, map_slots
-from .views import Handles, View, tensor_spec, view_steps
+from .vocabulary import VOCABULARY_RULES, find_private
+from .views import Handles, View, strided_steps, tensor_spec, view_steps
 
-RULES = {**FORM_RULES, **LOSS_RULES, **NORM_RULES, **LINEAR_RULES}
-_RESHAPES_SELF = frozenset({"unsqueeze_", "squeeze_", "transpose_", "t_", "swapaxes_", "swapdims_"})
+RULES = {**FORM_RULES, **LOSS_RULES, **NORM_RULES, **LINEAR_RULES, **RANDOM_RULES, **VOCABULARY_RULES}
+_PROMOTING = frozenset("add sub rsub mul div true_divide pow exp log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid neg abs".split())
 _MAX_UNIFORM = 2**22  # constants up to this many elements are looked at for being one number everywhere
 
 
@@ -52,6 +56,8 @@ class _Lowering:
         self.constants: dict[str, torch.Tensor] = {}
         self.inputs: dict[str, Val] = {}
         self.places = self._forward_places()
+        kept = {captured.loss, *captured.outputs, *(uid for _, uid in (*captured.finals, *captured.grads))}
+        self.private = find_private(self.tape.records[: captured.num_before_update], frozenset(kept))
 
     def run(self, name: str) -> tuple[Graph, dict[str, torch.Tensor]]:
         captured = self.captured
@@ -67,9 +73,9 @@ class _Lowering:
             self._lower(record)
         grads, loss = self._results()
         copier = UpdateCopier(captured.copies, self.inputs, grads)
-        for name, uid in captured.grads:
-            if name in copier.blanks:
-                self.handles.make(uid, copier.blanks[name])
+        for param, uid in captured.grads:
+            if param in copier.blanks:
+                self.handles.make(uid, copier.blanks[param])
         num_before = len(self.draft.nodes)
         for record in self.tape.records[captured.num_before_update :]:
             self._lower(record)
@@ -80,6 +86,10 @@ class _Lowering:
                 updates[storage] = value
         updates = copier.copy(self.draft, num_before, updates)
         outputs = [self.handles.read(uid) for uid in captured.outputs]
+        if self.draft.last_count is not self.draft.counter_entry:
+            self.inputs[RANDOM_STATE] = self.draft.counter_entry
+            updates[RANDOM_STATE] = self.draft.close_count()
+        join_pieces(self.draft)
         owners = self._owners(captured)
         graph = finish_graph(name, self.draft, self.inputs, updates, loss, outputs, grads, owners)
         return graph, self.constants
@@ -159,12 +169,14 @@ class _Lowering:
     _last_place: tuple[str, str] = ("", "")
 
     def _rewrite(self, record: Record) -> None:
+        if any(uid >= 0 and self.tape.tensors[uid].layout != torch.strided for uid in record.outs):
+            raise TraceError(
+                f"{self.draft.source or 'the step'}: {record.op} makes a sparse tensor, which cannot be split. Use dense ones: sparse=False for "
+                "an embedding, index_add or scatter for a sparse product."
+            )
         op, packet = record.op, record.op._schema.name.split("::")[1]
         arguments = schema_arguments(op)
         bound = bind(op, record.args, record.kwargs)
-        if packet in _RESHAPES_SELF:
-            self._view(record, packet.rstrip("_"), bound)
-            return
         if any(a.is_written for a in arguments):
             self._write(record, bound)
             return
@@ -176,18 +188,35 @@ class _Lowering:
     def _read_all(self, bound: dict[str, object]) -> dict[str, object]:
         return {k: map_slots(v, lambda s: self.handles.read(s.uid)) for k, v in bound.items()}
 
+    def _promote(self, values: dict[str, object], dtype: torch.dtype) -> dict[str, object]:
+        """Whole numbers among whole numbers become the float that torch makes of them while it traces, whatever its default is later."""
+        if any(isinstance(v, Val) and (v.dtype.is_floating_point or v.dtype.is_complex) for v in values.values()):
+            return values
+        return {k: self.draft.cast(v, dtype) if isinstance(v, Val) else v for k, v in values.items()}
+
     def _apply(self, op: torch._ops.OpOverload, bound: dict[str, object], record: Record) -> object:
         """Write a pure op with its rule, or whole."""
         b = self.draft
         values = self._read_all(bound)
         b.specs = [tensor_spec(self.tape.tensors[u]) if u >= 0 else None for u in record.outs]
+        if op._schema.name.split("::")[1] in _PROMOTING and b.specs[0] is not None and b.specs[0][1].is_floating_point:
+            values = self._promote(values, b.specs[0][1])
         first = bound.get("self")
         if isinstance(first, Slot):
             b.num_uses[values["self"]] = self._uses.get(first.uid, 0)
         rule = RULES.get(str(op))
+        b.is_private = bool(record.outs) and record.outs[0] in self.private
         if rule is not None:
             defaults = {a.name: a.default for a in schema_arguments(op) if a.has_default}
             return rule(b, defaults | values)
+        if torch.Tag.nondeterministic_seeded in op.tags:
+            raise TraceError(
+                f"{b.source or b.path or 'the step'}: {op} draws random numbers, and how many depends on what it draws, so they cannot be made "
+                "piece by piece. Draw them outside of the step and pass them as an input, or use ops such as torch.rand and torch.randn."
+            )
+        arguments = {a.name for a in schema_arguments(op)}
+        if "dtype" in arguments and values.get("dtype") is None and not find_slots(record):
+            values["dtype"] = b.specs[0][1]  # else the default dtype of whoever runs the program
         return b.emit(str(op), canonical_args(op, values), b.specs)
 
     def _set_outputs(self, record: Record, result: object) -> None:
@@ -213,6 +242,11 @@ class _Lowering:
         shapes = [tensor_spec(self.tape.tensors[u])[0] for u in record.outs]
         before = self.handles.read(base.uid).shape
         steps = view_steps(packet, before, defaults | bound, shapes)
+        if packet == "as_strided" and _is_reshape(self.tape.tensors[base.uid], self.tape.tensors[record.outs[0]]):
+            steps = [(View("view", shapes[0]),)]
+        elif packet == "as_strided":
+            self._strided(record, base, defaults | bound)
+            return
         if steps is None:
             rest = {k: v for k, v in bound.items() if v is not base}
             if len(record.outs) != 1 or find_slots(Record(record.op, tuple(rest.values()), {}, (), record.phase, "", "", 0, False)):
@@ -221,11 +255,24 @@ class _Lowering:
         for uid, chain in zip(record.outs, steps):
             self.handles.make_view(uid, base.uid, tuple(chain))
 
+    def _strided(self, record: Record, base: Slot, bound: dict[str, object]) -> None:
+        """`as_strided` counts in memory: it is a view of the tensor that was made with the storage, whatever its base is."""
+        whole = self.handles.table[base.uid].cell.uid
+        offset = bound["storage_offset"]
+        offset = self.tape.tensors[base.uid].storage_offset() if offset is None else offset
+        steps = strided_steps(self.tape.tensors[whole], bound["size"], bound["stride"], offset)
+        if steps is None:
+            raise TraceError(
+                f"{record.source or 'the step'}: {record.op} of a tensor that does not fill its memory in order; what it takes depends on how "
+                "torch laid it out. Use slices, unfold or gather."
+            )
+        self.handles.make_view(record.outs[0], whole, steps)
+
     def _write(self, record: Record, bound: dict[str, object]) -> None:
         """An in-place op: its pure form, then a write."""
         op = record.op
         written = [a.name for a in schema_arguments(op) if a.is_written and bound.get(a.name) is not None]
-        if str(op) in RULES and "native_batch_norm" in str(op):
+        if str(op) in RULES and not str(op).split(".")[1].endswith("_"):  # it writes beside what it returns
             self._set_outputs(record, self._apply(op, bound, record))
             return
         if len(written) != 1 or not isinstance(bound[written[0]], Slot):
@@ -234,10 +281,15 @@ class _Lowering:
                 "foreach=False, fused=False)"
             )
         target = bound[written[0]]
-        if str(op) in ("aten.set_.source_Tensor", "aten.set_.source_Storage_storage_offset", "aten.resize_.default"):
-            raise TraceError(f"{record.source or 'the step'}: {op} changes a tensor's storage, which a compiled step cannot follow")
-        pure = _pure_form(op)
-        pure_bound = {k: v for k, v in bound.items() if k in {a.name for a in schema_arguments(pure)}}
+        if str(op) == "aten.embedding_renorm_.default":
+            raise TraceError(
+                f"{record.source or 'the step'}: an embedding with max_norm rewrites the rows that it reads, which no shard of the table could do "
+                "alone. Leave max_norm out; limit the norms where they are read (F.normalize) or with a parametrization."
+            )
+        pure = pure_form(op)
+        known = {a.name: a.default for a in schema_arguments(op) if a.has_default} | bound
+        wanted = {a.name for a in schema_arguments(pure) if a.name in bound or not a.has_default}
+        pure_bound = {k: v for k, v in known.items() if k in wanted}
         shape, dtype = tensor_spec(self.tape.tensors[target.uid])
         result = self._apply(pure, pure_bound, record)
         value = result if isinstance(result, Val) else result[0]
@@ -260,14 +312,19 @@ class _Lowering:
         return value
 
 
-def _pure_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
+def _is_reshape(base: torch.Tensor, view: torch.Tensor) -> bool:
+    """True where `as_strided` of a whole contiguous tensor is a whole contiguous tensor (autograd packs gradients so)."""
+    whole = base.is_contiguous() and view.is_contiguous() and base.numel() == view.numel()
+    return whole and base.storage_offset() == view.storage_offset()
+
+
+def pure_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
     """`add_.Tensor` -> `add.Tensor`; `add.out` -> `add.Tensor`.
 
     Raises:
         TraceError: torch has none.
     """
     packet, overload = op._schema.name.split("::")[1], op._overloadname
-    namespace = getattr(torch.ops, op.namespace)
     renamed = {"bernoulli_.float": "bernoulli.p", "normal_.default": "normal_functional.default"}
     if f"{packet}.{overload}" in renamed:
         packet, overload = renamed[f"{packet}.{overload}"].split(".")
@@ -275,12 +332,15 @@ def _pure_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
         packet = packet[:-1]
     elif packet.startswith("__i"):
         packet = packet.replace("__i", "__", 1)
-    else:
-        overload = overload.removesuffix("out").rstrip("_") or "default"
-    found = getattr(getattr(namespace, packet, None), overload, None)
-    if found is None:
-        candidates = getattr(namespace, packet, None)
-        if candidates is not None and len(candidates.overloads()) == 1:
-            return getattr(candidates, candidates.overloads()[0])
-        raise TraceError(f"{op} writes in place and has no pure form; use a pure op")
-    return found
+    family = getattr(getattr(torch.ops, op.namespace), packet, None)
+    overloads = [o for o in family.overloads() if not any(a.is_out for a in getattr(family, o)._schema.arguments)] if family else []
+    taken = _signature(op)
+    alike = [o for o in sorted(overloads, key=lambda o: o != overload) if _signature(getattr(family, o)) == taken]
+    if alike or overload in overloads or len(overloads) == 1:
+        return getattr(family, alike[0] if alike else overload if overload in overloads else overloads[0])
+    raise TraceError(f"{op} writes in place and has no pure form; use a pure op")
+
+
+def _signature(op: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    """Name and type of what an op takes beside `out`."""
+    return [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]

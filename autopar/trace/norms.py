@@ -110,6 +110,6 @@ NORM_RULES = {
     "aten.native_batch_norm.default": rule_batch_norm,
     "aten._native_batch_norm_legit.default": rule_batch_norm,
     "aten._native_batch_norm_legit.no_stats": rule_batch_norm,
-    "aten._native_batch_norm_legit_functional.default": rule_batch_norm,
+    "aten._native_batch_norm_legit_functional.default": rule_batch_norm, "aten._batch_norm_with_update.default": rule_batch_norm,
     "aten.native_batch_norm_backward.default": rule_batch_norm_backward,
 }

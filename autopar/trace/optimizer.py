@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import TraceError
+from ..graph.node import Phase
 from .factors import TensorFactors
 from .place import blame_stack, exception_frames
-from .private import compiling, forget_constant, storage_key, without_modes
+from .private import FakeTensor, compiling, forget_constant, storage_key, without_modes
 from .tape import Slot, Tape, replay
 
 _MAKERS = frozenset(
@@ -117,6 +118,7 @@ def learn_states(
     """
     name = describe(factory)
     tape = Tape(what=f"optimizer {name}")
+    tape.phase = Phase.UPDATE
     names = {id(p): n for n, p in params.items()}
     for param in params.values():
         tape.add_input(param)
@@ -125,12 +127,14 @@ def learn_states(
     with tape:
         optimizer = build_optimizer(factory, list(params.values()))
         built = len(tape.records)
+        _settle_options(optimizer, tape, name)
         run_step(optimizer, name)
     first_ops = [str(r.op) for r in tape.records[built:]]
     numbers = _numbers(optimizer)
     moving: set[tuple[int, str]] = set()
     if numbers:
         with Tape(what=f"optimizer {name}") as scratch:
+            scratch.phase = Phase.UPDATE
             for param in params.values():
                 scratch.add_input(param)
             run_step(optimizer, name)
@@ -144,7 +148,8 @@ def learn_states(
             storage = f"{key}:{names[id(param)]}"
             if isinstance(value, torch.Tensor):
                 init = _initial_value(tape, makers, value, params, param_keys, optimizer, storage, name)
-                dtype = torch.float64 if value.ndim == 0 and value.dtype == torch.float32 else value.dtype
+                counts = value.ndim == 0 and (param.ndim > 0 or key == "step")  # a moment of a scalar parameter is a scalar too
+                dtype = torch.float64 if counts and value.dtype == torch.float32 else value.dtype
                 fresh = torch.empty(value.shape, dtype=dtype)
             elif (id(param), str(key)) in moving:
                 init = ("fill", float(2 * numbers[id(param), str(key)] - _numbers(optimizer)[id(param), str(key)]))
@@ -155,6 +160,17 @@ def learn_states(
             optimizer.state[param][key] = fresh
             states.append(OptimState(storage, fresh, init, param, str(key)))
     return optimizer, states, [] if moving else first_ops
+
+
+def _settle_options(optimizer: torch.optim.Optimizer, tape: Tape, name: str) -> None:
+    """Tensors among the options of a group (a learning rate) become real ones: constants of the step."""
+    for group in optimizer.param_groups:
+        for key, value in group.items():
+            if isinstance(value, FakeTensor):
+                values = replay(tape, [tape.uid(value)], random=False) if tape.knows(value) else None
+                if values is None:
+                    raise TraceError(f"optimizer {name}: the value of its option {key}, a tensor, is not known. Make it with torch.tensor(...).")
+                group[key] = values[tape.uid(value)]
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], float]:

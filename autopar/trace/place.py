@@ -17,11 +17,12 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..errors import AutoparError, InputError, TraceError
+from .demands import explain_raised
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_DISPATCH = tuple(_OURS + name for name in ("place.py", "tape.py", "precision.py", "factors.py"))  # on the inside of every op
+_DISPATCH = tuple(_OURS + name for name in ("place.py", "tape.py", "precision.py", "factors.py", "foreach.py"))  # on the inside of every op
 _LAYERS = tuple(_TORCH + part + os.sep for part in ("nn", "optim"))
 
 USER, LIBRARY, LAYER, TORCH, OURS, OTHER = range(6)
@@ -135,6 +136,27 @@ def blame_stack(frames: list[tuple[str, int]]) -> str:
     return print_place(*layer[-1]) if layer else ""
 
 
+# torch's own checks of values: (file, function) -> what they find when all is well
+_CHECKS = {
+    ("nn/functional.py", "gaussian_nll_loss"): False, ("nn/utils/clip_grad.py", "_get_total_norm"): False,
+    ("distributions/distribution.py", "__init__"): True, ("distributions/distribution.py", "_validate_sample"): True,
+}  # fmt: skip
+
+
+def passed_check() -> bool | None:
+    """What a check of values finds when all is well, where one of torch's own is running; None where somebody else is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _OURS)):
+            return None
+        found = _CHECKS.get((name.removeprefix(_TORCH).replace(os.sep, "/"), frame.f_code.co_name))
+        if found is not None:
+            return found
+        frame = frame.f_back
+    return None
+
+
 def running_frames() -> list[tuple[str, int]]:
     """The frames of the running call, outermost first."""
     frames: list[tuple[str, int]] = []
@@ -164,6 +186,9 @@ def explain_errors(what: str, inputs: str) -> Iterator[None]:
         raise
     except Exception as error:
         where = blame_stack(exception_frames(error))
+        demand = explain_raised(error)
+        if demand:
+            raise TraceError(f"{where or what}: {demand}") from error
         text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         message = f"{where + ': ' if where else ''}{what} raises {type(error).__name__}: {text}"
         if inputs:

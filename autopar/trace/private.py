@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import math
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -31,9 +33,19 @@ without_modes = _disable_current_modes
 flatten_tree, unflatten_tree = tree_flatten, tree_unflatten
 
 
-def make_fake_mode() -> FakeTensorMode:
-    """Fake tensors with concrete sizes; real tensors that meet them are taken for constants."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
+@contextlib.contextmanager
+def make_fake_mode() -> Iterator[FakeTensorMode]:
+    """Fake tensors with concrete sizes; real tensors that meet them are taken for constants.
+
+    torch logs a traceback for each op that fails on them; our error says it once. 2.11 - 2.13: the logger's name.
+    """
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            yield mode
+    finally:
+        logger.disabled = before
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -41,26 +53,28 @@ def storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def source_file(op: str) -> Path | None:
-    """The Python file that defines a custom op (`mylib.op.default`); None where torch does not know.
-
-    2.11 - 2.13: `torch._library.custom_ops.OPDEFS`, `torch._library.simple_registry`.
-    """
+def _defining_function(op: str) -> Callable[..., object] | None:
+    """What `torch.library.custom_op` was given for an op (`mylib.op.default`). 2.11 - 2.13: `torch._library.custom_ops.OPDEFS`."""
     from torch._library.custom_ops import OPDEFS
+
+    defined = OPDEFS.get("::".join(op.split(".")[:2]))
+    return inspect.unwrap(defined._init_fn) if defined is not None else None
+
+
+def source_file(op: str) -> Path | None:
+    """The Python file that defines a custom op; None where torch does not know. 2.11 - 2.13: `torch._library.simple_registry`."""
     from torch._library.simple_registry import singleton
 
-    qualname = "::".join(op.split(".")[:2])
-    defined = OPDEFS.get(qualname)
-    if defined is not None:
-        return Path(inspect.unwrap(defined._init_fn).__code__.co_filename)
-    kernel = singleton.find(qualname).fake_impl.kernel
+    code = getattr(_defining_function(op), "__code__", None)
+    if code is not None:
+        return Path(code.co_filename)
+    kernel = singleton.find("::".join(op.split(".")[:2])).fake_impl.kernel
     return Path(kernel.source.rpartition(":")[0]) if kernel is not None else None
 
 
-def gradient_hooks(tensor: torch.Tensor) -> tuple[list, list]:
-    """The hooks on a leaf's gradient: before it is accumulated, and after. 2.11 - 2.13: `_backward_hooks`, `_post_accumulate_grad_hooks`."""
-    before, after = tensor._backward_hooks, getattr(tensor, "_post_accumulate_grad_hooks", None)
-    return list((before or {}).values()), list((after or {}).values())
+def is_closure(op: str) -> bool:
+    """True where the function that defines a custom op was made inside of another, and may hold values of it."""
+    return "<locals>" in getattr(_defining_function(op), "__qualname__", "")
 
 
 @contextlib.contextmanager
@@ -84,6 +98,15 @@ def forget_constant(tensor: torch.Tensor) -> None:
     """Fake tensors remember small constant values; a state must not. 2.11 - 2.13: `constant`."""
     if isinstance(tensor, FakeTensor):
         tensor.constant = None
+
+
+def gradient_hooks(tensor: torch.Tensor) -> tuple[tuple[Callable[..., object], ...], tuple[Callable[..., object], ...]]:
+    """The hooks on a parameter's gradient: those that see it, and those that run when it has been added up.
+
+    2.11 - 2.13: `_backward_hooks`, `_post_accumulate_grad_hooks`.
+    """
+    before, after = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    return tuple((before or {}).values()), tuple((after or {}).values())
 
 
 def autograd_position() -> tuple[int, bool]:
@@ -147,7 +170,11 @@ def without_compilers() -> Iterator[None]:
         before = {name: getattr(flex, name) for name in plain}
         vars(flex).update(plain)
     try:
-        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if "torch._dynamo" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(warnings.catch_warnings())  # our own hooks on all modules are of no concern here
+                warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
             yield
     finally:
         if flex is not None:

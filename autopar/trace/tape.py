@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import TraceError
 from ..graph.node import Phase
+from .demands import explain_demand
 from .foreach import is_foreach, run_apart
 from .place import Places, blame_stack, passed_check, running_frames
 from .private import NOT_STATIC, UNSUPPORTED, FakeTensor, autograd_position, storage_key, without_modes
@@ -31,6 +32,10 @@ _RESHAPES_SELF = {
     _ATEN.squeeze_.dim: _ATEN.squeeze.dim, _ATEN.squeeze_.dims: _ATEN.squeeze.dims, _ATEN.transpose_.default: _ATEN.transpose.int,
     _ATEN.t_.default: _ATEN.t.default,
 }  # fmt: skip
+_MOVES_STORAGE = frozenset({
+    _ATEN.resize_.default, _ATEN.resize_as_.default, _ATEN.set_.default, _ATEN.set_.source_Tensor, _ATEN.set_.source_Storage,
+    _ATEN.set_.source_Storage_storage_offset,
+})  # fmt: skip
 _READS_VALUE = frozenset({"aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default", "aten.is_nonzero.default"})
 
 
@@ -192,6 +197,11 @@ class Tape(TorchDispatchMode):
                 return run_apart(func, args, kwargs)
         if func in _RESHAPES_SELF:
             return self._reshape_self(func, args, kwargs)
+        if func in _MOVES_STORAGE:
+            raise TraceError(
+                f"{blame_stack(running_frames()) or self._what}: {func} gives a tensor another storage or size in place, which a compiled step "
+                "cannot follow. Make a new tensor."
+            )
         slots = tuple([self._slot(a) for a in args])
         kwslots = {k: self._slot(v) for k, v in kwargs.items()} if kwargs else kwargs
         if str(func) in _READS_VALUE:
@@ -234,19 +244,18 @@ class Tape(TorchDispatchMode):
         if values is None and passed_check() is not None:
             return passed_check()
         if values is None:
-            shapes = ", ".join(f"{str(self.tensors[u].dtype).removeprefix('torch.')}{list(self.tensors[u].shape)}" for u in wanted)
-            cure = (
-                "Keep it a tensor: torch.where instead of `if`, a mask instead of indexing by a condition, no .item() or .tolist()."
-                if self.phase is not Phase.UPDATE
-                else "Write the update with tensor operations only (no .item(), float(tensor) or `if tensor`), or choose another optimizer."
-            )
-            raise TraceError(
-                f"{blame_stack(running_frames()) or self._what}: the program asks for the value of a tensor ({shapes}, by {func}) that "
-                f"depends on data, while a step is compiled once for all data. {cure}"
-            )
+            where = self._forward_place() or blame_stack(running_frames()) or self._what
+            raise TraceError(f"{where}: {explain_demand(func, [self.tensors[u] for u in wanted], self.phase)}")
         with without_modes():
             real = map_slots(list(args), lambda s: values[s.uid])
             return func(*real, **{k: map_slots(v, lambda s: values[s.uid]) for k, v in kwargs.items()})
+
+    def _forward_place(self) -> str:
+        """The line in forward whose gradient autograd is computing; "" outside of autograd."""
+        seq, in_autograd = autograd_position()
+        if not in_autograd:
+            return ""
+        return next((r.source for r in self.records if r.seq == seq and not r.in_autograd), "")
 
 
 def history(tape: Tape, uids: Iterable[int]) -> list[Record]:

@@ -12,20 +12,22 @@ from dataclasses import dataclass, field
 import torch
 
 from ..errors import TraceError
-from .draft import Draft, Shape, Val
+from .draft import Draft, Shape, Val, const
 
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """One storage: its value now, and how often it was written."""
+    """One storage: its value now, the uid of the tensor that was made with it, and how often it was written."""
 
     value: Val
+    uid: int
     version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One step from a value to a view of it. kind: view, permute, expand, slice, select, or other (then `op` with `params` by name)."""
+    """One step from a value to a view of it. kind: view, permute, expand, slice, select, strided (elements of a 1-D value by size, stride and
+    offset), or other (then `op` with `params` by name)."""
 
     kind: str
     params: tuple
@@ -51,7 +53,7 @@ class Handles:
 
     def make(self, uid: int, value: Val) -> None:
         """A new storage."""
-        self.table[uid] = Handle(Cell(value), (), value, 0)
+        self.table[uid] = Handle(Cell(value, uid), (), value, 0)
 
     def make_view(self, uid: int, base: int, steps: tuple[View, ...]) -> None:
         """A tensor that shares its base's storage."""
@@ -107,7 +109,32 @@ def apply_view(b: Draft, x: Val, step: View) -> Val:
         dim, index = step.params
         shape = x.shape[:dim] + x.shape[dim + 1 :]
         return b.emit_one("aten.select.int", {"self": x, "dim": dim, "index": index}, shape, x.dtype)
+    if step.kind == "strided":
+        return b.view(b.call("aten.index.Tensor", x, [_strided_index(b, *step.params)]), step.params[0])
     return b.call(step.op, x, **dict(step.params))
+
+
+def _strided_index(b: Draft, size: Shape, stride: Shape, offset: int) -> Val:
+    """The places, 1-D, of the elements that `as_strided` takes."""
+    places = b.full((1,) * len(size), offset, torch.int64)
+    for dim, (n, step) in enumerate(zip(size, stride)):
+        args = {"start": 0, "end": n, "step": 1, "dtype": const(torch.int64)}
+        steps = b.mul(b.emit_one("aten.arange.start_step", args, (n,), torch.int64), step)
+        places = b.add(places, b.view(steps, tuple(n if d == dim else 1 for d in range(len(size)))))
+    return b.view(places, (-1,)) if size else b.view(places, (1,))
+
+
+def strided_steps(root: torch.Tensor, size: list[int], stride: list[int], offset: int) -> tuple[View, ...] | None:
+    """`as_strided` as steps from the tensor that was made with the storage; None where that tensor has gaps in memory."""
+    order = sorted(range(root.dim()), key=lambda d: (-root.stride(d), d))
+    wanted = 1
+    for dim in reversed(order):
+        if root.shape[dim] != 1 and root.stride(dim) != wanted:
+            return None
+        wanted *= root.shape[dim]
+    if root.storage_offset():
+        return None
+    return View("permute", tuple(order)), View("view", (root.numel(),)), View("strided", (tuple(size), tuple(stride), offset))
 
 
 def invert_view(b: Draft, base: Val, step: View, new: Val) -> Val:
@@ -123,11 +150,35 @@ def invert_view(b: Draft, base: Val, step: View, new: Val) -> Val:
         return b.call("aten.slice_scatter.default", base, new, dim, start, end, stride)
     if step.kind == "select":
         return b.call("aten.select_scatter.default", base, new, *step.params)
+    if step.kind == "strided" and _are_apart(*step.params):
+        return b.call("aten.index_put.default", base, [_strided_index(b, *step.params)], b.view(new, (-1,)))
+    inverse = _INVERSES.get(step.op)
+    if inverse is not None:
+        return inverse(b, base, new, dict(step.params))
     what = step.op or step.kind
     raise TraceError(
         f"{b.source or b.path or 'the step'}: writes in place through {what}, whose elements overlap or cannot be put back. Write to a "
         "clone, or use torch.where or index_put instead."
     )
+
+
+_INVERSES = {
+    "aten.diagonal.default": lambda b, base, new, params: b.call("aten.diagonal_scatter.default", base, new, **params),
+    "aten.view_as_real.default": lambda b, base, new, params: b.call("aten.view_as_complex.default", new),
+    "aten.view_as_complex.default": lambda b, base, new, params: b.call("aten.view_as_real.default", new),
+    "aten._conj.default": lambda b, base, new, params: b.call("aten._conj.default", new),
+    "aten._neg_view.default": lambda b, base, new, params: b.call("aten.neg.default", new),
+}  # what puts a view's new value back into its base
+
+
+def _are_apart(size: Shape, stride: Shape, offset: int) -> bool:
+    """True where no element stands in two places."""
+    reach = 0
+    for step, n in sorted((s, n) for s, n in zip(stride, size) if n > 1):
+        if step <= reach:
+            return False
+        reach += step * (n - 1)
+    return True
 
 
 def _dim(x: Shape, dim: int) -> int:

@@ -60,8 +60,9 @@ const percent = (x) => (x > 0 && x < 1e-4 ? "<0.01 %" : `${digits(x * 100)} %`);
 const whole = (n) => String(Math.round(n)).replace(/\B(?=(\d{3})+$)/g, ",");
 function short(n) {
   for (const [size, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) if (n >= size) return `${digits(n / size)} ${letter}`;
-  return String(n);
+  return Number.isInteger(n) ? String(n) : digits(n);
 }
+const flopsText = (n) => short(n).replace(/^(\S+) ?(\S*)$/, "$1 $2FLOP");
 const shapeText = (dtype, shape) => `${dtype}[${shape.join(", ")}]`;
 
 // What a placement does, by the part of it that a colour can show: R, P, or the dim that is split.

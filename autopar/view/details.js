@@ -1,31 +1,22 @@
-// The panel beside the graph: everything that is known of the node, group, tensor or edge that was clicked.
+// What the panel beside a plan's graph says of the node, group, tensor or edge that was clicked.
 
-function buildDetails(plan, tree, goTo) {
-  const panel = el("aside", { id: "details", "aria-label": "Details" });
-  const empty = () => panel.replaceChildren(el("p", { class: "note" }, "Click a box for its shape, sharding, cost and reason. Double-click a group, or its + sign, to open it. Drag to move, scroll to zoom."));
-  empty();
-  return { panel, empty, show: (what) => { panel.replaceChildren(...DETAILS[what.kind](plan, tree, what, goTo, panel)); panel.scrollTop = 0; } };
-}
-
-const DETAILS = { node: nodeDetails, group: groupDetails, chip: chipDetails, edge: edgeDetails };
+const DETAILS = { node: nodeDetails, group: groupDetails, chip: chipDetails, edge: edgeDetails, hint: "Click a box for its shape, sharding, cost and reason." };
 
 function nodeDetails(plan, tree, { item, block }, goTo, panel) {
   const { nodes, text, foldOf, folds, spot } = plan;
   const fold = foldOf[item.node] < 0 ? null : folds[foldOf[item.node]];
   const i = fold ? fold.blocks[block][spot[item.node]] : item.node;
-  const again = (b) => panel.replaceChildren(...nodeDetails(plan, tree, { item, block: b }, goTo, panel));
   const choices = text(nodes.choices_t, i);
   const alternatives = text(nodes.alternatives_t, i), refused = text(nodes.refused_t, i);
   return [
     el("h2", { "data-detail": nodes.name[i] }, nodes.name[i]),
     el("p", { class: "path" }, `${PHASES[nodes.phase[i]]} · ${text(nodes.path_t, i) || "the model itself"}`),
-    fold ? el("p", { class: "fold" }, `One of ${fold.blocks.length} equal blocks, decided alike. Block `,
-      el("select", { "aria-label": "Block", on: { change: (e) => again(Number(e.target.value)) } }, ...fold.numbers.map((n, b) => el("option", { value: b, selected: b === block }, n)))) : null,
+    fold ? pickBlock(fold, block, "decided alike", (b) => panel.replaceChildren(...nodeDetails(plan, tree, { item, block: b }, goTo, panel))) : null,
     factList([
       ["op", text(nodes.op_t, i)], ["source", text(nodes.source_t, i) || "unknown"],
       ["split", choices.length ? el("span", {}, ...choices.map((c, k) => el("span", { class: "choice" }, `axis ${plan.axes[k].name}: ${choiceWords(c)}`))) : "one rank does it whole"],
       ["time", fold ? `${ms(nodes.seconds[i])} per layer, ${ms(nodes.seconds[i] * fold.blocks.length)} for ×${fold.blocks.length} summed` : ms(nodes.seconds[i])],
-      ["work", nodes.flops[i] ? `${short(nodes.flops[i])}FLOP, whole op` : ""],
+      ["work", nodes.flops[i] ? `${flopsText(nodes.flops[i])}, whole op` : ""],
     ]),
     el("h3", {}, "Why"), el("p", { class: "reason" }, text(nodes.reason_t, i) || "No reason was recorded."),
     el("h3", {}, "Makes"), ...nodes.outputs[i].map((t) => tensorFacts(plan, t)),
@@ -66,27 +57,18 @@ function inputFacts(plan, i, t, slot, goTo) {
   ]);
 }
 
-const nodeLink = (plan, i, goTo) => el("button", { class: "link", on: { click: () => goTo(i) } }, `${plan.nodes.name[i]}`);
-
-function readersOf(plan, outputs, goTo) {
-  const readers = [...new Set(outputs.flatMap((t) => plan.consumers[t]))];
-  if (!readers.length) return el("p", { class: "note" }, "No node: the step returns it, or keeps it.");
-  const place = (i) => `${PHASES[plan.nodes.phase[i]]} · ${plan.text(plan.nodes.path_t, i) || "the model itself"}`;
-  return el("ul", { class: "links" }, ...readers.slice(0, 30).map((i) => el("li", {}, nodeLink(plan, i, goTo), el("span", { class: "note" }, ` ${place(i)}`))), readers.length > 30 ? el("li", {}, `and ${readers.length - 30} more`) : "");
-}
-
 function groupDetails(plan, tree, { item }, goTo) {
   const { nodes, comms } = plan, leaves = [];
   const visit = (x) => { if (x.kind === "node") leaves.push(x); x.children.forEach(visit); };
   visit(item);
-  leaves.sort((p, q) => q.seconds - p.seconds);
+  leaves.sort((p, q) => q.cost - p.cost);
   const commSeconds = sum(item.comms.map((c) => comms.seconds[c])), commBytes = sum(item.comms.map((c) => comms.bytes[c]));
   const both = (print, total) => (item.mult > 1 ? `${print(total / item.mult)} per layer, ${print(total)} for ×${item.mult} summed` : print(total));
   const inner = item.mult === 1 && leaves.some((leaf) => leaf.mult > 1);
   return [
     el("h2", { "data-detail": item.path || item.phase }, item.title ?? item.name),
     el("p", { class: "path" }, `${item.phase} · ${item.path || "the whole model"}`),
-    factList([["nodes", both(whole, item.numNodes)], ["compute", both(ms, item.seconds)], ["communication", both(ms, commSeconds)], ["message bytes", both(bytes, commBytes)]]),
+    factList([["nodes", both(whole, item.numNodes)], ["compute", both(ms, item.cost)], ["communication", both(ms, commSeconds)], ["message bytes", both(bytes, commBytes)]]),
     inner ? el("p", { class: "note" }, "Sums count every folded block.") : null,
     el("h3", {}, "Longest nodes"),
     el("table", { class: "small" }, el("tbody", {}, ...leaves.slice(0, 12).map((leaf) => el("tr", {}, el("td", {}, nodeLink(plan, leaf.node, goTo), leaf.mult > 1 ? el("span", { class: "note" }, ` ×${leaf.mult}`) : null),

@@ -33,8 +33,7 @@ function buildGraph(plan, tree, onSelect) {
   function measure(item) {
     const wide = (text, size) => text.length * size * 0.6;
     if (item.kind === "node") {
-      const out = plan.nodes.outputs[item.node][0];
-      item.second = out === undefined ? "" : plan.text(plan.tensors.sharding_t, out) === "-" ? "whole" : plan.text(plan.tensors.sharding_t, out);
+      item.second = plan.words.below(item.node);
       return { w: Math.max(84, wide(item.name, 11.5) + 18, wide(item.second, 10) + 18), h: 36 };
     }
     if (item.kind === "chip") return { w: Math.max(46, wide(item.name, 10) + 18), h: 20 };
@@ -44,7 +43,7 @@ function buildGraph(plan, tree, onSelect) {
     if (!state.open.has(item)) return { w: Math.max(head, wide(item.caption, 10) + 24), h: 56 };
     const children = visibleChildren(item), sizes = children.map(measure), index = new Map(children.map((c, k) => [c, k]));
     const edges = [...item.edges.values()].filter((e) => index.has(e.a) && index.has(e.b));
-    const lines = edges.map((e) => edgeLines(plan, e.comms, item.mult));
+    const lines = edges.map((e) => edgeLines(plan, plan.words.shown(e.comms, state.axis), item.mult));
     const layout = item.parent ? layoutLayers : layoutColumns;
     const laid = layout(children.map((c, k) => ({ ...sizes[k], order: c.order })), edges.map((e, k) => ({ a: index.get(e.a), b: index.get(e.b), lines: lines[k].map((l) => l.text) })));
     item.laid = { children, sizes, edges, lines, ...laid };
@@ -56,7 +55,7 @@ function buildGraph(plan, tree, onSelect) {
 
   function groupCaption(item) {
     const per = item.mult > 1 ? " per layer" : "";
-    return `${whole(item.numNodes / item.mult)} nodes, ${ms(item.seconds / item.mult)}${per}`;
+    return `${whole(item.numNodes / item.mult)} nodes, ${plan.words.cost(item.cost / item.mult)}${per}`;
   }
 
   function drawItem(item, x, y, size) {
@@ -75,7 +74,7 @@ function buildGraph(plan, tree, onSelect) {
   function drawNode(item, x, y, size) {
     const out = plan.nodes.outputs[item.node][0];
     const kind = out === undefined ? "R" : category(plan.placement(out, state.axis));
-    const g = svg("g", { class: "node", transform: `translate(${x},${y})`, "data-item": item.id, "data-node": plan.nodes.name[item.node], "data-category": kind },
+    const g = svg("g", { class: plan.words.marked(item.node) ? "node marked" : "node", transform: `translate(${x},${y})`, "data-item": item.id, "data-node": plan.nodes.name[item.node], "data-category": kind },
       svg("rect", { width: size.w, height: size.h, rx: 6, class: `fill-${kind}` }),
       svg("text", { x: size.w / 2, y: 15, class: "mid" }, item.name),
       svg("text", { x: size.w / 2, y: 29, class: "small mid" }, item.second),

@@ -18,10 +18,12 @@ from pathlib import Path
 from ..errors import PlanError
 from ..graph.check_plan import check_plan
 from ..graph.plan import Plan
+from ..graph.plan_json import Json
 from .page_data import page_data
 from .terminal import plan_text
 
-SCRIPTS = ("data.js", "layout.js", "tables.js", "tree.js", "graph.js", "details.js", "tabs.js", "page.js")  # joined in this order
+GRAPH_SCRIPTS = ("data.js", "layout.js", "tables.js", "tree.js", "graph.js", "panel.js", "graph_tab.js", "start.js")  # what every page has
+SCRIPTS = (*GRAPH_SCRIPTS, "details.js", "tabs.js", "page.js")  # joined in this order
 FRAME_HEIGHT_PX = 760
 
 
@@ -32,14 +34,25 @@ def plan_to_html(plan: Plan) -> str:
         PlanError: the plan breaks a law, so its numbers would not add up.
     """
     check_plan(plan)
+    return fill_page(f"{plan.model.name} on {plan.cluster.spec}: autopar plan", SCRIPTS, page_data(plan), plan_text(plan, 100))
+
+
+def fill_page(title: str, scripts: tuple[str, ...], data: dict[str, Json], static: str) -> str:
+    """The template with everything in it.
+
+    Args:
+        scripts: files of this folder, joined in this order.
+        data: what the scripts draw.
+        static: what is shown where no script runs.
+    """
     room = resources.files(__package__)
-    script = "(() => {\n'use strict';\n" + "\n".join(room.joinpath(name).read_text("utf-8") for name in SCRIPTS) + "\n})();\n"
-    packed = base64.b64encode(gzip.compress(json.dumps(page_data(plan), allow_nan=False, separators=(",", ":")).encode(), 6, mtime=0))
+    script = "(() => {\n'use strict';\n" + "\n".join(room.joinpath(name).read_text("utf-8") for name in scripts) + "\n})();\n"
+    packed = base64.b64encode(gzip.compress(json.dumps(data, allow_nan=False, separators=(",", ":")).encode(), 6, mtime=0))
     parts = {
-        "title": html.escape(f"{plan.model.name} on {plan.cluster.spec}: autopar plan"),
+        "title": html.escape(title),
         "script_hash": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         "style": room.joinpath("page.css").read_text("utf-8"),
-        "static": html.escape(plan_text(plan, 100)),
+        "static": html.escape(static),
         "data": packed.decode(),
         "script": script,
     }
@@ -54,7 +67,15 @@ def save_html(plan: Plan, path: str | Path) -> None:
     Raises:
         PlanError: the plan breaks a law, or the file cannot be written.
     """
-    text = plan_to_html(plan)
+    write_page(plan_to_html(plan), path)
+
+
+def write_page(text: str, path: str | Path) -> None:
+    """Write a page, whole or not at all.
+
+    Raises:
+        PlanError: the file cannot be written.
+    """
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -65,11 +86,15 @@ def save_html(plan: Plan, path: str | Path) -> None:
 
 
 def plan_repr_html(plan: Plan) -> str:
+    """For a notebook (`frame_page`)."""
+    return frame_page(f"{plan.model.name} on {plan.cluster.spec}: the plan", plan_text(plan, 100), plan_to_html(plan))
+
+
+def frame_page(title: str, text: str, page: str) -> str:
     """For a notebook: the static summary first (all that a viewer without scripts shows), then the page in a sandboxed frame."""
-    page = html.escape(plan_to_html(plan), quote=True)
     return (
-        f"<details><summary>{html.escape(plan.model.name)} on {html.escape(plan.cluster.spec)}: the plan as text</summary>"
-        f'<pre style="font-size:12px;line-height:1.35">{html.escape(plan_text(plan, 100))}</pre></details>'
+        f"<details><summary>{html.escape(title)} as text</summary>"
+        f'<pre style="font-size:12px;line-height:1.35">{html.escape(text)}</pre></details>'
         f'<iframe sandbox="allow-scripts" style="width:100%;height:{FRAME_HEIGHT_PX}px;border:1px solid #d5d9e0;border-radius:8px" '
-        f'title="autopar plan" srcdoc="{page}"></iframe>'
+        f'title="{html.escape(title, quote=True)}" srcdoc="{html.escape(page, quote=True)}"></iframe>'
     )

@@ -17,7 +17,7 @@ from .fold import BlockFold, fold_blocks, fold_names, place_in_tree
 PHASES = ("forward", "backward", "update")
 
 
-class _Texts:
+class Texts:
     """Each entry once, by number."""
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ def page_data(plan: Plan) -> dict[str, Json]:
         `head`: the plan's small parts as in plan.json; `texts`: interned entries, which columns named `*_t` point to;
         `tensors nodes comms params moments`: columns; `folds`: equal blocks; `param_folds`: equal parameters.
     """
-    texts = _Texts()
+    texts = Texts()
     folds = fold_blocks(plan)
     small = replace(plan, cost=replace(plan.cost, moments=()), assignment=replace(plan.assignment, storages=(), strategies=()),
                     tensors=(), params=(), nodes=(), comms=(), repeats=())  # fmt: skip
     whole = plan_to_json(small)
     cost = {key: entry for key, entry in _as_dict(whole["cost"]).items() if key != "moments"}
-    head = {key: whole[key] for key in ("format", "model", "cluster", "mesh", "labels", "summary", "num_microbatches", "schedule", "solve")}
+    head = {key: whole[key] for key in ("format", "model", "cluster", "mesh", "labels", "summary", "num_microbatches", "schedule", "solve", "rules")}
     param_folds = fold_names(
         [p.name for p in plan.params],
         [(p.shape, p.param, p.grad, p.optim, p.param_bytes, p.grad_bytes, p.optim_bytes) for p in plan.params],
@@ -80,7 +80,7 @@ def _as_dict(data: Json) -> dict[str, Json]:
     return data
 
 
-def _tensor_columns(plan: Plan, texts: _Texts) -> dict[str, Json]:
+def _tensor_columns(plan: Plan, texts: Texts) -> dict[str, Json]:
     return {
         "name": [t.name for t in plan.tensors],
         "kind_t": [texts.number(t.kind.value) for t in plan.tensors],
@@ -93,7 +93,7 @@ def _tensor_columns(plan: Plan, texts: _Texts) -> dict[str, Json]:
     }
 
 
-def _node_columns(plan: Plan, folds: tuple[BlockFold, ...], texts: _Texts) -> dict[str, Json]:
+def _node_columns(plan: Plan, folds: tuple[BlockFold, ...], texts: Texts) -> dict[str, Json]:
     tensor = {t.name: i for i, t in enumerate(plan.tensors)}
     fold_of = {block[k]: fold for fold in folds for block in fold.blocks for k in range(len(block))}
     return {
@@ -114,7 +114,7 @@ def _node_columns(plan: Plan, folds: tuple[BlockFold, ...], texts: _Texts) -> di
     }
 
 
-def _comm_columns(plan: Plan, texts: _Texts) -> dict[str, Json]:
+def _comm_columns(plan: Plan, texts: Texts) -> dict[str, Json]:
     tensor = {t.name: i for i, t in enumerate(plan.tensors)}
     node = {n.name: i for i, n in enumerate(plan.nodes)}
     return {
@@ -131,7 +131,7 @@ def _comm_columns(plan: Plan, texts: _Texts) -> dict[str, Json]:
     }
 
 
-def _moment_columns(plan: Plan, texts: _Texts) -> dict[str, Json]:
+def _moment_columns(plan: Plan, texts: Texts) -> dict[str, Json]:
     """Bytes by holder, one column per holder that ever holds any, in the order in which holders first appear."""
     moments = plan.cost.moments
     names = list(dict.fromkeys(h.name for m in (plan.cost, *moments) for h in m.holders))

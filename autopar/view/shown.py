@@ -1,7 +1,7 @@
-"""The plan as users get it: the noun with its ways to be seen and kept.
+"""The plan, and a step's opportunities, as users get them: the noun with its ways to be seen and kept.
 
-In: a `Plan`. Out: the same plan with `print`, `save`, `to_html` and a notebook page. It adds no field and decides nothing; the noun stays
-below, where solver and codegen meet in it.
+In: a `Plan` or `Opportunities`. Out: the same with `print`, `to_html`, `to_json` and a notebook page; a plan can be saved. Nothing is added or
+decided; the nouns stay below, where solver and codegen meet in them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..graph.plan import Plan
 from ..graph import plan_json
+from ..graph.opportunities import Opportunities
+from ..graph.opportunities_json import opportunities_to_json
+from ..graph.plan import Plan
 from .html import plan_repr_html, save_html
 from .terminal import plan_text
+from .trace_page import opportunities_repr_html, save_opportunities_html
+from .trace_terminal import opportunities_text
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,3 +57,29 @@ def load_plan(path: str | Path) -> ShownPlan:
         PlanError: see `plan_json.load_plan`.
     """
     return show_plan(plan_json.load_plan(path))
+
+
+@dataclass(frozen=True, repr=False)
+class ShownOpportunities(Opportunities):
+    """What `autopar.opportunities` returns. `.graph.to_networkx()` is the graph for analyses of your own."""
+
+    def __str__(self) -> str:
+        return opportunities_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return opportunities_repr_html(self)
+
+    def to_html(self, path: str | Path) -> None:
+        """Write the page: one file that opens offline."""
+        save_opportunities_html(self, path)
+
+    def to_json(self) -> dict:
+        """Everything as plain data (docs/cli.md, section trace)."""
+        return opportunities_to_json(self)
+
+
+def show_opportunities(found: Opportunities) -> ShownOpportunities:
+    """The same, to be looked at."""
+    return ShownOpportunities(**{f.name: getattr(found, f.name) for f in dataclasses.fields(Opportunities)})

@@ -1,6 +1,6 @@
 """A plan as text: what `autopar plan` and `autopar show` print, and `str(plan)`.
 
-In: a plan and a width. Out: lines that never exceed the width: a table where it fits whole, else one record per row, so that no name is ever cut.
+In: a plan and a width. Out: lines that never exceed the width: a table where it fits whole, else one record per row (`lines`).
 Every number is an entry of the plan or the sum of entries; what a total does not count is said beside it. `rich` is imported when
 something is printed, never when this file is.
 """
@@ -8,30 +8,22 @@ something is printed, never when this file is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from io import StringIO
 from math import fsum
 from typing import TYPE_CHECKING
 
 from ..graph.mesh import print_mesh
 from ..graph.plan import Plan
+from ..graph.registry import RuleRow
 from ..graph.sharding import Sharding
 from ..graph.tensor import Kind
 from .fold import fold_names
+from .lines import Column, print_bar, print_heading, print_line, print_rows, print_text
 from .units import print_bytes, print_count, print_ms, print_percent
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-BAR_WIDTH = 20
 STATE_TABLE_ROWS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    title: str
-    right: bool = False
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -40,7 +32,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     Args:
         console: a rich console; its width decides between tables and records.
     """
-    for section in (_print_head, _print_states, _print_activations, _print_time, _print_memory, _print_comms, _print_certificate):
+    for section in (_print_head, _print_states, _print_activations, _print_time, _print_memory, _print_comms, _print_rules, _print_certificate):
         section(plan, console)
 
 
@@ -50,44 +42,7 @@ def plan_text(plan: Plan, width: int = 100) -> str:
     Args:
         width: in columns.
     """
-    from rich.console import Console
-
-    out = StringIO()
-    print_plan(plan, Console(file=out, width=max(40, width), color_system=None, highlight=False, legacy_windows=False, force_terminal=False))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-def _line(console: Console, text: str, style: str = "", indent: int = 2) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console.print(Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent)))
-
-
-def _heading(console: Console, title: str, note: str = "") -> None:
-    from rich.text import Text
-
-    console.print()
-    console.print(Text.assemble((title, "bold"), (f"  {note}" if note else "", "dim")))
-
-
-def _rows(console: Console, columns: Sequence[_Column], rows: Sequence[Sequence[str]]) -> None:
-    """A table where it fits whole; else one record per row: the first field on its own line, the others below it."""
-    from rich.padding import Padding
-    from rich.table import Table
-
-    widths = [max(len(line) for text in (c.title, *(row[k] for row in rows)) for line in text.split("\n")) for k, c in enumerate(columns)]
-    if sum(widths) + 2 * len(widths) <= console.width:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for column in columns:
-            table.add_column(column.title, justify="right" if column.right else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*row)
-        console.print(Padding(table, (0, 0, 0, 2)))
-        return
-    for row in rows:
-        _line(console, row[0])
-        _line(console, "  ".join(field.replace("\n", ", ") for field in row[1:] if field), "dim", indent=4)
+    return print_text(lambda console: print_plan(plan, console), width)
 
 
 def _print_head(plan: Plan, console: Console) -> None:
@@ -96,15 +51,15 @@ def _print_head(plan: Plan, console: Console) -> None:
     model, cluster = plan.model, plan.cluster
     console.print(Text(f"{model.name} on {cluster.spec}", style="bold"))
     batch = "".join(f", {name} {n}" for name, n in (("batch", model.batch), ("sequence", model.seq)) if n is not None)
-    _line(console, f"model    {print_count(model.num_params)} parameters, {model.precision}{batch}, {len(plan.nodes):,} nodes")
+    print_line(console, f"model    {print_count(model.num_params)} parameters, {model.precision}{batch}, {len(plan.nodes):,} nodes")
     hosts = f"{cluster.num_hosts} host{'s' if cluster.num_hosts > 1 else ''}"
-    _line(console, f"cluster  {cluster.num_devices} x {cluster.device} on {hosts}, {print_bytes(cluster.memory_bytes)} each")
-    _line(console, f"mesh     {print_mesh(plan.assignment.mesh)}" + (f", {plan.num_stages} stages" if plan.num_stages > 1 else ""))
+    print_line(console, f"cluster  {cluster.num_devices} x {cluster.device} on {hosts}, {print_bytes(cluster.memory_bytes)} each")
+    print_line(console, f"mesh     {print_mesh(plan.assignment.mesh)}" + (f", {plan.num_stages} stages" if plan.num_stages > 1 else ""))
     for axis, names in plan.labels:
-        _line(console, f"axis {axis}   {' + '.join(names) or 'replicated'}")
-    _line(console, f"steps    {plan.schedule}" + (f", {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""))
+        print_line(console, f"axis {axis}   {' + '.join(names) or 'replicated'}")
+    print_line(console, f"steps    {plan.schedule}" + (f", {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""))
     if plan.summary:
-        _line(console, plan.summary, "italic")
+        print_line(console, plan.summary, "italic")
 
 
 def _state_shardings(param: Sharding, grad: Sharding | None, optim: Sharding | None) -> str:
@@ -122,21 +77,21 @@ def _short(sharding: Sharding) -> str:
 def _print_states(plan: Plan, console: Console) -> None:
     keys = [(p.shape, p.param, p.grad, p.optim, p.param_bytes, p.grad_bytes, p.optim_bytes) for p in plan.params]
     folds = fold_names([p.name for p in plan.params], keys)
-    _heading(console, "Parameters, with gradients and optimizer states")
+    print_heading(console, "Parameters, with gradients and optimizer states")
     shown = []
     for fold in folds[:STATE_TABLE_ROWS]:
         p, count = plan.params[fold.members[0]], len(fold.members)
         size = print_bytes((p.param_bytes + p.grad_bytes + p.optim_bytes) * count)
         shape = " x ".join(map(str, p.shape)) or "scalar"
         shown.append((fold.name, f"x{count}" if count > 1 else "", shape, _state_shardings(p.param, p.grad, p.optim), size))
-    _rows(console, (_Column("name"), _Column("", True), _Column("shape"), _Column("sharding"), _Column("on one rank", True)), shown)
+    print_rows(console, (Column("name"), Column("", True), Column("shape"), Column("sharding"), Column("on one rank", True)), shown)
     if len(folds) > STATE_TABLE_ROWS:
-        _line(console, f"and {len(folds) - STATE_TABLE_ROWS} more rows: the page lists all (--html)", "dim")
+        print_line(console, f"and {len(folds) - STATE_TABLE_ROWS} more rows: the page lists all (--html)", "dim")
     sums = [sum(getattr(p, field) for p in plan.params) for field in ("param_bytes", "grad_bytes", "optim_bytes")]
     words = ", ".join(f"{name} {print_bytes(n)}" for name, n in zip(("parameters", "gradients", "optimizer"), sums))
-    _line(console, f"all {len(plan.params)}: {words}. xN rows show the sum; gradients count as if all were held at once.", "dim")
+    print_line(console, f"all {len(plan.params)}: {words}. xN rows show the sum; gradients count as if all were held at once.", "dim")
     if plan.assignment.mesh.axes:
-        _line(console, "one placement per mesh axis: S<dim>/<stride> split, R replicated, P partial sum", "dim")
+        print_line(console, "one placement per mesh axis: S<dim>/<stride> split, R replicated, P partial sum", "dim")
 
 
 def _print_activations(plan: Plan, console: Console) -> None:
@@ -148,41 +103,36 @@ def _print_activations(plan: Plan, console: Console) -> None:
             groups[key] = (count + 1, size + t.bytes)
     if not groups:
         return
-    _heading(console, "Other tensors", "by kind and sharding; bytes of all pieces on a rank, never all held at once")
+    print_heading(console, "Other tensors", "by kind and sharding; bytes of all pieces on a rank, never all held at once")
     order = sorted(groups.items(), key=lambda item: (item[0][0], -item[1][1]))
     shown = [(kind, sharding, f"{count:,}", print_bytes(size)) for (kind, sharding), (count, size) in order[:12]]
-    _rows(console, (_Column("kind"), _Column("sharding"), _Column("tensors", True), _Column("bytes", True)), shown)
+    print_rows(console, (Column("kind"), Column("sharding"), Column("tensors", True), Column("bytes", True)), shown)
     if len(order) > 12:
-        _line(console, f"and {len(order) - 12} more shardings", "dim")
+        print_line(console, f"and {len(order) - 12} more shardings", "dim")
 
 
 def _print_time(plan: Plan, console: Console) -> None:
     cost = plan.cost
     rates = [f"{print_count(cost.tokens_per_s)} tokens/s"] if cost.tokens_per_s is not None else []
     rates += [f"MFU {print_percent(cost.mfu)}"] if cost.mfu is not None else []
-    _heading(console, f"Step {print_ms(cost.step_s)}", ", ".join(["predicted", *rates]))
+    print_heading(console, f"Step {print_ms(cost.step_s)}", ", ".join(["predicted", *rates]))
     whole = cost.step_s or 1.0
     parts = (("compute", cost.compute_s), ("exposed communication", cost.exposed_comm_s), ("pipeline bubble", cost.bubble_s))
-    _rows(console, (_Column("part"), _Column("time", True), _Column("share", True)), [(n, print_ms(s), print_percent(s / whole)) for n, s in parts if s])
+    print_rows(console, (Column("part"), Column("time", True), Column("share", True)), [(n, print_ms(s), print_percent(s / whole)) for n, s in parts if s])
     error = "error unknown" if cost.relative_error is None else f"error {print_percent(cost.relative_error)}"
-    _line(console, f"{error}: {cost.error_source}" if cost.error_source else error, "dim")
-
-
-def _bar(share: float) -> str:
-    full = min(BAR_WIDTH, round(share * BAR_WIDTH))
-    return "#" * full + "." * (BAR_WIDTH - full)
+    print_line(console, f"{error}: {cost.error_source}" if cost.error_source else error, "dim")
 
 
 def _print_memory(plan: Plan, console: Console) -> None:
     limit, peak = plan.cluster.memory_bytes, max(plan.cost.peak_bytes)
-    _heading(console, f"Memory {print_bytes(peak)} of {print_bytes(limit)}", f"per device at the peak, {print_percent(peak / limit)}")
+    print_heading(console, f"Memory {print_bytes(peak)} of {print_bytes(limit)}", f"per device at the peak, {print_percent(peak / limit)}")
     holders = sorted(plan.cost.holders, key=lambda h: -h.bytes)
-    shown = [(h.name, print_bytes(h.bytes), f"{_bar(h.bytes / limit)} {print_percent(h.bytes / limit)}") for h in holders if h.bytes]
-    _rows(console, (_Column("holder"), _Column("bytes", True), _Column("of the limit")), shown)
+    shown = [(h.name, print_bytes(h.bytes), f"{print_bar(h.bytes / limit)} {print_percent(h.bytes / limit)}") for h in holders if h.bytes]
+    print_rows(console, (Column("holder"), Column("bytes", True), Column("of the limit")), shown)
     if plan.num_stages > 1:
-        _line(console, "peak by stage: " + ", ".join(print_bytes(n) for n in plan.cost.peak_bytes))
+        print_line(console, "peak by stage: " + ", ".join(print_bytes(n) for n in plan.cost.peak_bytes))
     reserve = "" if any(h.name == "reserve" for h in holders) else ", reserve of the allocator"
-    _line(console, f"not counted: scratch space inside kernels, fragmentation{reserve}, other programs", "dim")
+    print_line(console, f"not counted: scratch space inside kernels, fragmentation{reserve}, other programs", "dim")
 
 
 def _print_comms(plan: Plan, console: Console) -> None:
@@ -191,12 +141,12 @@ def _print_comms(plan: Plan, console: Console) -> None:
     counts: Counter[tuple[str, str]] = Counter((c.axis, c.kind) for c in plan.comms)
     total = fsum(c.seconds for c in plan.comms)
     note = f"{print_ms(plan.cost.exposed_comm_s)} of it exposed; bytes: the larger of what a rank puts in and gets out"
-    _heading(console, f"Communication {print_ms(total)}", note)
+    print_heading(console, f"Communication {print_ms(total)}", note)
     shown = []
     for (axis, kind), count in sorted(counts.items()):
         those = [c for c in plan.comms if (c.axis, c.kind) == (axis, kind)]
         shown.append((f"{axis} {kind}", f"{count:,}", print_bytes(sum(c.bytes for c in those)), print_ms(fsum(c.seconds for c in those))))
-    _rows(console, (_Column("axis, kind"), _Column("count", True), _Column("bytes", True), _Column("time", True)), shown)
+    print_rows(console, (Column("axis, kind"), Column("count", True), Column("bytes", True), Column("time", True)), shown)
 
 
 def certificate_sentence(plan: Plan) -> str:
@@ -208,13 +158,33 @@ def certificate_sentence(plan: Plan) -> str:
     return f"proven within {print_percent(solve.gap)}: {found}; no plan in the search space is faster than {solve.lower_bound_s * 1e3:,.4g} ms"
 
 
+def _print_rules(plan: Plan, console: Console) -> None:
+    """The rules that are not in the table; what was found by running an op is never passed over in silence."""
+    if not plan.rules:
+        return
+    print_heading(console, "Rules of ops that are not in the table")
+    shown = [(row.op.removesuffix(".default"), row.text, row.origin, checked_text(row)) for row in plan.rules]
+    print_rows(console, (Column("op"), Column("rule"), Column("from"), Column("checked")), shown)
+    whys: dict[str, list[str]] = {}
+    for row in plan.rules:
+        if row.why_whole:
+            whys.setdefault(row.why_whole, []).append(row.op.removesuffix(".default"))
+    for why, ops in whys.items():
+        print_line(console, f"[..] is whole in {', '.join(dict.fromkeys(ops))}: {why}", "dim")
+
+
+def checked_text(row: RuleRow) -> str:
+    """`216 trials, 0.4 s`, or that nobody looked."""
+    return f"{row.num_trials:,} trials, {row.seconds:.1f} s" if row.num_trials else "not checked"
+
+
 def _print_certificate(plan: Plan, console: Console) -> None:
     solve = plan.solve
-    _heading(console, "Certificate")
-    _line(console, certificate_sentence(plan))
-    _line(console, f"searched: {solve.search_space}; {solve.num_variables:,} variables, {solve.wall_s:.1f} s")
+    print_heading(console, "Certificate")
+    print_line(console, certificate_sentence(plan))
+    print_line(console, f"searched: {solve.search_space}; {solve.num_variables:,} variables, {solve.wall_s:.1f} s")
     if solve.pruned:
         first = solve.pruned[0]
         more = f" (and {len(solve.pruned) - 1} more)" if len(solve.pruned) > 1 else ""
-        _line(console, f"not tried further: {first.what}: {first.why}{more}", "dim")
-    _line(console, "the proof is about this cost model and this search space, not about the machine", "dim")
+        print_line(console, f"not tried further: {first.what}: {first.why}{more}", "dim")
+    print_line(console, "the proof is about this cost model and this search space, not about the machine", "dim")

@@ -137,13 +137,13 @@ function finishTree(plan, tree) {
   const visit = (item, depth) => {
     item.depth = depth;
     item.numNodes = item.kind === "node" ? item.mult : 0;
-    item.seconds = item.kind === "node" ? item.mult * plan.nodes.seconds[item.node] : 0;
+    item.cost = item.kind === "node" ? item.mult * plan.words.costOf(item.node) : 0;
     item.comms = [];
     for (const child of item.children) {
       visit(child, depth + 1);
       item.order = Math.min(item.order, child.order);
       item.numNodes += child.numNodes;
-      item.seconds += child.seconds;
+      item.cost += child.cost;
     }
   };
   visit(tree.root, 0);

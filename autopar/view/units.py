@@ -42,6 +42,12 @@ def print_count(count: float) -> str:
     return f"{count:g}"
 
 
+def print_flops(count: float) -> str:
+    """`6.62 TFLOP`, `100 FLOP`."""
+    number, _, letter = print_count(count).partition(" ")
+    return f"{number} {letter}FLOP"
+
+
 def print_percent(share: float) -> str:
     """0.0013 as `0.13 %`."""
     return "<0.01 %" if 0 < share < 1e-4 else f"{print_number(share * 100)} %"

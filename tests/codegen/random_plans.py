@@ -22,9 +22,9 @@ def make_mesh(sizes):
 class Assigner:
     """Draws random legal assignments of one graph on one mesh; strategies are listed once."""
 
-    def __init__(self, graph, sizes):
+    def __init__(self, graph, sizes, rules=RULES):
         self.graph, self.mesh, self.sizes = graph, make_mesh(sizes), tuple(sizes)
-        self.sites, self.signatures = resolve_all(graph, RULES)
+        self.sites, self.signatures = resolve_all(graph, rules)
         self.cuts = find_cuts(graph, self.signatures)
         self.options = []
         cache = {}

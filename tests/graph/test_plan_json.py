@@ -127,7 +127,7 @@ def test_a_wrong_value_is_a_plan_error_or_fine_never_another_exception():
     [
         (("format",), "autopar-plan-0", "plan.json: format: expected 'autopar-plan-1', which this autopar reads, found \"autopar-plan-0\"; make the plan again"),
         (("cost", "peak_bytes", 0), "80GB", 'plan.json: cost.peak_bytes[0]: expected a whole number, found "80GB"; write the plan again'),
-        (("tensors", 0, "sharding"), "S0/4;R", 'plan.json: tensors[0].sharding: expected R, P, Pmax or S<dim>/<stride> per mesh axis, joined by commas, found "S0/4;R"'),
+        (("tensors", 0, "sharding"), "S0/4;R", 'plan.json: tensors[0].sharding: expected R, P, Pmax, Pmin or S<dim>/<stride> per mesh axis, joined by commas, found "S0/4;R"'),
         (("tensors", 0, "sharding"), "S0/4,S5/1", "plan.json: tensors[0] (tokens).sharding: S0/4,S5/1 is not legal for shape [8, 32]: dim 5 of a 2-dim tensor"),
         (("tensors", 0, "bytes"), 7, "plan.json: tensors[0] (tokens).bytes: expected 1024 (int64[8, 32] as S0/4,R), found 7"),
         (("nodes", 3, "phase"), "sideways", 'plan.json: nodes[3].phase: expected one of forward, backward, update, found "sideways"'),

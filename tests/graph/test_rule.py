@@ -44,6 +44,8 @@ def shown(signature):
         ("k, k ->", [(6,), (6,)], [()], "k, k -> ", "k=6"),
         (" -> a b", [], [(4, 6)], " -> a b", "a=4 b=6"),
         ("a -> a, a", [(4,)], [(4,), (4,)], "a -> a, a", "a=4"),
+        ("a b -> a b, {a} b", [(4, 6)], [(4, 6), (6,)], "a b -> a b, b", "a=4 b=6"),
+        ("a b -> a b", [(4, 0)], [(4, 0)], "a 1 -> a 1", "a=4"),  # a dim of nothing has no factor
     ],
 )
 def test_texts(text, inputs, outputs, wanted, sizes):
@@ -126,7 +128,7 @@ def test_no_rule():
         find_rule(RULES, made)
     assert str(error.value) == (
         "mylib.frobnicate.default (frobnicate_3, model.py:91 in h.0.mixer) has no sharding rule. "
-        "Add a row for it to autopar/graph/rules, or write the computation with ops that have one."
+        "State it with autopar.register_rule, or write the computation with ops that have one."
     )
     with pytest.raises(NoRuleError, match=r"\(n, no source line in the root module\)"):
         find_rule(RULES, make_site("mylib.frobnicate", [], []).node)

@@ -43,7 +43,7 @@ def test_bad_texts(text):
     with pytest.raises(PlanError) as error:
         parse_sharding(text, "plan.json: storage of x")
     bad = next(part for part in text.split(",") if part not in ("R", "P"))
-    assert str(error.value) == f"plan.json: storage of x: expected R, P, Pmax or S<dim>/<stride> per mesh axis, found {bad!r}"
+    assert str(error.value) == f"plan.json: storage of x: expected R, P, Pmax, Pmin or S<dim>/<stride> per mesh axis, found {bad!r}"
 
 
 @pytest.mark.parametrize(

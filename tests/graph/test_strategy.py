@@ -1,5 +1,7 @@
 """Strategies: what each choice makes of inputs and outputs, and why others are refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from autopar.graph.node import Node, Phase, Ref
@@ -72,6 +74,28 @@ def test_maxima_are_owed_as_maxima():
 
 def test_a_factor_in_one_output_only_is_partial_in_the_other():
     assert build("a b -> a b, b", [(4, 6)], [(4, 6), (6,)], "a", (2,)) == "S0/2 -> S0/2 P"
+
+
+def test_a_factor_in_braces_is_not_summed_over():
+    row = Rule("toy.bag", "weight: v d, bias: v -> v d, {d} v", owed=("bias",))
+    site = make_site("toy.bag", [(4, 6), (4,)], [(4, 6), (4,)], ("weight", "bias"))
+    signature = resolve(row, site)
+    assert show(build_strategy(signature, site, ("d",), (2,), {})) == "S1/3 R -> S1/3 R"  # nothing is summed, so nothing is owed
+    assert show(build_strategy(signature, site, ("v",), (2,), {})) == "S0/2 S0/2 -> S0/2 S0/2"
+
+
+def test_each_output_may_have_its_own_reduction():
+    text = ("a b -> a, a", [(4, 6)], [(4,), (4,)])
+    assert build(*text, "b", (2,), reduce="min max") == "S1/3 -> Pmin Pmax"
+    assert build(*text, "b", (2,), reduce=lambda site: "max") == "S1/3 -> Pmax Pmax"
+    assert build(*text, "b", (2,), owed=lambda site: ()) == "S1/3 -> P P"
+
+
+def test_a_hidden_output_takes_its_reduction_along():
+    site = make_site("toy.extremes", [(4, 6)], [(4,)], ("self",))
+    node = replace(site.node, outputs=("", site.node.outputs[0]))
+    signature = resolve(Rule("toy.extremes", "a b -> a, a", reduce="min max"), replace(site, node=node))
+    assert show(build_strategy(signature, site, ("b",), (2,), {})) == "S1/3 -> Pmax"
 
 
 def test_broadcast_inputs_are_replicated():

@@ -1,4 +1,4 @@
-"""Samples of pointwise ops, matrix products, reductions, creation and random numbers.
+"""Samples of pointwise ops, matrix products, reductions and creation.
 
 Numbers are signed with zeros and one large value; sizes are odd multiples (6, 9, 12, 5, 7) and sometimes equal to the mesh's, so that a
 shard has size one.
@@ -148,6 +148,7 @@ def linear_pointwise_samples() -> Iterator[Sample]:
         "hardtanh_backward": (x, -1.0, 1.0), "leaky_relu_backward": (x, 0.1, False), "log_sigmoid_backward": (x, buffer),
         "mish_backward": (x,), "native_dropout_backward": (mask, 2.0), "sigmoid_backward": (buffer,),
         "silu_backward": (x,), "softplus_backward": (x, 1.0, 20.0), "softshrink_backward": (x, 0.5), "tanh_backward": (buffer,),
+        "rrelu_with_noise_backward": (x, numbers(6, 9, seed="noise"), 0.1, 0.3, True, False),
         "threshold_backward": (x, 0.0), "logit_backward": (numbers(6, 9, kind="positive") / 9,),
     }  # fmt: skip
     for name in pointwise.BACKWARDS:
@@ -170,7 +171,16 @@ def matmul_samples() -> Iterator[Sample]:
     yield make_sample("aten.baddbmm", numbers(4, 6, 9), numbers(4, 6, 12), numbers(4, 12, 9))
     yield make_sample("aten.baddbmm", numbers(9), numbers(4, 6, 12), numbers(4, 12, 9), label="row")
     yield make_sample("aten.mv", a, numbers(12))
-    yield make_sample("aten.dot", numbers(12), numbers(12, seed="b"))
+    for op in ("dot", "vdot"):
+        yield make_sample(f"aten.{op}", numbers(12), numbers(12, seed="b"))
+    for bias in ((6,), ()):
+        yield make_sample("aten.addmv", numbers(*bias, seed="bias"), a, numbers(12), beta=0.5, label=f"bias {bias}")
+    for bias in ((9,), (6, 9)):
+        yield make_sample("aten.addbmm", numbers(*bias, seed="bias"), numbers(4, 6, 12), numbers(4, 12, 9), label=f"bias {bias}")
+        yield make_sample("aten.addr", numbers(*bias, seed="bias"), numbers(6), numbers(9, seed="b"), alpha=0.5, label=f"bias {bias}")
+        yield make_sample("aten._addmm_activation", numbers(9, seed="bias"), a, b, use_gelu=len(bias) == 2, label=f"bias {bias}")
+    left, right, middle = numbers(6, 4), numbers(6, 9), numbers(8, 4, 9)  # nn.Bilinear
+    yield make_sample("aten._trilinear", left, middle, right, [1, 3], [0], [1, 2], [2, 3])
     x, w, bias = numbers(2, 6, 12), numbers(9, 12), numbers(9)
     for flip in (False, True):
         weight = w.T.contiguous() if flip else w
@@ -200,6 +210,7 @@ def reduction_samples() -> Iterator[Sample]:
     yield make_sample("aten.sum", numbers(), label="scalar")
     yield make_sample("aten.sum.dim_IntList", numbers(6, 9, kind="bool"), [1], label="bool")
     yield make_sample("aten.sum.dim_IntList", x, [1], dtype=torch.int64, label="to integer")
+    yield make_sample("aten.sum.dim_IntList", numbers(4, 0, 6), [2], label="empty")
     for op in ("amax", "amin"):
         yield make_sample(f"aten.{op}", x, [1])
         yield make_sample(f"aten.{op}", -x.abs() - 1, [0, -1], True, label="negative")
@@ -216,9 +227,13 @@ def reduction_samples() -> Iterator[Sample]:
         yield make_sample(f"aten.{op}", x, 1)
         yield make_sample(f"aten.{op}", x, label="all")
     for op in ("any", "all"):
-        rare = below(8, 12, 6) == 0
+        rare = torch.zeros(12, 6, dtype=torch.bool)
+        rare[4, 2] = True
+        rows = rare.clone()
+        rows[[0, 1, 3, 7, 10], 2] = True
         yield make_sample(f"aten.{op}", rare if op == "any" else ~rare)
-        yield make_sample(f"aten.{op}.dims", rare if op == "any" else ~rare, [1], True)
+        yield make_sample(f"aten.{op}.dims", rows if op == "any" else ~rows, [1], True)
+        yield make_sample(f"aten.{op}.dim", rare if op == "any" else ~rare, 0, label="one dim")
     yield make_sample("aten.prod.dim_int", numbers(4, 6, kind="positive"), 1)
     yield make_sample("aten.prod", numbers(4, 6, kind="positive"))
     for op in ("var", "std", "var_mean", "std_mean"):
@@ -231,11 +246,17 @@ def reduction_samples() -> Iterator[Sample]:
     yield make_sample("aten.norm.Scalar", x, 2)
     yield make_sample("aten.median.dim", x, 1)
     yield make_sample("aten.median", x)
+    holes = x.where(below(5, 4, 6, 9) > 0, torch.nan)
+    yield make_sample("aten.nanmedian.dim", holes, 1)
+    yield make_sample("aten.nanmedian", holes)
     yield make_sample("aten.count_nonzero.dim_IntList", below(3, 4, 6, 9), [1])
     yield make_sample("aten.nansum", x.where(below(5, 4, 6, 9) > 0, torch.nan), [1])
     yield make_sample("aten.aminmax", x, dim=1)
+    yield make_sample("aten.aminmax", x, label="all")
     yield make_sample("aten.kthvalue", x, 2, 1)
+    yield make_sample("aten.kthvalue", x, 2, label="last")
     yield make_sample("aten.mode", numbers(4, 6, kind="int"), 1)
+    yield make_sample("aten.mode", numbers(4, 6, kind="int"), label="last")
     for op in ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"):
         yield make_sample(f"aten.{op}", x, 1)
     yield make_sample("aten.topk", x, 3, 1)
@@ -264,24 +285,3 @@ def creation_samples() -> Iterator[Sample]:
     yield make_sample("aten.eye", 6)
     yield make_sample("aten.tril_indices", 4, 6)
     yield make_sample("aten.triu_indices", 4, 6)
-
-
-def random_samples() -> Iterator[Sample]:
-    x, p = numbers(6, 9), numbers(6, 9, kind="unit").abs()
-    for op in ("rand", "randn"):
-        yield make_sample(f"aten.{op}", [6, 9])
-    yield make_sample("aten.randint", 7, [6, 9])
-    yield make_sample("aten.randperm", 12)
-    for op in ("rand_like", "randn_like"):
-        yield make_sample(f"aten.{op}", x)
-    yield make_sample("aten.randint_like", x, 7)
-    yield make_sample("aten.bernoulli", p)
-    yield make_sample("aten.bernoulli.p", x, 0.3)
-    yield make_sample("aten.native_dropout", x, 0.3, True)
-    yield make_sample("aten.normal.Tensor_float", x)
-    for op in ("normal_functional", "uniform", "exponential", "cauchy", "log_normal"):
-        yield make_sample(f"aten.{op}", x)
-    yield make_sample("aten.geometric", x, 0.3)
-    yield make_sample("aten.multinomial", p, 3)
-    yield make_sample("aten.poisson", p)
-    yield make_sample("aten.rrelu_with_noise_functional", x, numbers(6, 9, seed="noise"), 0.1, 0.3, True)

@@ -146,6 +146,9 @@ def resample_samples() -> Iterator[Sample]:
             yield make_sample(f"aten.upsample_{name}", x, large, False)
             yield make_sample(f"aten.upsample_{name}_backward", g, large, [2, 6, *small], True)
             yield make_sample(f"aten.upsample_{name}.vec", x, None, False, scales)
+    for name in ("bilinear2d", "bicubic2d"):
+        yield make_sample(f"aten._upsample_{name}_aa", numbers(2, 6, 8, 6), [4, 9], False)
+        yield make_sample(f"aten._upsample_{name}_aa_backward", numbers(2, 6, 4, 9), [4, 9], [2, 6, 8, 6], False)
     yield make_sample("aten.upsample_nearest2d", numbers(2, 6, 4, 6), [6, 9], label="not whole times")
     yield make_sample("aten.upsample_nearest2d_backward", numbers(2, 6, 6, 9), [6, 9], [2, 6, 4, 6], label="not whole times")
 
@@ -164,6 +167,21 @@ def loss_samples() -> Iterator[Sample]:
                 out, total = run_op(sample.node.op, sample.node.args, sample.inputs)
                 g = numbers(*out.shape, seed="g")
                 yield make_sample(f"aten.{kind}_backward", g, scores, classes, w, reduction, 2, total, label=label)
+        label = f"reduction {reduction}"
+        for w in (None, weight):
+            margin, ending = numbers(12, 5, seed="margin"), f"{label}{' weighted' if w is not None else ''}"
+            sample = make_sample("aten.multi_margin_loss", margin, target, 1, 0.5, w, reduction, label=ending)
+            yield sample
+            g = numbers(*sample.outputs[0].shape, seed="g")
+            yield make_sample("aten.multi_margin_loss_backward", g, margin, target, 1, 0.5, w, reduction, label=ending)
+        margin_of_one = numbers(5, seed="margin")
+        yield make_sample("aten.multi_margin_loss", margin_of_one, below(5, 1), 1, 0.5, None, reduction, label=f"{label} one row")
+        labels_of_row = below(5, 12, 5) - 1
+        sample = make_sample("aten.multilabel_margin_loss_forward", margin, labels_of_row, reduction, label=label)
+        yield sample
+        out, is_target = sample.outputs
+        g = numbers(*out.shape, seed="g")
+        yield make_sample("aten.multilabel_margin_loss_backward", g, margin, labels_of_row, reduction, is_target, label=label)
         x, y = numbers(6, 9), numbers(6, 9, seed="y")
         for name in loss_rules.POINTWISE:
             p, t = (x.sigmoid(), y.sigmoid()) if name.startswith("binary") else (x, y)

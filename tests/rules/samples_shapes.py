@@ -86,6 +86,46 @@ def slice_samples() -> Iterator[Sample]:
     yield make_sample("aten.glu_backward", numbers(4, 6), numbers(4, 12), -1)
 
 
+def diagonal_samples() -> Iterator[Sample]:
+    yield make_sample("aten.diag_embed", numbers(4, 6, 3))
+    yield make_sample("aten.diag_embed", numbers(4, 6, 3), 1, 0, 2, label="apart")
+    yield make_sample("aten.diagonal_scatter", numbers(4, 6, 6), numbers(4, 6), 0, 1, 2)
+    yield make_sample("aten.trace", numbers(6, 9))
+    for k in (1, 2, -1):
+        yield make_sample("aten.rot90", numbers(4, 6, 9), k, [0, 2], label=str(k))
+    yield make_sample("aten.block_diag", [numbers(2, 4), numbers(4, 2)])
+
+
+def copy_samples() -> Iterator[Sample]:
+    """The copying spellings of views, and views with several results."""
+    x = numbers(4, 6, 12)
+    yield make_sample("aten.alias_copy", x)
+    yield make_sample("aten.detach_copy", x)
+    yield make_sample("aten.as_strided_copy", numbers(4, 6), [3, 4], [2, 1], 1)
+    yield make_sample("aten.as_strided_scatter", numbers(4, 6), numbers(3, 4), [3, 4], [6, 1], 1)
+    yield make_sample("aten.expand_copy", numbers(6, 1, 9), [6, 4, 9])
+    yield make_sample("aten.permute_copy", x, [2, 0, 1])
+    yield make_sample("aten.view_copy", x, [24, 3, 4])
+    yield make_sample("aten.t_copy", numbers(4, 6))
+    yield make_sample("aten.transpose_copy.int", x, 0, 2)
+    yield make_sample("aten.squeeze_copy.dim", numbers(6, 1, 2), 1)
+    yield make_sample("aten.unsqueeze_copy", x, 1)
+    yield make_sample("aten.unfold_copy", numbers(4, 12), 1, 3, 3)
+    yield make_sample("aten.slice_copy.Tensor", x, 2, 4, 8)
+    yield make_sample("aten.select_copy.int", x, 1, 2)
+    yield make_sample("aten.diagonal_copy", x, 0, 1, 2)
+    yield make_sample("aten.narrow_copy", x, 2, 3, 5)
+    yield make_sample("aten.narrow_copy", x, 1, 0, 6, label="all")
+    for op in ("split.Tensor", "unsafe_split.Tensor"):
+        for size in (6, 4, 8, 5, 20):
+            yield make_sample(f"aten.{op}", x, size, 2, label=str(size))
+    for op in ("split_with_sizes", "unsafe_split_with_sizes", "split_with_sizes_copy"):
+        yield make_sample(f"aten.{op}", x, [4, 8], 2)
+        yield make_sample(f"aten.{op}", x, [1, 3, 2], 1, label="odd")
+    yield make_sample("aten.unbind.int", x, 1)
+    yield make_sample("aten.unbind_copy.int", x, -1, label="last")
+
+
 def index_samples() -> Iterator[Sample]:
     table, tokens = numbers(10, 6), below(10, 4, 9)
     yield make_sample("aten.embedding", table, tokens)
@@ -105,7 +145,6 @@ def index_samples() -> Iterator[Sample]:
     yield make_sample("aten.scatter.src", x, 1, places[:, :4], numbers(4, 6, 9, seed="src"), label="shorter")
     yield make_sample("aten.scatter.value", x, 1, below(6, 4, 2, 9), 1.5)
     yield make_sample("aten.scatter.value", x, 1, below(6, 4, 2, 9), 0.0, label="zero")
-    yield make_sample("aten.scatter_reduce.two", x, 1, below(6, 4, 12, 9), numbers(4, 12, 9), "amax")
     yield make_sample("aten.scatter_add", x, 1, below(6, 4, 12, 9), numbers(4, 12, 9))
     yield make_sample("aten.scatter_add", x, 1, below(6, 2, 12, 9), numbers(4, 12, 9), label="shorter")
     yield make_sample("aten.scatter_add", numbers(10), 0, below(10, 6), numbers(6), label="vector")
@@ -123,10 +162,14 @@ def index_samples() -> Iterator[Sample]:
     mask = numbers(6, 9, kind="bool")
     yield make_sample("aten.index.Tensor", numbers(6, 9, 4), [mask], label="mask")
     yield make_sample("aten.index_put", numbers(6, 9, 4), [mask], torch.tensor(0.0, dtype=torch.float64), label="mask")
+    yield make_sample("aten.index_put", numbers(6, 9, 4), [mask], numbers(4, seed="row"), label="mask and row")
+    yield make_sample("aten.index_put", numbers(6, 9, 4), [mask], numbers(1, 1, seed="one"), True, label="mask accumulate")
+    yield make_sample("aten.index_put", numbers(6, 9, 4), [mask], numbers(int(mask.sum()), 4, seed="v"), label="mask and places")
+    yield make_sample("aten.index_put", numbers(4, 6, 9), [None, mask], numbers(4, 1, seed="v"), label="mask behind")
+    yield make_sample("aten.index_put", numbers(6, 9), [below(6, 6)], numbers(9), True, label="looks like a mask")
     yield make_sample("aten.index_put", x, [None, torch.tensor([4, 1])], numbers(4, 2, 9), label="middle")
     yield make_sample("aten.index_put", x, [None, torch.tensor([4, 1])], numbers(9), label="row")
     yield make_sample("aten.index_put", x, [None, below(6, 12)], numbers(4, 12, 9), True, label="accumulate")
     yield make_sample("aten.index_put", x, [below(4, 12), below(6, 12)], numbers(12, 9), True, label="accumulate two")
     yield make_sample("aten.index_put", x, [below(4, 12), None, below(9, 12)], numbers(12, 6), True, label="accumulate apart")
     yield make_sample("aten.index_put", x, [below(4, 12)], numbers(6, 9), True, label="accumulate broadcast")
-    yield make_sample("aten.bucketize.Tensor", x, numbers(5).sort().values)

@@ -16,7 +16,17 @@ from autopar.graph.rule import Rule, Site, count_flops, find_rule, resolve  # no
 from autopar.graph.rules import RULES, join_rows  # noqa: E402
 from autopar.graph.strategy import build_strategy, list_strategies  # noqa: E402
 
-from . import missed, samples_core, samples_layers, samples_shapes  # noqa: E402
+from . import (  # noqa: E402
+    missed,
+    samples_core,
+    samples_layers,
+    samples_ragged,
+    samples_random,
+    samples_shapes,
+    samples_space,
+    samples_special,
+    samples_vocabulary,
+)
 from .referee import Sample, check_sample, find_missed, input_placements, output_placements, site_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -27,7 +37,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "matmul": samples_core.matmul_samples,
     "reduction": samples_core.reduction_samples,
     "creation": samples_core.creation_samples,
-    "random": samples_core.random_samples,
+    "random": samples_random.random_samples,
     "view": samples_shapes.view_samples,
     "slice": samples_shapes.slice_samples,
     "index": samples_shapes.index_samples,
@@ -37,6 +47,22 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "pooling": samples_layers.pooling_samples,
     "resample": samples_layers.resample_samples,
     "loss": samples_layers.loss_samples,
+    "vocabulary": samples_vocabulary.vocabulary_samples,
+    "special": samples_special.special_samples,
+    "complex": samples_special.complex_samples,
+    "distance": samples_special.distance_samples,
+    "decomposition": samples_special.decomposition_samples,
+    "diagonal": samples_shapes.diagonal_samples,
+    "copy": samples_shapes.copy_samples,
+    "counting": samples_ragged.counting_samples,
+    "scatter": samples_ragged.scatter_samples,
+    "bag": samples_ragged.bag_samples,
+    "segment": samples_ragged.segment_samples,
+    "expert": samples_ragged.expert_samples,
+    "pad": samples_space.pad_samples,
+    "sampler": samples_space.sampler_samples,
+    "pixel": samples_space.pixel_samples,
+    "unpool": samples_space.unpool_samples,
 }
 
 
@@ -90,7 +116,32 @@ WRONG = {
     "scatter_add adds to its base once": ("aten.scatter_add", {"owed": ()}),
     "maxima do not add": ("aten.amax", {"reduce": "sum"}),
     "sums are not maxima": ("aten.sum.dim_IntList [0] False", {"reduce": "max"}),
-    "minima are not sums": ("aten.amin", {"text": "d0 d1 d2 -> d0 d2"}),
+    "minima are not sums": ("aten.amin", {"reduce": "sum"}),
+    "any is not all": ("aten.any", {"reduce": "min"}),
+    "a 2-norm has a root": ("aten.linalg_vector_norm 2.0-norm", {"text": "d0 d1 d2 -> d0 d2"}),
+    "a distance has a root": ("aten._cdist_forward 3.0-norm", {"text": "... p m, ... r m -> ... p r"}),
+    "a transform needs its dim": ("aten._fft_c2c [2]", {"text": "... -> ..."}),
+    "an inverse needs its matrix": ("aten.linalg_inv_ex", {"text": "b m [n] -> b m [n], b"}),
+    "the pivots are not summed over columns": (
+        "aten._linalg_solve_ex",
+        {"text": "b [m] [n], b [n] k -> b [m] k, b [x] [y], b [z], b"},
+    ),
+    "what a bag holds is not summed over features": (
+        "aten._embedding_bag sum",
+        {"text": "weight: [v] d, indices: [n], offsets: [b] -> [b] d, [w], [s], [l]"},
+    ),
+    "a scatter that replaces its base is not a sum": (
+        "aten.scatter_reduce.two sum alone",
+        {"text": "d0 [v] d2, d0 j d2, d0 j d2 -> d0 [v] d2"},
+    ),
+    "minima that are scattered": ("aten.scatter_reduce.two amin", {"reduce": "max"}),
+    "found anywhere is a maximum": ("aten.isin.Tensor_Tensor", {"reduce": "min"}),
+    "a mirror needs the ends": ("aten.reflection_pad2d no batch", {"text": "c [h] (a x:3) -> c [z] (a y)"}),
+    "a sampled image is whole": (
+        "aten.grid_sampler_2d mode 0 padding 0",
+        {"text": "n c h [w], n y x [xy] -> n c y x"},
+    ),
+    "blocks of pixels have an order": ("aten.pixel_shuffle", {"text": "n ([p:2] [q:2] c) h w -> n c (h [p:2]) (w [q:2])"}),
     "a softmax needs its row": ("aten._softmax -1", {"text": "... -> ..."}),
     "a layer norm needs its row": ("aten.native_layer_norm [9] bare", {"text": "... c -> ... c, ... 1, ... 1"}),
     "a scan needs its past": ("aten.cumsum", {"text": "... -> ..."}),
@@ -105,7 +156,7 @@ WRONG = {
     "windows need a halo": ("aten.convolution 3x3", {"text": "n i h w, o i [k] [l] -> n o h w"}),
     "a bias gradient has no input channels": (
         "aten.convolution_backward 3x3 bias",
-        {"text": "n o [y] [z], n i [h] [w], o i [k] [l] -> n i [h] [w], o i [k] [l], o"},
+        {"text": "n o [y] [z], n i [h] [w], o i [k] [l] -> n i [h] [w], o i [k] [l], o"},  # lacks {i}
     ),
     "a causal mask counts rows": (
         "autopar.attention causal",
@@ -117,7 +168,11 @@ WRONG = {
         {"text": "b (r:6 g:2) s [d], b g [t] [d], b g [t] [d] -> b (r:6 g:2) s [d], b (r:6 g:2) s"},
     ),
     "a mean divides by its own count": ("aten.mse_loss reduction 1", {"text": "..., ... ->"}),
-    "random numbers are drawn whole": ("aten.bernoulli", {"text": "... -> ..."}),
+    "random numbers know their row": ("autopar.uniform (6, 6)", {"text": ", d1, d0 -> d0 d1"}),
+    "random numbers know their place": ("autopar.uniform (6, 6)", {"text": ", d0, [x] -> d0 d1"}),
+    "rows of a split table are its own": ("autopar.embedding (4, 6)", {"text": "v d, ..., [v2] -> ... d"}),
+    "classes of a split loss are its own": ("autopar.pick (4, 6)", {"text": "... v, ..., [v2] -> ..."}),
+    "sums over classes are not maxima": ("autopar.sum_exp (4, 6)", {"reduce": "max"}),
     "an embedding needs its rows": ("aten.embedding_dense_backward by frequency", {"text": "... d, ... -> [v] d"}),
 }
 

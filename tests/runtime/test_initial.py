@@ -36,7 +36,7 @@ def whole_states(spec, **options):
     return {n: join([p[n] for p in parts], s.shape, parse_sharding(s.sharding), spec.mesh) for n, s in spec.states.items()}
 
 
-@pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2)])
+@pytest.mark.parametrize("sizes", [(), (2,), (4,), (2, 2), (8,), (2, 2, 2)])
 def test_same_values_under_every_plan(sizes, monkeypatch):
     monkeypatch.setattr(initial, "CHUNK", 37)
     shape = (12, 16)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 
+from autopar.draws import first_draws, same_draws
+from autopar.graph.rules.random_numbers import STATE as RANDOM_STATE
 from autopar.runtime.execute import run_graph
+from autopar.runtime.initial import first_count
 from autopar.trace import Traced, Workload, float64_everywhere, trace_step
+from autopar.trace.workload import find_tensors, map_tensors
+
+SEED = 3  # of random draws
 
 
 def first_states(workload: Workload, traced: Traced, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
@@ -22,6 +26,8 @@ def first_states(workload: Workload, traced: Traced, dtype: torch.dtype | None) 
         if value.storage in traced.init_optim:
             kind, what = traced.init_optim[value.storage]
             env[value.name] = tensors[what].detach().to(want).clone() if kind == "param" else torch.full(value.shape, what, dtype=want)
+        elif value.storage == RANDOM_STATE:
+            env[value.name] = torch.tensor(first_count(SEED))
         else:
             env[value.name] = tensors[value.storage].detach().to(want).clone()
     return env
@@ -32,14 +38,14 @@ def batch(workload: Workload, traced: Traced, wide: bool, shift: int) -> tuple[o
 
     def change(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype.is_floating_point:
-            return (tensor + 0.25 * shift).to(torch.float64 if wide else tensor.dtype)
-        return tensor.roll(shift, 0)
+            return (tensor * (1 - 0.25 * shift)).to(torch.float64 if wide else tensor.dtype)
+        rises = tensor.dim() == 1 and bool((tensor[1:] > tensor[:-1]).all())  # offsets
+        return tensor if rises else tensor.roll(shift, 0)
 
-    inputs = workload.example_inputs
-    new = {k: change(v) for k, v in inputs.items()} if isinstance(inputs, dict) else tuple(change(t) for t in inputs)
-    targets = tuple(change(t) for t in workload.example_targets)
-    named = {f"input:{k}": v for k, v in (new.items() if isinstance(new, dict) else enumerate(new))}
-    return new, targets, named | {f"target:{k}": v for k, v in enumerate(targets)}
+    parts = ("input:", workload.example_inputs), ("target:", workload.example_targets)
+    named = {name: change(tensor) for prefix, value in parts for name, tensor in find_tensors(prefix, value)}
+    new, targets = (map_tensors(prefix, value, named) for prefix, value in parts)
+    return new, targets, named
 
 
 def worst_differences(workload: Workload, steps: int = 2) -> tuple[dict[str, float], Traced]:
@@ -47,7 +53,7 @@ def worst_differences(workload: Workload, steps: int = 2) -> tuple[dict[str, flo
     traced = trace_step(workload, "fp64")
     graph = traced.graph
     env = first_states(workload, traced, torch.float64)
-    model = copy.deepcopy(workload.model).double()
+    model = workload.model.double()  # in place: a loss or a hook may hold the model itself
     worst = {"loss": 0.0, "grad": 0.0, "param": 0.0, "buffer": 0.0}
 
     def note(kind: str, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -56,9 +62,10 @@ def worst_differences(workload: Workload, steps: int = 2) -> tuple[dict[str, flo
 
     with float64_everywhere():
         optimizer = workload.optimizer(list(model.parameters())) if workload.optimizer else None
+    draws = first_draws(SEED)
     for step in range(steps):
         inputs, targets, named = batch(workload, traced, True, step)
-        with float64_everywhere():
+        with same_draws(draws), float64_everywhere():
             for p in model.parameters():
                 p.grad = None
             output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
@@ -73,9 +80,11 @@ def worst_differences(workload: Workload, steps: int = 2) -> tuple[dict[str, flo
         for param, grad in graph.grads:
             note("grad", known[grad], grads[param.removesuffix("@0")])
         env.update({old: known[new] for old, new in graph.updates})
+        assert int(env.get(f"{RANDOM_STATE}@0", draws.count)) == draws.count
         for name, p in model.named_parameters():
             note("param", env[f"{name}@0"], p.detach())
         for name, p in model.named_buffers():
-            note("buffer", env[f"{name}@0"].to(torch.float64), p.detach().to(torch.float64))
+            wide = torch.complex128 if p.is_complex() else torch.float64
+            note("buffer", env[f"{name}@0"].to(wide), p.detach().to(wide))
     return worst, traced
 

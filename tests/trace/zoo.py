@@ -97,14 +97,32 @@ def tied(optimizer=ADAMW) -> Workload:
     return Workload(Tied(), (torch.randint(0, 11, (2, 6)),), (torch.randint(0, 11, (2, 6)),), token_loss, optimizer)
 
 
-def gpt2(attention: str = "sdpa", optimizer=ADAMW, layers: int = 2) -> Workload:
+def gpt2(attention: str = "sdpa", optimizer=ADAMW, layers: int = 2, drop: float = 0.0, vocab: int = 53) -> Workload:
     import transformers
 
     config = transformers.GPT2Config(
-        n_layer=layers, n_embd=16, n_head=4, vocab_size=53, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        n_layer=layers, n_embd=16, n_head=4, vocab_size=vocab, n_positions=16, resid_pdrop=drop, embd_pdrop=drop, attn_pdrop=drop,
         use_cache=False, attn_implementation=attention, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    return Workload(transformers.GPT2LMHeadModel(config), *_tokens(53), token_loss, optimizer)
+    return Workload(transformers.GPT2LMHeadModel(config).train(), *_tokens(vocab), token_loss, optimizer)
+
+
+def gpt2_dropout() -> Workload:
+    """Dropout after the embedding, in attention and after each sublayer; a vocabulary that divides."""
+    return gpt2(drop=0.2, vocab=48)
+
+
+def tagger() -> Workload:
+    """Tables and classes that divide by 8, padding, ignored and weighted targets, classes second as convolutions have them."""
+    model = nn.Sequential(nn.Embedding(16, 8, padding_idx=3), nn.Linear(8, 24))
+    tags = torch.randint(0, 24, (2, 8))
+    tags[0, 2] = tags[1, 5] = -100
+    weights = torch.linspace(0.5, 2.0, 24, dtype=torch.float64)
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.transpose(1, 2), targets, weights.to(output.dtype)) + output.logsumexp(-1).mean()
+
+    return Workload(model, (torch.randint(0, 16, (2, 8)),), (tags,), loss, ADAMW)
 
 
 def llama(attention: str = "sdpa", optimizer=ADAMW) -> Workload:

@@ -112,7 +112,7 @@ class Chrome:
         assert isinstance(log, list)
         events = [json.loads(entry["message"])["message"] for entry in log]
         asked = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-        return [p["request"]["url"] for p in asked if not p["documentURL"].startswith("chrome:")]
+        return [p["request"]["url"] for p in asked if not p["documentURL"].startswith(("chrome:", "chrome-untrusted:"))]
 
     def __enter__(self) -> Chrome:
         return self

@@ -27,6 +27,7 @@ from autopar.graph.plan import (
     RepeatPlan,
     TensorPlan,
 )
+from autopar.graph.registry import RuleRow
 from autopar.graph.sharding import REPLICATE, Partial, Shard, Sharding, local_shape
 from autopar.graph.tensor import DTYPE_BYTES, Kind, num_elements
 
@@ -274,4 +275,6 @@ def _finish(b: _Builder, num_layers: int, folded: bool, memory_bytes: int) -> Pl
         nodes=tuple(b.nodes),
         comms=tuple(b.comms),
         repeats=tuple(repeats),
+        rules=(RuleRow(b.nodes[0].op, "discovered", (b.nodes[0].name,), "b s, [v] d -> b s d", (("weight",),), ("bias",), "sum", 1.0,
+                       "not found splittable by discovery", 216, 0.4),),
     )  # fmt: skip

@@ -9,8 +9,14 @@ from ...errors import GraphError
 from ..rule import Rule
 from . import (
     attention,
+    bags,
     convolution,
+    copies,
+    counting,
     creation,
+    decompositions,
+    distances,
+    fourier,
     indexing,
     linear,
     loss,
@@ -19,8 +25,11 @@ from . import (
     pooling,
     random_numbers,
     reductions,
+    scatter,
     slices,
+    space,
     views,
+    vocabulary,
 )
 
 
@@ -36,6 +45,14 @@ def join_rows(*families: Iterable[Rule]) -> Mapping[str, Rule]:
 
 
 RULES: Mapping[str, Rule] = join_rows(
+    bags.ROWS,
+    copies.ROWS,
+    counting.ROWS,
+    decompositions.ROWS,
+    distances.ROWS,
+    fourier.ROWS,
+    scatter.ROWS,
+    space.ROWS,
     pointwise.ROWS,
     linear.ROWS,
     views.ROWS,
@@ -49,4 +66,5 @@ RULES: Mapping[str, Rule] = join_rows(
     indexing.ROWS,
     creation.ROWS,
     random_numbers.ROWS,
+    vocabulary.ROWS,
 )

@@ -13,7 +13,7 @@ from ..node import Arg
 from ..rule import Rule, Shape, Site
 from .dims import ints
 
-_HALO = "needs a halo: windows overlap the border of the pieces (or, for input channels, the bias gradient has no such dim)"
+_HALO = "needs a halo: windows overlap the border of the pieces"
 
 
 def _per_dim(arg: Arg, count: int) -> tuple[int, ...]:
@@ -43,32 +43,24 @@ def _tiles(long: Shape, kernel: Shape, short: Shape, strides: Shape, paddings: S
     return " ".join(outer), " ".join(middle), " ".join(inner)
 
 
-def _operands(site: Site, before: Shape, weight: Shape, after: Shape, is_input_whole: bool) -> tuple[str, str, str, str]:
+def _operands(site: Site, before: Shape, weight: Shape, after: Shape) -> tuple[str, str, str, str]:
     """Texts of input, weight, output and bias."""
     x, k, y = _spatial(site, before[2:], weight[2:], after[2:])
-    groups, i = site.arg("groups"), "[i]" if is_input_whole else "i"
-    inside, outside = (i, "o") if groups == 1 else (f"(g:{groups} {i})", f"(g:{groups} o)")
-    if site.arg("transposed"):
-        kernel = f"{inside} o {k}"
-    else:
-        kernel = f"{outside} {i} {k}"
+    groups = site.arg("groups")
+    inside, outside = ("i", "o") if groups == 1 else (f"(g:{groups} i)", f"(g:{groups} o)")
+    kernel = f"{inside} o {k}" if site.arg("transposed") else f"{outside} i {k}"
     return f"n {inside} {x}", kernel, f"n {outside} {y}", outside
 
 
 def _convolution(site: Site) -> str:
-    x, weight, y, bias = _operands(site, site.inputs[0], site.inputs[1], site.outputs[0], is_input_whole=False)
+    x, weight, y, bias = _operands(site, site.inputs[0], site.inputs[1], site.outputs[0])
     return f"input: {x}, weight: {weight}, bias: {bias} -> {y}"
-
-
-def _wants_bias(site: Site) -> bool:
-    mask = site.arg("output_mask")
-    return isinstance(mask, tuple) and bool(mask[2])
 
 
 def _convolution_backward(site: Site) -> str:
     grad, before, weight = site.inputs
-    x, kernel, y, bias = _operands(site, before, weight, grad, is_input_whole=_wants_bias(site))
-    return f"{y}, {x}, {kernel} -> {x}, {kernel}, {bias}"
+    x, kernel, y, bias = _operands(site, before, weight, grad)
+    return f"{y}, {x}, {kernel} -> {x}, {kernel}, {bias} {{i}}"  # the bias has no input channels: the same for all of them
 
 
 def _groups(site: Site, before: Shape, weight: Shape, after: Shape) -> int:

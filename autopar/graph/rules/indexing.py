@@ -6,7 +6,7 @@ Where writes add up, the entries may be split too: each rank adds its own into a
 from __future__ import annotations
 
 from ..node import Ref
-from ..rule import Rule, Shape, Site
+from ..rule import LinearSets, Rule, Shape, Site
 from .dims import hold, letters, normal_dim, operand, whole_operand
 from .pointwise import linear_if_zero
 
@@ -25,7 +25,7 @@ def _embedding_backward(site: Site) -> str:
 # --- one dim: gather, scatter, index_select, index_add -----------------------------------------------------------------------
 
 
-def _along(site: Site, others: tuple[Shape, ...], is_entry_whole: bool) -> tuple[str, list[str]]:
+def along_entries(site: Site, others: tuple[Shape, ...], is_entry_whole: bool) -> tuple[str, list[str]]:
     """Texts of the indexed tensor and of the operands that run over entries; dims of unequal size are whole."""
     shape = site.inputs[0]
     rank = len(shape)
@@ -45,18 +45,26 @@ def _along(site: Site, others: tuple[Shape, ...], is_entry_whole: bool) -> tuple
 
 
 def _gather(site: Site) -> str:
-    table, (entries,) = _along(site, site.inputs[1:], is_entry_whole=False)
+    table, (entries,) = along_entries(site, site.inputs[1:], is_entry_whole=False)
     return f"{table}, {entries} -> {entries}"
 
 
 def _scatter(site: Site) -> str:
-    table, entries = _along(site, site.inputs[1:], is_entry_whole=True)
+    table, entries = along_entries(site, site.inputs[1:], is_entry_whole=True)
     return f"{', '.join([table, *entries])} -> {table}"
 
 
 def _scatter_add(site: Site) -> str:
-    table, entries = _along(site, site.inputs[1:], is_entry_whole=False)
+    table, entries = along_entries(site, site.inputs[1:], is_entry_whole=False)
     return f"{', '.join([table, *entries])} -> {table}"
+
+
+def _scatter_joined(site: Site) -> str:
+    return _scatter_add(site) if site.arg("reduce") == "add" else _scatter(site)
+
+
+def _linear_if_added(site: Site) -> LinearSets:
+    return (("self", "src"),) if site.arg("reduce") == "add" else ()
 
 
 def _index_select(site: Site) -> str:
@@ -74,9 +82,12 @@ def _index_add(site: Site) -> str:
 # --- several dims: index, index_put ---------------------------------------------------------------------------------------------
 
 
-def _may_be_mask(shape: Shape, at: int, index: Shape) -> bool:
-    """A boolean mask has the shape of the dims that it covers; shapes do not tell it from a table of numbers."""
-    return bool(index) and index == shape[at : at + len(index)]
+def _may_be_mask(site: Site, number: int, at: int) -> bool:
+    """A boolean mask has the shape of the dims that it covers; where nobody says the dtype, any table of that shape may be one."""
+    index = site.inputs[number]
+    if site.dtypes:
+        return site.dtypes[number] in ("bool", "uint8")
+    return bool(index) and index == site.inputs[0][at : at + len(index)]
 
 
 def _index_operands(site: Site, indices: tuple[Shape, ...]) -> tuple[str, list[str], str, Shape] | None:
@@ -85,7 +96,7 @@ def _index_operands(site: Site, indices: tuple[Shape, ...]) -> tuple[str, list[s
     listed = site.arg("indices")
     assert isinstance(listed, tuple)
     places = [k for k, item in enumerate(listed) if isinstance(item, Ref)]
-    if any(_may_be_mask(shape, at, index) for at, index in zip(places, indices)):
+    if any(_may_be_mask(site, number, at) for number, at in enumerate(places, 1)):
         return None
     rank = max(len(index) for index in indices)
     together = tuple(max((index[-1 - k] for index in indices if len(index) > k), default=1) for k in reversed(range(rank)))
@@ -114,10 +125,26 @@ def _index(site: Site) -> str:
     return f"{', '.join([table, *indices])} -> {picked}"
 
 
+def _masked_put(site: Site) -> str:
+    """One boolean mask: elementwise where the values do not run over the masked places; else what the mask covers is whole."""
+    table, mask, values = site.inputs
+    listed = site.arg("indices")
+    assert isinstance(listed, tuple)
+    at = next(k for k, item in enumerate(listed) if isinstance(item, Ref))
+    names, end = letters(len(table)), at + len(mask)
+    picked = [*names[:at], "[places]", *names[end:]]
+    shown = picked[len(picked) - len(values) :]
+    if any(name == "[places]" and size != 1 for name, size in zip(shown, values)):
+        names = hold(names, range(at, end))
+    added = operand("1" if size == 1 else name for name, size in zip(shown, values))
+    return f"{operand(names)}, {operand(names[at:end])}, {added} -> {operand(names)}"
+
+
 def _index_put(site: Site) -> str:
     found = _index_operands(site, site.inputs[1:-1])
     if found is None:
-        return _all_whole(site).replace("o", "i0x")
+        is_mask = len(site.inputs) == 3 and bool(site.dtypes) and site.inputs[1]
+        return _masked_put(site) if is_mask else _all_whole(site).replace("o", "i0x")
     table, indices, picked, size = found
     if not site.arg("accumulate", False):  # the last write wins: the order of the entries counts
         kept = [name for name in indices[0].split()] if indices else []
@@ -130,21 +157,23 @@ def _index_put(site: Site) -> str:
     return f"{', '.join([table, *indices, shown])} -> {table}"
 
 
-def _bucketize(site: Site) -> str:
-    return "self: ..., boundaries: [n] -> ..."
-
-
 ROWS = (
     Rule("aten.embedding", "[v] d, ... -> ... d", flops=0, why_whole=_ANYWHERE),
     Rule("aten.embedding_dense_backward", _embedding_backward, (("grad_output",),), flops=0, why_whole=_ANYWHERE),
     Rule("aten.gather", _gather, SELF, flops=0, why_whole=_ANYWHERE),
     Rule("aten.scatter.src", _scatter, (("self", "src"),), flops=0, why_whole=_ANYWHERE),
     Rule("aten.scatter.value", _scatter, linear_if_zero, flops=0, why_whole=_ANYWHERE),
-    Rule("aten.scatter_reduce", _scatter, flops=0, why_whole=_ANYWHERE),
+    Rule("aten.scatter.reduce", _scatter_joined, _linear_if_added, owed=("self",), flops=0, why_whole=_ANYWHERE),
+    Rule("aten.scatter.value_reduce", _scatter_joined, owed=("self",), flops=0, why_whole=_ANYWHERE),
     Rule("aten.scatter_add", _scatter_add, (("self", "src"),), owed=("self",), flops=0, why_whole=_ANYWHERE),
+    Rule("aten._unsafe_masked_index", _all_whole, flops=0, why_whole=_ANYWHERE),
+    Rule("aten._unsafe_masked_index_put_accumulate", _all_whole, (("self", "values"),), flops=0, why_whole=_ANYWHERE),
+    Rule("aten.embedding_renorm", _all_whole, flops=3, why_whole="a row is scaled where it is used and too long"),
     Rule("aten.index_select", _index_select, SELF, flops=0, why_whole=_ANYWHERE),
     Rule("aten.index_add", _index_add, (("self", "source"),), owed=("self",), flops=0, why_whole=_ANYWHERE),
-    Rule("aten.index", _index, SELF, flops=0, why_whole=_ANYWHERE),
-    Rule("aten.index_put", _index_put, (("self", "values"),), owed=("self",), flops=0, why_whole=_ANYWHERE),
-    Rule("aten.bucketize", _bucketize, flops=0, why_whole="every boundary counts"),
+    *(Rule(f"aten.{name}", _index, SELF, flops=0, why_whole=_ANYWHERE) for name in ("index", "_unsafe_index")),
+    *(
+        Rule(f"aten.{name}", _index_put, (("self", "values"),), owed=("self",), flops=0, why_whole=_ANYWHERE)
+        for name in ("index_put", "_unsafe_index_put")
+    ),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..rule import Rule, Site
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's enum at::Reduction
+GRAD = (("grad_output",),)
 _MEAN = "the kernel divides by the count that it is given: write the mean as a sum and a division"
 _CLASS = "the class of the target lies on one rank only"
 
@@ -51,7 +52,40 @@ def _pointwise_backward(site: Site) -> str:
     return ", ".join(["", *[dims] * (len(site.inputs) - 1)]) + f" -> {dims}"
 
 
+def _margin(site: Site) -> str:
+    """One score per class: a row of classes is whole; a single row has no batch dim."""
+    scores, targets = _batch(site, 0, counts=True)
+    loss = (targets or "1" * len(site.outputs[0])) if site.arg("reduction", MEAN) == NONE else ""
+    places = targets or "1" * len(site.inputs[1])  # one row has its target in a vector of one
+    return f"self: {scores}, target: {places}, weight: [c] -> {loss}"
+
+
+def _margin_backward(site: Site) -> str:
+    scores, targets = _batch(site, 1, counts=True)
+    grad = (targets or "1" * len(site.inputs[0])) if site.arg("reduction", MEAN) == NONE else ""
+    places = targets or "1" * len(site.inputs[2])
+    return f"grad_output: {grad}, self: {scores}, target: {places}, weight: [c] -> {scores}"
+
+
+def _multilabel(site: Site) -> str:
+    scores, rows = _batch(site, 0, counts=True)
+    loss = rows if site.arg("reduction") == NONE else ""
+    return f"self: {scores}, target: {scores} -> {loss}, {scores}"
+
+
+def _multilabel_backward(site: Site) -> str:
+    scores, rows = _batch(site, 1, counts=True)
+    grad = rows if site.arg("reduction") == NONE else ""
+    return f"grad_output: {grad}, self: {scores}, target: {scores}, is_target: {scores} -> {scores}"
+
+
+_ROW = "the margins are those to all other classes"
+
 ROWS = (
+    Rule("aten.multi_margin_loss", _margin, flops=3, why_whole=_ROW),
+    Rule("aten.multi_margin_loss_backward", _margin_backward, GRAD, flops=3, why_whole=_ROW),
+    Rule("aten.multilabel_margin_loss_forward", _multilabel, flops=3, why_whole=_ROW),
+    Rule("aten.multilabel_margin_loss_backward", _multilabel_backward, GRAD, flops=3, why_whole=_ROW),
     Rule("aten.nll_loss_forward", _nll, why_whole=_CLASS),
     Rule("aten.nll_loss2d_forward", _nll, why_whole=_CLASS),
     Rule("aten.nll_loss_backward", _nll_backward, (("grad_output",),), why_whole=_CLASS),

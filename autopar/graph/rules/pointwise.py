@@ -21,11 +21,23 @@ trunc xlogy zeros_like ones_like empty_like special_entr special_erfcx special_l
 max.other min.other where.Scalar where.ScalarOther where.ScalarSelf
 """.split()
 
+# special functions and rarer ones, without any linear input
+SPECIAL = """
+angle frexp gcd i0 igamma igammac isneginf isposinf lcm mvlgamma nextafter polygamma special_airy_ai special_bessel_j0
+special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he special_i0e
+special_i1 special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p special_modified_bessel_i0 special_modified_bessel_i1
+special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
+special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_xlog1py special_zeta __lshift__ __rshift__
+fake_quantize_per_tensor_affine_cachemask
+""".split()
+
 # derivatives: linear in the incoming gradient, which all of them call grad_output
 BACKWARDS = """
 elu_backward gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward
 mish_backward native_dropout_backward _prelu_kernel_backward sigmoid_backward silu_backward softplus_backward softshrink_backward
-tanh_backward threshold_backward logit_backward
+tanh_backward threshold_backward logit_backward rrelu_with_noise_backward
 """.split()
 
 
@@ -56,6 +68,14 @@ LINEAR = {
     "addcdiv": (("self", "tensor1"),),
     "lerp": (("self", "end"),),
     "masked_fill": linear_if_zero,
+    "_conj": (("self",),),
+    "_conj_physical": (("self",),),
+    "conj_physical": (("self",),),
+    "_neg_view": (("self",),),
+    "complex": (("real", "imag"),),
+    "polar": (("abs",),),
+    "hardshrink_backward": (("grad_out",),),
+    "fake_quantize_per_tensor_affine_cachemask_backward": (("grad",),),
     "deg2rad": (("self",),),
     "rad2deg": (("self",),),
 }
@@ -67,7 +87,7 @@ def _text(site: Site) -> str:
 
 
 ROWS = (
-    *(Rule(f"aten.{name}", _text) for name in NONLINEAR),
+    *(Rule(f"aten.{name}", _text) for name in (*NONLINEAR, *SPECIAL)),
     *(Rule(f"aten.{name}", _text, linear=(("grad_output",),)) for name in BACKWARDS),
     *(Rule(f"aten.{name}", _text, linear=sets) for name, sets in LINEAR.items()),
 )

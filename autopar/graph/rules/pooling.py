@@ -131,7 +131,8 @@ def _resample(name: str, text: Callable[[Site], str], text_backward: Callable[[S
 
 
 _ND = ("1d", "2d", "3d")
-_SMOOTH = ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
+_SMOOTH = ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
+           "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")  # fmt: skip
 
 ROWS = (
     *(Rule(f"aten.max_pool{nd}_with_indices", _max_pool, why_whole=_HALO) for nd in _ND[1:]),

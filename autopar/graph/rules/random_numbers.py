@@ -1,22 +1,23 @@
-"""Random numbers: everything is whole, so that a run with dropout gives the same numbers under every plan."""
+"""Random numbers: made from where an element is, so every dim may be split, and what is drawn does not depend on the plan.
+
+The coordinates are inputs: splitting a dim splits its list of coordinates. Trace writes every random op with these two
+(`autopar.trace.random_ops`); no op that draws from a generator of torch has a row, for its values would differ between ranks.
+"""
 
 from __future__ import annotations
 
 from ..rule import Rule, Site
-from .dims import whole_operand
+from .dims import letters, operand
 
-_WHY = "random numbers are drawn whole, so that they do not depend on the plan"
-
-NAMES = """
-rand randn randint randperm rand_like randn_like randint_like bernoulli native_dropout normal normal_functional uniform exponential
-cauchy log_normal geometric multinomial poisson rrelu_with_noise_functional
-""".split()
+STATE = "rng:draws"  # the storage that counts draws: an int64 scalar that enters every step which draws and leaves it moved on
 
 
-def _whole(site: Site) -> str:
-    left = [whole_operand(len(shape), f"i{k}x") for k, shape in enumerate(site.inputs)]
-    right = [whole_operand(len(shape), f"o{k}x") for k, shape in enumerate(site.outputs)]
-    return ", ".join(left) + " -> " + ", ".join(right)
+def _uniform(site: Site) -> str:
+    names = letters(len(site.outputs[0]))
+    return f"{', '.join(['', *names])} -> {operand(names)}"
 
 
-ROWS = tuple(Rule(f"aten.{name}", _whole, why_whole=_WHY) for name in NAMES)
+ROWS = (
+    Rule("autopar.uniform", _uniform),
+    Rule("autopar.poisson", "..., ... -> ..."),
+)

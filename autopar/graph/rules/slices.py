@@ -166,6 +166,34 @@ def _diagonal_backward(site: Site) -> str:
     return f"{short} -> {long}"
 
 
+def _diag_embed(site: Site) -> str:
+    rank = len(site.outputs[0])
+    one, two = (normal_dim(site.arg(name, default), rank) for name, default in (("dim1", -2), ("dim2", -1)))
+    names = letters(rank - 2)
+    right = list(names)
+    for at in sorted((one, two)):
+        right.insert(at, f"[m{at}]")
+    return f"{operand(names)} [diagonal] -> {operand(right)}"
+
+
+def _diagonal_scatter(site: Site) -> str:
+    long, short = _diagonal_operands(site, len(site.inputs[0]))
+    return f"{long}, {short} -> {long}"
+
+
+def _rot90(site: Site) -> str:
+    rank = len(site.inputs[0])
+    one, two = normal_dims(site.arg("dims", (0, 1)), rank)
+    turns = site.arg("k", 1)
+    assert isinstance(turns, int)
+    turned = {0: (), 1: (two,), 2: (one, two), 3: (one,)}[turns % 4]  # the dims that run backwards
+    names = hold(letters(rank), turned)
+    right = list(names)
+    if turns % 2:
+        right[one], right[two] = right[two], right[one]
+    return f"{operand(names)} -> {operand(right)}"
+
+
 def _unfold_operands(long: Shape, dim: Arg, size: Arg, step: Arg) -> tuple[str, str]:
     """Windows along a dim: free where they tile it, else they overlap or leave gaps."""
     at = normal_dim(dim, len(long))
@@ -216,6 +244,10 @@ ROWS = (
     Rule("aten.triu", _last_two_whole, SELF, flops=0, why_whole=_TRIANGLE),
     Rule("aten.diagonal", _diagonal, SELF, flops=0, why_whole=_DIAGONAL),
     Rule("aten.diagonal_backward", _diagonal_backward, GRAD, flops=0, localise=output_size("input_sizes"), why_whole=_DIAGONAL),
+    Rule("aten.diag_embed", _diag_embed, SELF, flops=0, why_whole=_DIAGONAL),
+    Rule("aten.diagonal_scatter", _diagonal_scatter, BOTH, flops=0, why_whole=_DIAGONAL),
+    Rule("aten.trace", "[row] [col] ->", SELF, why_whole=_DIAGONAL),
+    Rule("aten.rot90", _rot90, SELF, flops=0, why_whole=_ORDER),
     Rule("aten.unfold", _unfold, SELF, flops=0, why_whole=_OVERLAP),
     Rule("aten.unfold_backward", _unfold_backward, (("grad_in",),), flops=0, localise=output_size("input_sizes"), why_whole=_OVERLAP),
     Rule("aten.glu", _glu, why_whole="one half gates the other"),

@@ -21,6 +21,8 @@ _RAGGED = "the view cuts across the dims, so that no factor is common to both si
 
 def view_text(before: Shape, after: Shape) -> str:
     """Factors of a reshape: within each smallest run of dims of equal size on both sides, the common refinement of the dims."""
+    if 0 in before:  # nothing to split
+        return f"{whole_operand(len(before), 'x')} -> {whole_operand(len(after), 'y')}"
     left: list[str] = []
     right: list[str] = []
     i = j = count = 0

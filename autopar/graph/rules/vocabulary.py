@@ -1,0 +1,19 @@
+"""Tables split by rows, and cross-entropy split by classes: the numbers of the rows are an input, so that each rank knows its own.
+
+A rank gives zero for what it does not hold, so what is picked from a table is a sum over the ranks (Megatron's vocabulary parallelism).
+Trace writes embeddings and losses with these (`autopar.trace.vocabulary`); the local parts are in `autopar.runtime.vocabulary`.
+"""
+
+from __future__ import annotations
+
+from ..rule import Rule
+
+GRAD = (("grad",),)
+
+ROWS = (
+    Rule("autopar.embedding", "v d, ..., v -> ... d", flops=0),
+    Rule("autopar.embedding_backward", "... d, ..., v -> v d", GRAD, flops=0),
+    Rule("autopar.sum_exp", "... v, ... -> ...", flops=3),
+    Rule("autopar.pick", "... v, ..., v -> ...", (("logits",),), flops=0),
+    Rule("autopar.cross_entropy_backward", "..., ... v, ..., ..., ..., v -> ... v", GRAD, flops=4),
+)

@@ -1,0 +1,107 @@
+"""Tables that may be split by rows over ranks, and cross-entropy over classes that may be: the local parts.
+
+In: a rank's rows (or classes), and `rows`, the whole table's numbers of them, ascending. A whole table is known by its size. What a rank
+does not hold is zero in what it returns; the sum over the ranks is the whole. Source of the split loss: Shoeybi et al. 2019, "Megatron-LM",
+section 3 (arXiv 1909.08053). Imports torch only.
+
+The loss of a token with logits x and class t is log(sum exp(x - m)) - (x_t - m) with m = max x. `m`, the sum and x_t are one number per
+token each, so all that ranks exchange is small. Nothing of the size of the logits is made but the gradient: work goes in blocks of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+BLOCK = 1 << 22  # elements of logits that are worked on at a time
+
+
+def _find(wanted: torch.Tensor, rows: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each wanted row its place among the local ones, and whether it is there (else the place is any)."""
+    if wanted.device.type == "cpu" and wanted.numel() and not 0 <= int(wanted.min()) <= int(wanted.max()) < num_rows:
+        raise IndexError(f"expected row numbers from 0 to {num_rows - 1}, found {int(wanted.min())} to {int(wanted.max())}")
+    place = torch.searchsorted(rows, wanted.contiguous()).clamp_(max=rows.shape[0] - 1)
+    return place, rows[place] == wanted
+
+
+def embedding(weight: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Rows of `weight [v, d]` by number -> `[..., d]`.
+
+    Args:
+        rows: the numbers of the local rows.
+        num_rows: of the whole table.
+    """
+    if weight.shape[0] == num_rows:
+        return torch.embedding(weight, indices)
+    place, here = _find(indices, rows, num_rows)
+    return torch.embedding(weight, place).masked_fill_(~here[..., None], 0)
+
+
+def embedding_backward(grad: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, num_rows: int, padding_idx: int = -1) -> torch.Tensor:
+    """Gradient of `embedding`'s local rows `[v, d]` from `grad [..., d]`; row `padding_idx` gets none."""
+    if rows.shape[0] == num_rows:
+        return torch.ops.aten.embedding_dense_backward(grad, indices, num_rows, padding_idx, False)
+    place, here = _find(indices, rows, num_rows)
+    beyond = rows.shape[0]  # one row more for what lies elsewhere
+    place = torch.where(here & (indices != padding_idx), place, beyond)
+    return torch.ops.aten.embedding_dense_backward(grad, place, beyond + 1, beyond, False)[:beyond]
+
+
+def _blocks(logits: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Blocks of tokens as views: `logits [..., v]`, and tensors that agree with it but for the last dim."""
+    size, lead = logits.numel(), logits.dim() - 1
+    if size <= BLOCK or lead == 0:
+        yield (logits, *others)
+    elif lead > 1 and logits.is_contiguous():
+        yield from _blocks(*(t.flatten(0, lead - 1) for t in (logits, *others)))
+    elif lead > 1 and size // logits.shape[0] > BLOCK:
+        for k in range(logits.shape[0]):
+            yield from _blocks(logits[k], *(t[k] for t in others))
+    else:
+        step = max(1, BLOCK // (size // logits.shape[0]))
+        for start in range(0, logits.shape[0], step):
+            yield tuple(t[start : start + step] for t in (logits, *others))
+
+
+def sum_exp(logits: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
+    """Sum over the local classes of exp(logits - peak): `[..., v]`, `[...]` -> `[...]`, in the dtype of `peak`."""
+    total = torch.empty(peak.shape, dtype=peak.dtype, device=peak.device)
+    for x, m, out in _blocks(logits, peak, total):
+        out.copy_((x.to(peak.dtype) - m[..., None]).exp_().sum(-1))
+    return total
+
+
+def pick(logits: torch.Tensor, target: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """The logit of each token's class, 0 where another rank holds it: `[..., v]`, `[...]` -> `[...]`."""
+    if logits.shape[-1] == num_rows:
+        return logits.gather(-1, target[..., None])[..., 0]
+    place, here = _find(target, rows, num_rows)
+    return logits.gather(-1, place[..., None])[..., 0].masked_fill_(~here, 0)
+
+
+def cross_entropy_backward(
+    grad: torch.Tensor,
+    logits: torch.Tensor,
+    peak: torch.Tensor,
+    total: torch.Tensor,
+    target: torch.Tensor,
+    rows: torch.Tensor,
+    num_rows: int,
+) -> torch.Tensor:
+    """Gradient of the local logits: grad (softmax - one-hot of the class).
+
+    Args:
+        grad: of each token's loss, `[...]`; its dtype is the one that is computed in, the result has that of `logits`.
+        peak, total: `m` and `sum_exp` of all classes, `[...]`.
+    """
+    made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    if logits.shape[-1] == num_rows:
+        place, own = target, grad
+    else:
+        place, here = _find(target, rows, num_rows)
+        own = grad * here
+    for x, out, g, m, s, at, mine in _blocks(logits, made, grad, peak, total, place, own):
+        part = (x.to(grad.dtype) - m[..., None]).exp_().mul_((g / s)[..., None])
+        out.copy_(part.scatter_add_(-1, at[..., None], -mine[..., None]))
+    return made

@@ -1,0 +1,78 @@
+"""What a module holds beside its parameters and buffers: hooks, and plain attributes.
+
+In: the user's module. Out: the module as it was, whatever ran in it; hooks on the tensors that stand for its parameters; an error where a
+plain attribute carries a tensor from step to step, which no compiled step could do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import TraceError
+from .private import gradient_hooks
+from .tape import Tape, written_uids
+
+
+def carry_hooks(old: torch.Tensor, new: torch.Tensor) -> None:
+    """The hooks that the user put on a parameter's gradient run for the tensor that stands for it."""
+    before, after = gradient_hooks(old)
+    for hook in before:
+        new.register_hook(hook)
+    for hook in after:
+        new.register_post_accumulate_grad_hook(hook)
+
+
+@contextlib.contextmanager
+def unchanged(model: torch.nn.Module) -> Iterator[None]:
+    """Attributes, parameters and buffers of every module are put back at the end."""
+    saved = [(m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, params, buffers in saved:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for table, kept in ((module._parameters, params), (module._buffers, buffers)):
+                table.clear()
+                table.update(kept)
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A plain tensor attribute as it was before the step."""
+
+    path: str
+    module: torch.nn.Module
+    tensor: torch.Tensor
+
+
+def plain_attributes(model: torch.nn.Module) -> list[Attribute]:
+    """The tensors that modules hold as plain attributes."""
+    return [
+        Attribute(f"{name}.{key}".lstrip("."), module, value)
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, torch.Tensor) and not value.requires_grad
+    ]
+
+
+def check_carried(attributes: list[Attribute], tape: Tape) -> None:
+    """Refuse a tensor that a step reads from a plain attribute and leaves changed there.
+
+    Raises:
+        TraceError: with the attribute's name.
+    """
+    written = {u for record in tape.records for u in written_uids(record)}
+    for held in attributes:
+        if not tape.knows(held.tensor):
+            continue
+        now = vars(held.module).get(held.path.rpartition(".")[2])
+        if now is not held.tensor or tape.uid(held.tensor) in written:
+            raise TraceError(
+                f"attribute {held.path}: the step reads this tensor and changes it, but it is neither a parameter nor a buffer, so that no "
+                f"state of the step can carry it. Make it one: self.register_buffer({held.path.rpartition('.')[2]!r}, ...)."
+            )

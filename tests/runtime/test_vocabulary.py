@@ -1,0 +1,61 @@
+"""Local parts of split tables and losses: blocks of tokens change nothing, and rows that are not there are told."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.runtime import vocabulary  # noqa: E402
+from autopar.runtime.vocabulary import cross_entropy_backward, embedding, embedding_backward, pick, sum_exp  # noqa: E402
+
+pytestmark = pytest.mark.torch
+ROWS = torch.arange(10)
+
+
+def make(shape, layout):
+    x = torch.randn(*shape, 10, dtype=torch.float64)
+    if layout == "classes second":  # as strides only
+        x = x.movedim(-1, 1).contiguous().movedim(1, -1)
+    return x
+
+
+@pytest.mark.parametrize("block", [1, 10, 25, 1000])
+@pytest.mark.parametrize("layout", ["plain", "classes second"])
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3), (2, 3, 4)], ids=str)
+def test_blocks_of_any_size(shape, layout, block, monkeypatch):
+    if layout == "classes second" and len(shape) < 2:
+        pytest.skip("one dim has one layout")
+    monkeypatch.setattr(vocabulary, "BLOCK", block)
+    x = make(shape, layout).requires_grad_()
+    target, grad = torch.randint(0, 10, shape), torch.randn(shape, dtype=torch.float64)
+    peak = x.detach().amax(-1)
+    total = sum_exp(x.detach(), peak)
+    torch.testing.assert_close(total, (x.detach() - peak[..., None]).exp().sum(-1))
+    loss = total.log() + peak - pick(x.detach(), target, ROWS, 10)
+    expected = -torch.log_softmax(x, -1).gather(-1, target[..., None])[..., 0]
+    torch.testing.assert_close(loss, expected.detach())
+    (wanted,) = torch.autograd.grad((expected * grad).sum(), x)
+    torch.testing.assert_close(cross_entropy_backward(grad, x.detach(), peak, total, target, ROWS, 10), wanted)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [1, 3, 5, 7, 9], [0, 1, 4, 5, 8]], ids=str)
+def test_any_ascending_rows(rows):
+    own, table, ids = torch.tensor(rows), torch.randn(10, 3), torch.randint(0, 10, (4, 5))
+    here = torch.isin(ids, own)
+    assert torch.equal(embedding(table[own], ids, own, 10), table[ids] * here[..., None])
+    grad = torch.randn(4, 5, 3)
+    whole = torch.ops.aten.embedding_dense_backward(grad, ids, 10, 3, False)
+    torch.testing.assert_close(embedding_backward(grad, ids, own, 10, 3), whole[own])
+
+
+def test_rows_that_hold_no_numbers_do_not_reach_others():
+    table = torch.randn(10, 3)
+    table[0] = torch.nan  # the place that rows elsewhere are read from
+    assert embedding(table[:5], torch.tensor([7, 2]), ROWS[:5], 10).isfinite().all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 10])
+def test_a_number_that_is_no_row_is_told(wrong):
+    with pytest.raises(IndexError, match=r"expected row numbers from 0 to 9, found"):
+        embedding(torch.randn(5, 3), torch.tensor([2, wrong]), ROWS[:5], 10)
+    with pytest.raises((IndexError, RuntimeError)):
+        embedding(torch.randn(10, 3), torch.tensor([2, wrong]), ROWS, 10)

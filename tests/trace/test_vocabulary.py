@@ -1,0 +1,213 @@
+"""Embeddings and cross-entropy in the forms that split over the vocabulary: equal to eager, whatever the spelling, and without new big tensors."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from compare import batch, first_states, worst_differences
+from torch import nn
+from torch.nn import functional as F
+from zoo import ADAMW, gpt2
+
+from autopar.graph.graph import value_table
+from autopar.graph.node import Phase
+from autopar.graph.tensor import num_elements
+from autopar.runtime.execute import run_graph
+from autopar.trace import Workload, trace_step
+
+pytestmark = pytest.mark.torch
+TOLERANCE = 1e-10
+B, S, V, D = 2, 6, 12, 8
+WHOLE = ("aten._log_softmax.default", "aten._log_softmax_backward_data.default")
+SPLIT = ("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward")
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+class Head(nn.Module):
+    """Tokens to logits [B, S, V]."""
+
+    def __init__(self, **options) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(V, D, **options)
+        self.head = nn.Linear(D, V)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.embed(ids)))
+
+
+def head(loss, targets=None, **options) -> Workload:
+    ids = torch.randint(0, V, (B, S))
+    if targets is None:
+        targets = torch.randint(0, V, (B, S))
+        targets[0, 1] = targets[1, 3] = -100
+    return Workload(Head(**options), (ids,), (targets,), loss, ADAMW)
+
+
+CLASS_WEIGHTS = torch.linspace(0.5, 2.0, V)
+
+
+def flat(x, t, **options):
+    return F.cross_entropy(x.flatten(0, 1), t.flatten(), **options)
+
+
+SPELLINGS = {
+    "classes second": lambda x, t: F.cross_entropy(x.transpose(1, 2), t),
+    "view": lambda x, t: F.cross_entropy(x.view(-1, V), t.view(-1)),
+    "reshape": lambda x, t: F.cross_entropy(x.reshape(B * S, V), t.reshape(B * S)),
+    "module": lambda x, t: nn.CrossEntropyLoss()(x.flatten(0, 1), t.flatten()),
+    "module, classes second": lambda x, t: nn.CrossEntropyLoss()(x.permute(0, 2, 1), t),
+    "log_softmax and nll": lambda x, t: F.nll_loss(F.log_softmax(x, -1).flatten(0, 1), t.flatten()),
+    "flat log_softmax and nll": lambda x, t: F.nll_loss(F.log_softmax(x.flatten(0, 1), 1), t.flatten()),
+    "log_softmax, classes second": lambda x, t: F.nll_loss(F.log_softmax(x, -1).transpose(1, 2), t),
+    "nll, classes second": lambda x, t: nn.NLLLoss()(nn.LogSoftmax(1)(x.transpose(1, 2)), t),
+    "five dims": lambda x, t: F.cross_entropy(x.view(B, 1, 2, 3, V).permute(0, 4, 1, 2, 3), t.view(B, 1, 2, 3)),
+    "four dims": lambda x, t: F.cross_entropy(x.view(B, 2, 3, V).permute(0, 3, 1, 2), t.view(B, 2, 3)),
+}
+REDUCTIONS = {
+    "sum": functools.partial(flat, reduction="sum"),
+    "weights": lambda x, t: flat(x, t, weight=CLASS_WEIGHTS.to(x.dtype)),
+    "weights summed": lambda x, t: flat(x, t, weight=CLASS_WEIGHTS.to(x.dtype), reduction="sum"),
+    "none": lambda x, t: (flat(x, t, reduction="none") * torch.arange(12.0)).mean(),
+    "none, classes second": lambda x, t: (F.cross_entropy(x.transpose(1, 2), t, reduction="none") ** 2).sum(),
+    "ignored class": lambda x, t: flat(x, t.clamp(min=0), ignore_index=3),
+    "shifted": lambda x, t: F.cross_entropy(x[:, :-1].reshape(-1, V), t[:, 1:].reshape(-1)),
+    "two losses": lambda x, t: flat(x, t) + 0.3 * flat(2 * x, t.roll(1)),
+    "twice the same logits": lambda x, t: flat(x, t) + 0.3 * flat(x, t.roll(1)),
+    "one sequence": lambda x, t: F.cross_entropy(x[0], t[0]) * 2,
+    "one token": lambda x, t: F.cross_entropy(x[0, 0], t[0, 0]),
+}
+STAY_WHOLE = {
+    "two targets of one softmax": lambda x, t: (lambda p: F.nll_loss(p, t.flatten()) + F.nll_loss(p, t.roll(1).flatten()))(F.log_softmax(x.flatten(0, 1), -1)),
+    "label smoothing": functools.partial(flat, label_smoothing=0.1),
+    "label smoothing and weights": lambda x, t: flat(x, t, weight=CLASS_WEIGHTS.to(x.dtype), label_smoothing=0.1),
+    "probabilities": lambda x, t: F.cross_entropy(x.flatten(0, 1), F.one_hot(t.flatten().clamp(min=0), V).to(x.dtype)),
+    "an entropy beside the loss": lambda x, t: (lambda p: F.nll_loss(p, t.flatten()) - 0.1 * (p.exp() * p).sum(-1).mean())(F.log_softmax(x.flatten(0, 1), -1)),
+    "scaled log-probabilities": lambda x, t: F.nll_loss(1.5 * F.log_softmax(x.flatten(0, 1), -1), t.flatten()),
+    "a gathered log-probability": lambda x, t: -F.log_softmax(x, -1).gather(-1, t.clamp(min=0)[..., None]).mean(),
+    "softmax over tokens": lambda x, t: F.nll_loss(F.log_softmax(x, 1).flatten(0, 1), t.flatten()),
+}
+
+
+def ops_of(graph) -> set[str]:
+    return {n.op for n in graph.nodes}
+
+
+@pytest.mark.parametrize("name", {**SPELLINGS, **REDUCTIONS})
+def test_opened_losses_equal_eager(name):
+    worst, traced = worst_differences(head({**SPELLINGS, **REDUCTIONS}[name]))
+    assert all(w <= TOLERANCE for w in worst.values()), worst
+    assert ops_of(traced.graph) >= set(SPLIT) and not ops_of(traced.graph) & set(WHOLE)
+    assert not [op for op in ops_of(traced.graph) if "nll_loss" in op]
+
+
+@pytest.mark.parametrize("name", STAY_WHOLE)
+def test_other_losses_stay_whole_and_equal_eager(name):
+    worst, traced = worst_differences(head(STAY_WHOLE[name]))
+    assert all(w <= TOLERANCE for w in worst.values()), worst
+    assert ops_of(traced.graph) >= set(WHOLE) and not ops_of(traced.graph) & set(SPLIT)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_spelling_does_not_matter(name):
+    def told(loss):
+        graph = trace_step(head(loss)).graph
+        return [(n.op, n.args, n.inputs, n.outputs, n.phase) for n in graph.nodes]
+
+    assert told(SPELLINGS[name]) == told(flat)
+
+
+def test_the_loss_sees_batch_and_sequence_apart():
+    graph = trace_step(head(flat)).graph
+    values = value_table(graph)
+    node = next(n for n in graph.nodes if n.op == "autopar.sum_exp")
+    assert values[node.inputs[0]].shape == (B, S, V) and values[node.outputs[0]].shape == (B, S)
+
+
+def test_no_loss_at_all():
+    class Scores(Head):
+        def forward(self, ids):
+            return F.log_softmax(super().forward(ids), -1)
+
+    graph = trace_step(Workload(Scores(), (torch.randint(0, V, (B, S)),))).graph
+    assert "aten._log_softmax.default" in ops_of(graph)
+
+
+def test_log_probabilities_that_are_returned_stay_whole():
+    class Both(Head):
+        def forward(self, ids):
+            scores = F.log_softmax(super().forward(ids), -1)
+            return scores, F.nll_loss(scores.flatten(0, 1), ids.flatten())
+
+    work = Workload(Both(), (torch.randint(0, V, (B, S)),))
+    traced = trace_step(work, "fp64")
+    known = run_graph(traced.graph, {**first_states(work, traced, torch.float64), **batch(work, traced, True, 0)[2]})
+    expected = work.model.double()(*work.example_inputs)
+    for found, wanted in zip((known[o] for o in traced.graph.outputs), expected):
+        torch.testing.assert_close(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+    assert not ops_of(traced.graph) & set(SPLIT)
+
+
+def big_values(graph) -> dict[Phase, list[tuple[str, str]]]:
+    """(op, dtype) of every value as large as the logits that is no view, by phase."""
+    values = value_table(graph)
+    found: dict[Phase, list[tuple[str, str]]] = {Phase.FORWARD: [], Phase.BACKWARD: [], Phase.UPDATE: []}
+    for node in graph.nodes:
+        for out in node.outputs:
+            if out and num_elements(values[out].shape) == B * S * V and node.op not in ("aten.view.default", "aten.permute.default"):
+                found[node.phase].append((node.op, values[out].dtype))
+    return found
+
+
+def test_only_the_logits_and_their_gradient_are_large():
+    found = big_values(trace_step(head(flat)).graph)
+    assert found[Phase.FORWARD] == [("autopar.linear", "float32")]
+    assert found[Phase.BACKWARD] == [("autopar.cross_entropy_backward", "float32")]
+
+
+def test_bf16_logits_are_never_widened():
+    found = big_values(trace_step(head(flat), "bf16").graph)
+    assert found[Phase.FORWARD] == [("autopar.linear", "bfloat16")]
+    assert found[Phase.BACKWARD] == [("autopar.cross_entropy_backward", "bfloat16")]
+
+
+def test_bf16_loss_equals_the_widened_one():
+    work = head(flat)
+    traced = trace_step(work, "bf16")
+    known = run_graph(traced.graph, {**first_states(work, traced, None), **batch(work, traced, False, 0)[2]})
+    logits_node = next(n for n in traced.graph.nodes if n.op == "autopar.sum_exp")
+    logits = known[logits_node.inputs[0]].float().requires_grad_()
+    loss = flat(logits, work.example_targets[0])
+    (gradient,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(known[traced.graph.loss], loss.detach(), rtol=1e-6, atol=1e-6)
+    made = next(n for n in traced.graph.nodes if n.op == "autopar.cross_entropy_backward")
+    torch.testing.assert_close(known[made.outputs[0]], gradient.bfloat16())
+
+
+# -- embeddings --------------------------------------------------------------------------------------------------------------------------
+
+EMBEDDINGS = {"plain": {}, "padding": {"padding_idx": 3}, "negative padding": {"padding_idx": -2}, "frequency": {"scale_grad_by_freq": True}}
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_embeddings_equal_eager(name):
+    work = head(flat, **EMBEDDINGS[name])
+    work.example_inputs[0][0, :3] = 3
+    work.example_inputs[0][1, :3] = V - 2
+    worst, traced = worst_differences(work)
+    assert all(w <= TOLERANCE for w in worst.values()), worst
+    assert "autopar.embedding" in ops_of(traced.graph)
+    assert ("autopar.embedding_backward" in ops_of(traced.graph)) == (name != "frequency")
+
+
+def test_rows_are_shared_and_stand_in_the_root():
+    graph = trace_step(gpt2()).graph
+    rows = [n for n in graph.nodes if n.op.startswith("aten.arange") and dict(n.args)["end"] == 53]
+    assert len(rows) == 1 and rows[0].path == "" and rows[0].phase is Phase.FORWARD
+    readers = {n.op for n in graph.nodes if rows[0].outputs[0] in n.inputs}
+    assert readers == {"autopar.embedding", "autopar.embedding_backward", "autopar.pick", "autopar.cross_entropy_backward"}
