@@ -87,6 +87,8 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
         return f"{names[0]}.reshape([{', '.join(print_arg(a, names) for a in args['size'])}])"
     if rest.split(".")[0] in READS_PACKED:
         return f"{op}({_call_arguments(node, [f'{name}.contiguous()' for name in names])})"
+    if not node.inputs:  # made of nothing: on this rank's device
+        return f"{op}({', '.join([*(f'{key}={print_arg(value, names)}' for key, value in node.args), 'device=comm.device'])})"
     return f"{_CAREFUL.get(op, op)}({_call_arguments(node, names)})"
 
 

@@ -29,6 +29,7 @@ from .private import (
     storage_key,
     transformers_as_eager,
     without_compilers,
+    without_mkldnn,
 )
 from .tape import Tape, written_uids
 from .update import Entry, Update, record_update
@@ -211,6 +212,7 @@ class _Attempt:
             stack.enter_context(self.places.watch_modules())
             stack.enter_context(inline_checkpoints())
             stack.enter_context(without_compilers())
+            stack.enter_context(without_mkldnn())
             stack.enter_context(transformers_as_eager(not self.compile_flag))
             stack.enter_context(torch.set_grad_enabled(w.loss is not None))
             self.tape.phase = Phase.FORWARD

@@ -7,6 +7,7 @@ plain attribute carries a tensor from step to step, which no compiled step could
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ import torch
 from ..errors import TraceError
 from .private import gradient_hooks
 from .tape import Tape, written_uids
+
+
+_CONTAINERS = (dict, OrderedDict, list, set)
 
 
 def carry_hooks(old: torch.Tensor, new: torch.Tensor) -> None:
@@ -28,17 +32,17 @@ def carry_hooks(old: torch.Tensor, new: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Attributes, parameters and buffers of every module are put back at the end."""
-    saved = [(m, dict(vars(m)), dict(m._parameters), dict(m._buffers)) for m in model.modules()]
+    """Attributes of every module, and what its lists and tables hold (parameters, buffers, hooks), are put back at the end."""
+    saved = [(m, dict(vars(m)), [(v, v.copy()) for v in vars(m).values() if type(v) in _CONTAINERS]) for m in model.modules()]
     try:
         yield
     finally:
-        for module, attributes, params, buffers in saved:
+        for module, attributes, contents in saved:
             vars(module).clear()
             vars(module).update(attributes)
-            for table, kept in ((module._parameters, params), (module._buffers, buffers)):
-                table.clear()
-                table.update(kept)
+            for container, kept in contents:
+                container.clear()
+                container.extend(kept) if isinstance(container, list) else container.update(kept)
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,17 @@ def without_compilers() -> Iterator[None]:
             vars(flex).update(before)
 
 
+@contextlib.contextmanager
+def without_mkldnn() -> Iterator[None]:
+    """RNNs run step by step inside: with oneDNN a layer is one op that only a CPU has. 2.11 - 2.13: `_get_mkldnn_enabled`, `_set_mkldnn_enabled`."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
 def _no_check(*_tensors: torch.Tensor) -> None:
     """All devices will do."""
 

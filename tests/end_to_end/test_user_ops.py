@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 import autopar  # noqa: E402
 from autopar.api import compile_workload, hold_files  # noqa: E402
@@ -147,8 +147,6 @@ def run_ranks(script, cwd, count=2):
 
 
 def test_an_op_that_draws_its_own_numbers_cannot_be_compared():
-    import torch
-
     @torch.library.custom_op("userops::noise", mutates_args=())
     def noise(x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)

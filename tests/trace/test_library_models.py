@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from autopar.trace import Workload  # noqa: E402
+from autopar.trace import Workload, trace_step  # noqa: E402
 from tests.trace.compare import worst_differences  # noqa: E402
 from tests.trace.zoo import ADAMW  # noqa: E402
 
@@ -54,3 +54,27 @@ def test_equals_eager(make, shape):
     workload = Workload(make(), (torch.randn(*shape),), (torch.tensor([0, 4, 1, 2]),), F.cross_entropy, ADAMW)
     worst, _ = worst_differences(workload)
     assert all(difference < 1e-12 for difference in worst.values()), worst
+
+
+class Listing(nn.Linear):
+    """DynUNet keeps its outputs in a list of its own; Hugging Face hooks its layers when they are first called."""
+
+    def __init__(self):
+        super().__init__(6, 5)
+        self.outputs = [torch.zeros(())]
+        self.inner = nn.Identity()
+        self.hooked = False
+
+    def forward(self, x):
+        if not self.hooked:
+            self.inner.register_forward_hook(lambda module, inputs, output: self.outputs.append(output))
+            self.hooked = True
+        self.outputs[0] = self.inner(super().forward(x))
+        return self.outputs[0]
+
+
+def test_the_module_is_as_it_was():
+    model = Listing()
+    trace_step(Workload(model, (torch.randn(4, 6),), (torch.tensor([0, 4, 1, 2]),), F.cross_entropy, ADAMW))
+    assert not model.hooked and not model.inner._forward_hooks and len(model.outputs) == 1
+    assert type(model.outputs[0]) is torch.Tensor
