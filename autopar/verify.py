@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +36,8 @@ from .graph.mesh import Mesh, num_ranks, print_mesh
 from .graph.partition import partition
 from .graph.plan import Plan
 from .graph.program import check_program
+from .graph.random_plans import Assigner, mesh_shapes, plain_mesh
+from .graph.repeats import fold_graph
 from .graph.registry import rules_in_force
 from .graph.rules.random_numbers import STATE as RANDOM_STATE
 from .graph.sharding import Sharding, parse_sharding
@@ -56,13 +59,14 @@ KINDS = ("loss", "output", "gradient", "parameter", "buffer", "optimizer state")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One tensor after one step (1, 2): largest absolute error, and that over its scale."""
+    """One tensor after one step (1, 2): largest absolute error, and that over its scale. `plan`: of which random plan, "" for the chosen."""
 
     kind: str
     name: str
     step: int
     absolute: float
     relative: float
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,9 @@ class VerifyReport:
 
     Args:
         mesh: as text.
+        kinds: the worst of all plans.
         failures: what is beyond the tolerance, worst first.
+        random_plans: legal plans that were drawn at random and compared, too.
     """
 
     model: str
@@ -93,10 +99,15 @@ class VerifyReport:
     tolerance: float
     kinds: tuple[KindReport, ...]
     failures: tuple[Difference, ...]
+    random_plans: int = 0
 
 
 def verify_workload(
-    workload: Workload, cluster: str | Cluster, options: Options | None = None, report: Callable[[str], None] | None = None
+    workload: Workload,
+    cluster: str | Cluster,
+    options: Options | None = None,
+    report: Callable[[str], None] | None = None,
+    random_plans: int = 0,
 ) -> VerifyReport:
     """Plan, build and run a workload's program in float64 and compare it with plain PyTorch.
 
@@ -105,6 +116,8 @@ def verify_workload(
         options: the precision is always float64; as that doubles every byte, the memory limit is doubled too, so that the splits are
             those of a plan in fp32; it is less where all ranks together would not fit this machine.
         report: told what is going on, one line each.
+        random_plans: so many legal plans of the same step are drawn (seeds 0, 1, ... on one, two and three axes in turn) and compared, too:
+            the compiler must be right for any plan, not only for the one that looks good.
     Raises:
         ModelError: plain PyTorch takes another way through the model than its trace did, or an op of the user's is not the same twice.
         InputError: plain PyTorch cannot run it on its example inputs.
@@ -120,7 +133,44 @@ def verify_workload(
         limit = room
     compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit), report=say)
     _refuse_unrepeatable(compiled.plan)
-    return compare_plan(workload, compiled.traced, compiled.plan, options.seed, say)
+    reports = [compare_plan(workload, compiled.traced, compiled.plan, options.seed, say)]
+    for name, plan in draw_plans(compiled.traced.graph, compiled.plan, num_devices(found), random_plans):
+        say(name)
+        reports.append(_rename(compare_plan(workload, compiled.traced, plan, options.seed), name))
+    return _join_reports(reports)
+
+
+def draw_plans(graph: Graph, plan: Plan, ranks: int, count: int) -> Iterator[tuple[str, Plan]]:
+    """(name, plan) of so many random legal plans of the same step; half of them let equal blocks decide alike, as the solver does."""
+    if not count:
+        return
+    sites, signatures = resolve_all(graph, rules_in_force(plan.rules))
+    fold = fold_graph(graph)
+    shapes = mesh_shapes(ranks)
+    assigners = {sizes: Assigner(graph, sites, signatures, plain_mesh(sizes)) for sizes in shapes[:count]}
+    for number in range(count):
+        sizes = shapes[number % len(shapes)]
+        assignment = assigners[sizes].draw(random.Random(number), fold if number // len(shapes) % 2 else None)
+        yield f"random plan {number} on {print_mesh(assignment.mesh)}", replace(plan, assignment=assignment)
+
+
+def _rename(report: VerifyReport, plan: str) -> VerifyReport:
+    return replace(
+        report,
+        kinds=tuple(replace(k, absolute=replace(k.absolute, plan=plan), relative=replace(k.relative, plan=plan)) for k in report.kinds),
+        failures=tuple(replace(f, plan=plan) for f in report.failures),
+    )
+
+
+def _join_reports(reports: list[VerifyReport]) -> VerifyReport:
+    """The first with the worst of all."""
+    kinds = []
+    for own in reports[0].kinds:
+        same = [k for r in reports for k in r.kinds if k.kind == own.kind]
+        worst = max(same, key=lambda k: k.absolute.absolute).absolute, max(same, key=lambda k: k.relative.relative).relative
+        kinds.append(replace(own, absolute=worst[0], relative=worst[1]))
+    failures = sorted((f for r in reports for f in r.failures), key=lambda f: -f.relative)
+    return replace(reports[0], kinds=tuple(kinds), failures=tuple(failures), random_plans=len(reports) - 1)
 
 
 def _refuse_unrepeatable(plan: Plan) -> None:
@@ -451,7 +501,10 @@ def describe_failure(report: VerifyReport) -> str:
         f"{report.model} on {report.cluster} (mesh {report.mesh}) differs from plain PyTorch: {len(names)} of {total} tensors by more than "
         f"{report.tolerance:g} of their scale."
     ]
-    lines += [f"  {r.kind} {r.name}, step {r.step}: {r.absolute:.3g} ({r.relative:.3g} of its scale)" for r in report.failures[:_NUM_SHOWN]]
+    lines += [
+        f"  {r.kind} {r.name}, step {r.step}{', ' + r.plan if r.plan else ''}: {r.absolute:.3g} ({r.relative:.3g} of its scale)"
+        for r in report.failures[:_NUM_SHOWN]
+    ]
     if len(report.failures) > _NUM_SHOWN:
         lines.append(f"  and {len(report.failures) - _NUM_SHOWN} more")
     return "\n".join(lines)
@@ -471,6 +524,7 @@ def report_to_json(report: VerifyReport) -> dict[str, Any]:
         "labels": {axis: list(names) for axis, names in report.labels},
         "num_ranks": report.num_ranks,
         "steps": report.steps,
+        "random_plans": report.random_plans,
         "tolerance": report.tolerance,
         "kinds": [
             {"kind": k.kind, "num_tensors": k.num_tensors, "absolute": row(k.absolute), "relative": row(k.relative)} for k in report.kinds

@@ -53,7 +53,7 @@ def why_false(call: OpCall, answer: Answer, n: int) -> str:
     if len(said) != len(call.outputs):
         return f"{len(said)} placements for {len(call.outputs)} results" if len(said) == 0 else ""
     for k, (table, placement, whole) in enumerate(zip(made, said, call.outputs)):
-        reason = why_not_joined(table, Sharding((placement,)), (n,), whole, "values")
+        reason = why_not_joined(table, Sharding((placement,)), (n,), whole, "values", call.tensors)
         if reason:
             return f"output {k}: {reason}"
     return ""

@@ -166,7 +166,7 @@ def find_missed_splits(samples: tuple[Sample, ...], signature: Signature, limit:
         ins, out = claim
         made = run(which, n, ins, out if has_localise else tuple(REPLICATE for _ in out))
         return bool(made) and not any(
-            why_not_joined(p, Sharding((o,)), (n,), e, "values") for p, o, e in zip(made, out, telling[which].outputs)
+            why_not_joined(p, Sharding((o,)), (n,), e, "values", telling[which].inputs) for p, o, e in zip(made, out, telling[which].outputs)
         )
 
     found: list[str] = []

@@ -139,12 +139,15 @@ def verify(
     time_limit: TimeLimit = None,
     dump: Dump = None,
     seed: Annotated[int, typer.Option("--seed", help="of first values and random inputs", metavar="N")] = 0,
+    random_plans: Annotated[
+        int, typer.Option("--random-plans", help="also draw and compare so many random legal plans: any plan must be right", metavar="N", min=0)
+    ] = 0,
     as_json: Json = False,
 ) -> int:
     """Run the program of MODEL on all ranks in one process, in float64, against plain PyTorch."""
     asked = read_asked(model, arg or (), batch, seq)
     options = read_options(memory, "fp64", time_limit, dump, seed)
-    return Ending(as_json).answer(lambda say: commands.verify_model(asked, cluster, options, say))
+    return Ending(as_json).answer(lambda say: commands.verify_model(asked, cluster, options, random_plans, say))
 
 
 @app.command()

@@ -169,7 +169,7 @@ def run_program(folder: str, words: Sequence[str], as_json: bool, say: Talk) -> 
     return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "exit_code": code}, lambda console: None, code=code)
 
 
-def verify_model(asked: Asked, cluster: str, options: Options, say: Talk) -> Outcome:
+def verify_model(asked: Asked, cluster: str, options: Options, random_plans: int, say: Talk) -> Outcome:
     """`autopar verify`."""
     from ..cluster import parse_cluster
 
@@ -179,7 +179,7 @@ def verify_model(asked: Asked, cluster: str, options: Options, say: Talk) -> Out
     from .tables import print_report
 
     workload, _ = load_asked(asked)
-    report = verify_workload(workload, found, options, report=say)
+    report = verify_workload(workload, found, options, report=say, random_plans=random_plans)
     failure = describe_failure(report)
     return Outcome(lambda: report_to_json(report), lambda console: print_report(report, console), VerificationError(failure) if failure else None)
 

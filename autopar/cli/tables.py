@@ -22,7 +22,8 @@ def print_report(report: VerifyReport, console: Console) -> None:
 
     split = "; ".join(f"{axis}: {' + '.join(names) or 'replicated'}" for axis, names in report.labels)
     console.print(f"{report.model} on {report.cluster}, mesh {report.mesh}" + (f" ({split})" if split else ""), markup=False)
-    console.print(f"{report.num_ranks} ranks in one process against plain PyTorch, float64, {report.steps} steps", markup=False)
+    plans = f"; the chosen plan and {report.random_plans} random ones" if report.random_plans else ""
+    console.print(f"{report.num_ranks} ranks in one process against plain PyTorch, float64, {report.steps} steps{plans}", markup=False)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title, side in (("compared", "left"), ("tensors", "right"), ("largest error", "right"), ("of its scale", "right"), ("", "left")):
         table.add_column(title, justify=side)  # type: ignore[arg-type]
@@ -32,7 +33,7 @@ def print_report(report: VerifyReport, console: Console) -> None:
     console.print(table)
     for kind in report.kinds:
         worst = kind.relative
-        told = f"{worst.name}, step {worst.step}" if worst.relative else "none: all are equal"
+        told = f"{worst.name}, step {worst.step}{', ' + worst.plan if worst.plan else ''}" if worst.relative else "none: all are equal"
         console.print(f"worst {kind.kind}: {told}", style="dim", markup=False, soft_wrap=True)
     console.print(
         f"within {report.tolerance:g} of the scale of each tensor (the larger of its own largest magnitude and 1/1000 of the largest in its kind)",

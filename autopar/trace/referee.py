@@ -25,6 +25,7 @@ from .draft import resolve_op
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[[str, tuple[tuple[str, Arg], ...], Tensors], tuple[torch.Tensor | None, ...]]
 TOLERANCE = 1e-10  # float64, relative to the largest number that was added
+ROUNDING = 64 * torch.finfo(torch.float64).eps  # relative to the largest number that went in
 NARROW = {torch.float32: 1e-4, torch.complex64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # the same of narrower numbers
 
 
@@ -192,8 +193,13 @@ def _largest(tensors: list[torch.Tensor]) -> float:
     return max([1.0, *sizes])
 
 
-def why_not_joined(pieces: dict[Shape, torch.Tensor], sharding: Sharding, sizes: Shape, expected: torch.Tensor, compare: str) -> str:
-    """Why the pieces, joined as the sharding says, are not the whole; "" where they are."""
+def why_not_joined(
+    pieces: dict[Shape, torch.Tensor], sharding: Sharding, sizes: Shape, expected: torch.Tensor, compare: str, inputs: Tensors = ()
+) -> str:
+    """Why the pieces, joined as the sharding says, are not the whole; "" where they are.
+
+    `inputs`: what went in, whole. Cutting it into addends rounds it, the more the larger it is and the narrower its dtype.
+    """
     wanted = local_shape(tuple(expected.shape), sharding, sizes)
     for where, piece in pieces.items():
         if tuple(piece.shape) != wanted:
@@ -201,7 +207,9 @@ def why_not_joined(pieces: dict[Shape, torch.Tensor], sharding: Sharding, sizes:
     if compare == "shapes":
         return ""
     # the scale is capped, so that one huge element does not hide what happens to the others
-    scale = min(_largest(list(pieces.values())), 1e4)
+    own = NARROW.get(expected.dtype, TOLERANCE)
+    coarse = max([own, *(NARROW.get(t.dtype, own) for t in inputs)]) / own
+    scale = coarse * min(_largest(list(pieces.values())), 1e4) + ROUNDING * _largest(list(inputs)) / own
     # every element is written: the digits of all shards cover the dim
     total, added = torch.empty_like(expected), torch.zeros(expected.shape, dtype=torch.float64)
     groups: dict[Shape, list[torch.Tensor]] = {}  # one list of addends per (replica, shard) coordinate
@@ -240,7 +248,7 @@ def why_not_joined(pieces: dict[Shape, torch.Tensor], sharding: Sharding, sizes:
             total[tuple(grid)], added[tuple(grid)] = value, size
     if owing and reduction == "sum" and expected.dtype.is_floating_point:
         total = torch.where(expected.isfinite(), total, expected)  # infinity has no parts: inf - inf is no number
-    return why_unequal(total, expected, scale + added.nan_to_num())
+    return why_unequal(total, expected, scale + coarse * (added + expected.abs()).nan_to_num(posinf=0.0, neginf=0.0))
 
 
 # --- strategies --------------------------------------------------------------------------------------------------------------------
@@ -276,7 +284,7 @@ def why_wrong(sample: Sample, signature: Signature, strategy: Strategy, sizes: S
     except REFUSALS as error:
         return f"{where}: the pieces do not run: {str(error).splitlines()[0]}"
     for k, (pieces, sharding, expected) in enumerate(zip(made, strategy.outputs, sample.outputs)):
-        reason = why_not_joined(pieces, sharding, sizes, expected, sample.compare)
+        reason = why_not_joined(pieces, sharding, sizes, expected, sample.compare, sample.inputs)
         if reason:
             return f"{where}: output {k}: {reason}"
     return ""

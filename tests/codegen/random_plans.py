@@ -3,74 +3,24 @@
 import random
 
 from autopar.codegen.emit import ModelFacts, print_source
-from autopar.graph.choice import Assignment
-from autopar.graph.cuts import find_cuts, resolve_all
-from autopar.graph.graph import value_table
-from autopar.graph.mesh import Mesh, MeshAxis
-from autopar.graph.partition import node_cuts, partition
+from autopar.graph import random_plans
+from autopar.graph.cuts import resolve_all
+from autopar.graph.partition import partition
 from autopar.graph.program import check_program
+from autopar.graph.random_plans import plain_mesh
 from autopar.graph.rules import RULES
-from autopar.graph.sharding import REPLICATE, Shard, Sharding, why_illegal
-from autopar.graph.strategy import list_strategies
 from autopar.graph.tensor import STATE_KINDS, Kind
 
 
 def make_mesh(sizes):
-    return Mesh(tuple(MeshAxis("abc"[k], n) for k, n in enumerate(sizes)))
+    return plain_mesh(tuple(sizes))
 
 
-class Assigner:
-    """Draws random legal assignments of one graph on one mesh; strategies are listed once."""
+class Assigner(random_plans.Assigner):
+    """The package's, for a graph whose ops are all in the table, and what makes programs of its assignments."""
 
-    def __init__(self, graph, sizes, rules=RULES):
-        self.graph, self.mesh, self.sizes = graph, make_mesh(sizes), tuple(sizes)
-        self.sites, self.signatures = resolve_all(graph, rules)
-        self.cuts = find_cuts(graph, self.signatures)
-        self.options = []
-        cache = {}
-        for site, signature in zip(self.sites, self.signatures):
-            cuts = node_cuts(site, signature, self.cuts)
-            key = (site.node.op, site.node.args, signature.linear, site.inputs, site.outputs, tuple(sorted(cuts.items())))
-            if key not in cache:
-                cache[key] = list_strategies(signature, site, self.sizes, cuts)[0]
-            self.options.append(cache[key])
-        self.values = value_table(graph)
-
-    def storage(self, rng, shape):
-        for _ in range(20):
-            placements = []
-            used = {}
-            for size in self.sizes:
-                dim = rng.randrange(-1, len(shape))
-                if dim < 0:
-                    placements.append(REPLICATE)
-                else:
-                    used[dim] = used.get(dim, 1) * size
-                    placements.append(Shard(dim, max(1, shape[dim] // used[dim])))
-            sharding = Sharding(tuple(placements))
-            if not why_illegal(shape, sharding, self.sizes):
-                return sharding
-        return Sharding((REPLICATE,) * len(self.sizes))
-
-    def draw(self, rng, fold=None):
-        """A random assignment; with a fold, equal blocks decide alike (the loops of the emitted program then stay)."""
-        rep = fold.value_class if fold else {v: v for v in self.values}
-        stored = {}
-        for name in self.graph.inputs:
-            key = rep[name]
-            if key not in stored:
-                stored[key] = self.storage(rng, self.values[name].shape)
-        picks = {}
-        for i in range(len(self.graph.nodes)):
-            key = fold.node_class[i] if fold else i
-            if key not in picks:
-                picks[key] = rng.choice(self.options[key]).choices
-        node_class = fold.node_class if fold else range(len(self.graph.nodes))
-        return Assignment(
-            self.mesh,
-            tuple((name, stored[rep[name]]) for name in self.graph.inputs),
-            tuple((n.name, picks[node_class[i]]) for i, n in enumerate(self.graph.nodes)),
-        )
+    def __init__(self, graph, sizes):
+        super().__init__(graph, *resolve_all(graph, RULES), make_mesh(sizes))
 
     def program(self, assignment, keep_grads=True):
         program = partition(self.graph, self.sites, self.signatures, self.cuts, assignment, keep_grads)

@@ -1,0 +1,92 @@
+"""Random legal assignments: what any plan might be, whatever the solver says. The compiler must be right for all of them.
+
+In: a graph with its rules applied, a mesh. Out: `Assignment`s. Readers: `autopar verify --random-plans`, the property tests, the benchmark.
+"""
+
+from __future__ import annotations
+
+import random
+
+from .choice import Assignment
+from .cuts import find_cuts
+from .graph import Graph, value_table
+from .mesh import Mesh, MeshAxis
+from .partition import node_cuts
+from .repeats import Fold
+from .rule import Signature, Site
+from .sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
+from .strategy import Strategy, list_strategies
+
+_TRIES = 20  # to find a legal storage sharding
+
+
+def plain_mesh(sizes: tuple[int, ...]) -> Mesh:
+    """A mesh of these sizes, its axes named a, b, c."""
+    return Mesh(tuple(MeshAxis("abc"[k], n) for k, n in enumerate(sizes)))
+
+
+def mesh_shapes(num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    """One axis, and two and three where the number divides: 8 -> (8,), (2, 4), (2, 2, 2)."""
+    found = [(num_ranks,)]
+    if num_ranks % 2 == 0 and num_ranks > 2:
+        found.append((2, num_ranks // 2))
+    if num_ranks % 4 == 0 and num_ranks > 4:
+        found.append((2, 2, num_ranks // 4))
+    return tuple(found)
+
+
+class Assigner:
+    """Draws random legal assignments of one graph on one mesh; strategies are listed once.
+
+    Args:
+        sites, signatures: of the graph's nodes (`resolve_all`).
+    """
+
+    def __init__(self, graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], mesh: Mesh) -> None:
+        self.graph, self.sites, self.signatures, self.mesh = graph, sites, signatures, mesh
+        self._sizes = tuple(axis.size for axis in mesh.axes)
+        self.cuts = find_cuts(graph, signatures)
+        self.options: list[tuple[Strategy, ...]] = []
+        seen: dict[object, tuple[Strategy, ...]] = {}
+        for site, signature in zip(sites, signatures):
+            cuts = node_cuts(site, signature, self.cuts)
+            key = (site.node.op, site.node.args, signature.linear, site.inputs, site.outputs, tuple(sorted(cuts.items())))
+            if key not in seen:
+                seen[key] = list_strategies(signature, site, self._sizes, cuts)[0]
+            self.options.append(seen[key])
+        self._values = value_table(graph)
+
+    def _draw_storage(self, rng: random.Random, shape: tuple[int, ...]) -> Sharding:
+        for _ in range(_TRIES):
+            placements: list[Placement] = []
+            used: dict[int, int] = {}
+            for size in self._sizes:
+                dim = rng.randrange(-1, len(shape))
+                if dim < 0:
+                    placements.append(REPLICATE)
+                else:
+                    used[dim] = used.get(dim, 1) * size
+                    placements.append(Shard(dim, max(1, shape[dim] // used[dim])))
+            sharding = Sharding(tuple(placements))
+            if not why_illegal(shape, sharding, self._sizes):
+                return sharding
+        return Sharding((REPLICATE,) * len(self._sizes))
+
+    def draw(self, rng: random.Random, fold: Fold | None = None) -> Assignment:
+        """A random assignment; with a fold, equal blocks decide alike (the loops of the emitted program then stay)."""
+        graph = self.graph
+        leader = fold.value_class if fold else {v: v for v in self._values}
+        node_class = fold.node_class if fold else tuple(range(len(graph.nodes)))
+        stored: dict[str, Sharding] = {}
+        for name in graph.inputs:
+            if leader[name] not in stored:
+                stored[leader[name]] = self._draw_storage(rng, self._values[name].shape)
+        picks: dict[int, tuple[str, ...]] = {}
+        for k in node_class:
+            if k not in picks:
+                picks[k] = rng.choice(self.options[k]).choices
+        return Assignment(
+            self.mesh,
+            tuple((name, stored[leader[name]]) for name in graph.inputs),
+            tuple((node.name, picks[node_class[i]]) for i, node in enumerate(graph.nodes)),
+        )
