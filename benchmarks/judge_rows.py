@@ -165,8 +165,9 @@ def find_missed_splits(samples: tuple[Sample, ...], signature: Signature, limit:
     def holds(which: int, n: int, claim: Claim) -> bool:
         ins, out = claim
         made = run(which, n, ins, out if has_localise else tuple(REPLICATE for _ in out))
+        sample = telling[which]
         return bool(made) and not any(
-            why_not_joined(p, Sharding((o,)), (n,), e, "values", telling[which].inputs) for p, o, e in zip(made, out, telling[which].outputs)
+            why_not_joined(p, Sharding((o,)), (n,), e, "values", sample.inputs) for p, o, e in zip(made, out, sample.outputs)
         )
 
     found: list[str] = []

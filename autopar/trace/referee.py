@@ -175,7 +175,7 @@ def cut(whole: torch.Tensor, sharding: Sharding, sizes: Shape, rng: torch.Genera
 
 
 def why_unequal(found: torch.Tensor, expected: torch.Tensor, scale: float | torch.Tensor) -> str:
-    """ "" where they are the same: integers exactly, floats to the tolerance. `scale`: how large numbers were added, anywhere or in each."""
+    """ "" where they are the same: integers exactly, floats to the tolerance. `scale`: how large numbers were added, at most or in each."""
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, expected {list(expected.shape)}"
     if found.dtype != expected.dtype:
@@ -248,6 +248,8 @@ def why_not_joined(
             total[tuple(grid)], added[tuple(grid)] = value, size
     if owing and reduction == "sum" and expected.dtype.is_floating_point:
         total = torch.where(expected.isfinite(), total, expected)  # infinity has no parts: inf - inf is no number
+    if expected.dtype == torch.bool:
+        return why_unequal(total, expected, scale)
     return why_unequal(total, expected, scale + coarse * (added + expected.abs()).nan_to_num(posinf=0.0, neginf=0.0))
 
 

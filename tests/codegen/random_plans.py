@@ -17,10 +17,10 @@ def make_mesh(sizes):
 
 
 class Assigner(random_plans.Assigner):
-    """The package's, for a graph whose ops are all in the table, and what makes programs of its assignments."""
+    """The package's, and what makes programs of its assignments."""
 
-    def __init__(self, graph, sizes):
-        super().__init__(graph, *resolve_all(graph, RULES), make_mesh(sizes))
+    def __init__(self, graph, sizes, rules=RULES):
+        super().__init__(graph, *resolve_all(graph, rules), make_mesh(sizes))
 
     def program(self, assignment, keep_grads=True):
         program = partition(self.graph, self.sites, self.signatures, self.cuts, assignment, keep_grads)
