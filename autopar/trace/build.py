@@ -106,7 +106,8 @@ def _settle_model(model: torch.nn.Module, others: list[object], tape: Tape, with
 
     for name, param in model.named_parameters():
         if hasattr(param, "fake_mode") and name in with_recipe:
-            new[id(param)] = torch.nn.Parameter(torch.empty(param.shape, dtype=param.dtype, device="meta"), requires_grad=param.requires_grad)
+            meta = torch.empty(param.shape, dtype=param.dtype, device="meta")
+            new[id(param)] = torch.nn.Parameter(meta, requires_grad=param.requires_grad)
             carry_hooks(param, new[id(param)])
     fakes = list(model.parameters())
     replace_tensors([model, *others], settle)

@@ -94,6 +94,8 @@ def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
             if "optimizer " in str(error)[:10]:
                 break
     assert first_error is not None
+    if precision == "bf16" and any(word in str(first_error).lower() for word in ("bfloat16", "dtype")):
+        raise type(first_error)(f"{first_error} The step was traced in bf16; where plain PyTorch in bf16 fails too, use precision fp32.")
     raise first_error
 
 

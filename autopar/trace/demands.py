@@ -28,12 +28,18 @@ _DEMANDS: dict[str, tuple[str, str]] = {
         "Keep the shape: multiply by the mask or use torch.where(mask[..., None], x, 0) and divide by mask.sum(); for `x[mask] = y` write "
         "x = torch.where(mask[..., None], y, x).",
     ),
-    "masked_select": ("how many elements a mask selects", "Keep the shape: multiply by the mask or use torch.where, and divide by mask.sum()."),
+    "masked_select": (
+        "how many elements a mask selects",
+        "Keep the shape: multiply by the mask or use torch.where, and divide by mask.sum().",
+    ),
     "nonzero": (
         "how many elements are not zero",
         "Keep the shape: use the mask itself with torch.where, or torch.topk for a fixed number of places.",
     ),
-    "unique": ("how many different values there are", "Find them before the step and pass them as an input, or count with F.one_hot(x, n).sum(0)."),
+    "unique": (
+        "how many different values there are",
+        "Find them before the step and pass them as an input, or count with F.one_hot(x, n).sum(0).",
+    ),
     "bincount": ("its largest value", "Use F.one_hot(x, n).sum(0), or torch.zeros(n).index_add(0, x, weights)."),
     "repeat_interleave": (
         "how often each element is repeated",
@@ -63,7 +69,8 @@ _RAISED: tuple[tuple[str, str, str], ...] = (
     (
         ".numpy() is not supported for tensor subclasses",
         "the values of a tensor as a numpy array",
-        "numpy runs on real data and has no gradient: write it with torch operations, compute it before the step and pass it as an input, or make it one opaque op with autopar.region.",
+        "numpy runs on real data and has no gradient: write it with torch operations, compute it before the step and pass it as an input, "
+        "or make it one opaque op with autopar.region.",
     ),
     ("unsupported format string passed to FakeTensor", "the value of a tensor as text", "Print and log outside of the step."),
     ("self.shape_env must not be None", "a size that depends on data (a nested or ragged tensor?)", "Use a padded tensor and a mask."),

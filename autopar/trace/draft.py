@@ -98,6 +98,7 @@ class Draft:
         self.source = ""
         self.leads: dict[Val, Shape] = {}  # the leading dims with which a weight was used in forward (see linears.py)
         self.specs: list[tuple[Shape, torch.dtype] | None] = []  # what the op that is being rewritten returns
+        self._results: dict[object, tuple[bool, list[tuple[Shape, torch.dtype] | None]]] = {}  # of `call`, which asks torch once
         self.num_uses: dict[Val, int] = {}
         self.is_private = False  # only a loss reads what the op that is being rewritten returns (see vocabulary.py)
         self.entropies: dict[Val, object] = {}
@@ -121,10 +122,13 @@ class Draft:
     def call(self, name: str, /, *args: object, **kwargs: object):
         """Write an ATen op; torch tells the shapes. Returns one Val, or a list."""
         op = resolve_op(name)
-        out = op(*[_to_meta(a) for a in args], **{k: _to_meta(v) for k, v in kwargs.items()})
-        single = isinstance(out, torch.Tensor)
-        results = [out] if single else list(out)
-        specs = [(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in results]
+        key = (name, _show(args), _show(tuple(kwargs.items())))
+        if key not in self._results:
+            out = op(*[_to_meta(a) for a in args], **{k: _to_meta(v) for k, v in kwargs.items()})
+            single = isinstance(out, torch.Tensor)
+            results = [out] if single else list(out)
+            self._results[key] = single, [(tuple(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None for t in results]
+        single, specs = self._results[key]
         outs = self.emit(name, canonical_args(op, bind(op, args, kwargs)), specs)
         return outs[0] if single else outs
 
@@ -280,6 +284,15 @@ def _freeze(value: object) -> object:
     if value is None or isinstance(value, (bool, int, float, str, Val, Const)):
         return value
     raise GraphError(f"argument {value!r} of type {type(value).__name__} has no place in a graph")
+
+
+def _show(value: object) -> object:
+    """What decides the shape of a result, hashable; `1`, `1.0` and `True` apart."""
+    if isinstance(value, Val):
+        return (value.shape, value.dtype)
+    if isinstance(value, (list, tuple)):
+        return tuple([_show(v) for v in value])
+    return (type(value), value)
 
 
 def _to_meta(value: object) -> object:

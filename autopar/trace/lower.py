@@ -171,8 +171,8 @@ class _Lowering:
     def _rewrite(self, record: Record) -> None:
         if any(uid >= 0 and self.tape.tensors[uid].layout != torch.strided for uid in record.outs):
             raise TraceError(
-                f"{self.draft.source or 'the step'}: {record.op} makes a sparse tensor, which cannot be split. Use dense ones: sparse=False for "
-                "an embedding, index_add or scatter for a sparse product."
+                f"{self.draft.source or 'the step'}: {record.op} makes a sparse tensor, which cannot be split. Use dense ones: sparse=False "
+                "for an embedding, index_add or scatter for a sparse product."
             )
         op, packet = record.op, record.op._schema.name.split("::")[1]
         arguments = schema_arguments(op)
@@ -263,8 +263,8 @@ class _Lowering:
         steps = strided_steps(self.tape.tensors[whole], bound["size"], bound["stride"], offset)
         if steps is None:
             raise TraceError(
-                f"{record.source or 'the step'}: {record.op} of a tensor that does not fill its memory in order; what it takes depends on how "
-                "torch laid it out. Use slices, unfold or gather."
+                f"{record.source or 'the step'}: {record.op} of a tensor that does not fill its memory in order; what it takes depends "
+                "on how torch laid it out. Use slices, unfold or gather."
             )
         self.handles.make_view(record.outs[0], whole, steps)
 
@@ -283,8 +283,8 @@ class _Lowering:
         target = bound[written[0]]
         if str(op) == "aten.embedding_renorm_.default":
             raise TraceError(
-                f"{record.source or 'the step'}: an embedding with max_norm rewrites the rows that it reads, which no shard of the table could do "
-                "alone. Leave max_norm out; limit the norms where they are read (F.normalize) or with a parametrization."
+                f"{record.source or 'the step'}: an embedding with max_norm rewrites the rows that it reads, which no shard of the table "
+                "could do alone. Leave max_norm out; limit the norms where they are read (F.normalize) or with a parametrization."
             )
         pure = pure_form(op)
         known = {a.name: a.default for a in schema_arguments(op) if a.has_default} | bound

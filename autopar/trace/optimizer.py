@@ -169,7 +169,7 @@ def _settle_options(optimizer: torch.optim.Optimizer, tape: Tape, name: str) -> 
             if isinstance(value, FakeTensor):
                 values = replay(tape, [tape.uid(value)], random=False) if tape.knows(value) else None
                 if values is None:
-                    raise TraceError(f"optimizer {name}: the value of its option {key}, a tensor, is not known. Make it with torch.tensor(...).")
+                    raise TraceError(f"optimizer {name}: the value of its option {key}, a tensor, is not known. Make it with torch.tensor.")
                 group[key] = values[tape.uid(value)]
 
 

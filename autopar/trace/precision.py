@@ -21,12 +21,24 @@ class _Float64(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: D105
         if func is torch.ops.prim.device.default:
             return args[0].device
+        if func is torch.ops.aten._grouped_mm.default and args[0].dtype == torch.float64:
+            return _grouped_mm(*args, **(kwargs or {}))
         args = tuple([_widen(a) for a in args])
         kwargs = {k: _widen(v) for k, v in kwargs.items()} if kwargs else {}
         out = func(*args, **kwargs)
         if func is torch.ops.aten.lift_fresh.default and out.dtype in _NARROW:
             return out.to(torch.float64)
         return out
+
+
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias=None, out_dtype=None) -> torch.Tensor:
+    """`aten._grouped_mm`, which has no float64: products of the parts that end at `offs`, of rows, of columns, or of what is summed."""
+    ends = offs[:-1].tolist()
+    if a.dim() == b.dim() == 2:
+        return torch.stack([x @ y for x, y in zip(torch.tensor_split(a, ends, 1), torch.tensor_split(b, ends, 0))])
+    if a.dim() == 2:
+        return torch.cat([x @ y for x, y in zip(torch.tensor_split(a, ends, 0), b)], 0)
+    return torch.cat([x @ y for x, y in zip(a, torch.tensor_split(b, ends, 1))], 1)
 
 
 def _widen(value: object) -> object:

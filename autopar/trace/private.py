@@ -183,7 +183,7 @@ def without_compilers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_mkldnn() -> Iterator[None]:
-    """RNNs run step by step inside: with oneDNN a layer is one op that only a CPU has. 2.11 - 2.13: `_get_mkldnn_enabled`, `_set_mkldnn_enabled`."""
+    """RNNs run step by step inside: with oneDNN a layer is one op that only a CPU has. 2.11 - 2.13: `_set_mkldnn_enabled`."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:

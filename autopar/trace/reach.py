@@ -1,7 +1,7 @@
 """Reaching every tensor that a model holds: in modules, lists, dicts, objects, and in what functions close over.
 
-In: objects, and what each tensor becomes. Out: the same objects with the tensors replaced where they stand; a tuple or frozen dataclass that
-holds one is made anew. Invariant: each object is visited once; classes, Python modules and global variables are left alone.
+In: objects, and what each tensor becomes. Out: the same objects with the tensors replaced where they stand; a tuple that holds one is made
+anew. Invariant: each object is visited once; classes, Python modules and global variables are left alone.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from ..errors import TraceError
 from ..graph.node import Phase
 from .demands import explain_demand
 from .foreach import is_foreach, run_apart
+from .masks import by_places
 from .place import Places, blame_stack, passed_check, running_frames
 from .private import NOT_STATIC, UNSUPPORTED, FakeTensor, autograd_position, storage_key, without_modes
 
@@ -32,6 +33,10 @@ _RESHAPES_SELF = {
     _ATEN.squeeze_.dim: _ATEN.squeeze.dim, _ATEN.squeeze_.dims: _ATEN.squeeze.dims, _ATEN.transpose_.default: _ATEN.transpose.int,
     _ATEN.t_.default: _ATEN.t.default,
 }  # fmt: skip
+_ONE_DTYPE = frozenset({
+    _ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN.mv.default, _ATEN.addmv.default,
+    _ATEN.dot.default,
+})  # fmt: skip
 _MOVES_STORAGE = frozenset({
     _ATEN.resize_.default, _ATEN.resize_as_.default, _ATEN.set_.default, _ATEN.set_.source_Tensor, _ATEN.set_.source_Storage,
     _ATEN.set_.source_Storage_storage_offset,
@@ -197,10 +202,13 @@ class Tape(TorchDispatchMode):
                 return run_apart(func, args, kwargs)
         if func in _RESHAPES_SELF:
             return self._reshape_self(func, args, kwargs)
+        if func in _ONE_DTYPE and len({a.dtype for a in args if isinstance(a, torch.Tensor)}) > 1:
+            found = ", ".join(str(a.dtype).removeprefix("torch.") for a in args if isinstance(a, torch.Tensor))
+            raise RuntimeError(f"{func}: expected matrices of one dtype, found {found}")  # fake tensors would not mind, real ones do
         if func in _MOVES_STORAGE:
             raise TraceError(
-                f"{blame_stack(running_frames()) or self._what}: {func} gives a tensor another storage or size in place, which a compiled step "
-                "cannot follow. Make a new tensor."
+                f"{blame_stack(running_frames()) or self._what}: {func} gives a tensor another storage or size in place, which "
+                "a compiled step cannot follow. Make a new tensor."
             )
         slots = tuple([self._slot(a) for a in args])
         kwslots = {k: self._slot(v) for k, v in kwargs.items()} if kwargs else kwargs
@@ -210,6 +218,10 @@ class Tape(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
         except NOT_STATIC:
+            places = by_places(func, args, self._shape_value)
+            if places is not None:
+                with self:
+                    return _ATEN.index.Tensor(*places)
             out = self._decide(func, slots, kwslots)
             for tensor in first_tensors(out):
                 if tensor is not None:
@@ -233,9 +245,14 @@ class Tape(TorchDispatchMode):
         self.tensors[uid], self._uids[id(before)] = before, uid
         out = func(*args, **kwargs)
         seq, in_autograd = autograd_position()
-        record = Record(view, (Slot(uid), *args[1:]), kwargs, (self.uid(out),), self.phase, self._places.path, self._places.source(), seq, in_autograd)
-        self.records.append(record)
+        path, source = self._places.path, self._places.source()
+        self.records.append(Record(view, (Slot(uid), *args[1:]), kwargs, (self.uid(out),), self.phase, path, source, seq, in_autograd))
         return out
+
+    def _shape_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The real value of a tensor that depends on shapes alone, None of any other."""
+        values = replay(self, [self.uid(tensor)], random=False)
+        return None if values is None else values[self.uid(tensor)]
 
     def _decide(self, func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> object:
         """What an op that needs real values returns: replayed where they depend on shapes alone."""

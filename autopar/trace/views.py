@@ -26,8 +26,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One step from a value to a view of it. kind: view, permute, expand, slice, select, strided (elements of a 1-D value by size, stride and
-    offset), or other (then `op` with `params` by name)."""
+    """One step from a value to a view of it.
+
+    kind: view, permute, expand, slice, select, strided (elements of a 1-D value by size, stride and offset), or other (then `op` with
+    `params` by name).
+    """
 
     kind: str
     params: tuple

@@ -5,14 +5,15 @@ from __future__ import annotations
 # Families in which any pieces may be tried. The kernels of norms, attention, convolutions, pooling and losses trust their arguments:
 # on pieces that do not fit together they read out of bounds instead of refusing.
 FAMILIES = ("pointwise", "linear_pointwise", "matmul", "reduction", "creation", "view", "slice", "index", "special",
-            "complex", "distance", "diagonal", "copy", "counting", "scatter", "pad", "pixel")  # fmt: skip
+            "complex", "distance", "diagonal", "counting", "scatter", "pad", "pixel")  # fmt: skip
 UNSAFE = frozenset({"aten.embedding_dense_backward", "aten._grouped_mm", "aten.as_strided", "aten.as_strided_copy",
                     "aten.as_strided_scatter", "aten._cdist_backward", "aten._pdist_backward",
                     "aten._weight_norm_interface", "aten._weight_norm_interface_backward"})  # fmt: skip
 
 CONSTANTS = frozenset({"aten.zeros_like", "aten.ones_like", "aten.full_like", "aten.fill", "aten.new_full", "aten.new_zeros",
                        "aten.new_ones", "aten.zeros", "aten.where.Scalar"})  # fmt: skip
-PRODUCTS = frozenset({"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.mv", "aten.dot", "autopar.linear",
+PRODUCTS = frozenset({"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.mv", "aten.dot", "aten.vdot",
+                      "aten.addmv", "aten.addbmm", "aten.addr", "aten._trilinear", "autopar.linear",
                       "autopar.linear_input_grad", "autopar.linear_weight_grad"})  # fmt: skip
 
 BY_ENDING = {
@@ -22,6 +23,7 @@ BY_ENDING = {
 SHAPE_ONLY = ("_pad1d_backward", "_pad2d_backward", "_pad3d_backward")  # they read only the shape of `self`
 
 BY_ROW = {
+    "aten.rrelu_with_noise_backward": "while training it multiplies the noise, and does not read the input",
     "aten.nextafter": "the referee's tolerance is wider than its step",
     "aten.special_xlog1py": "linear only where the logarithm is finite",
     "aten.copy": "it may cast to integers, which is not linear",

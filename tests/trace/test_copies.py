@@ -64,7 +64,7 @@ class Stack(nn.Module):
         self.head = nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = (x > 0).float() + torch.arange(8) / 8
+        mask = ((x > 0).float() + torch.arange(8) / 8).to(x.dtype)
         x = x * 1.0
         for k, layer in enumerate(self.layers):
             x, _ = layer(x, mask, passed=0)

@@ -298,3 +298,10 @@ def test_workload_parts(change, text):
     good = {"model": mlp().model, "example_inputs": (torch.randn(4, 6),), "loss": class_loss, "optimizer": torch.optim.SGD}
     with pytest.raises((ModelError, InputError), match=re.escape(text)):
         Workload(**(good | change))
+
+
+def test_matrices_of_two_dtypes_are_refused_in_bf16_as_torch_does():
+    """Fake tensors would let it pass, and the program would fail on its first step."""
+    body = lambda m, x: F.linear(x.float(), m.lin.weight, m.lin.bias)  # noqa: E731
+    with pytest.raises(InputError, match="expected matrices of one dtype, found bfloat16, float32, bfloat16.*use precision fp32"):
+        trace_step(train(forward_of(body)), "bf16")

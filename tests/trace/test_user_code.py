@@ -27,7 +27,8 @@ def find_models(file: str) -> dict[str, Callable[[], Workload]]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return {f"{file}:{n}": f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == spec.name and not n.startswith("_")}
+    own = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == spec.name}
+    return {f"{file}:{n}": f for n, f in own.items() if not n.startswith("_")}
 
 
 MODELS = {name: factory for file in FILES for name, factory in find_models(file).items()}

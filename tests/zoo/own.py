@@ -196,9 +196,9 @@ def graph_convolution() -> Workload:
             source, target = edges[0], edges[1]
             ones = torch.ones(target.shape[0])
             degree = torch.zeros(x.shape[0]).scatter_add_(0, target, ones).clamp(min=1)
-            norm = (degree[source] * degree[target]).rsqrt().unsqueeze(-1)
-            x = F.relu(torch.zeros(x.shape[0], 16).index_add_(0, target, self.first(x)[source] * norm))
-            return torch.zeros(x.shape[0], 4).index_add_(0, target, self.second(x)[source] * norm)
+            norm = (degree[source] * degree[target]).rsqrt().unsqueeze(-1).to(x.dtype)
+            x = F.relu(x.new_zeros(x.shape[0], 16).index_add_(0, target, self.first(x)[source] * norm))
+            return x.new_zeros(x.shape[0], 4).index_add_(0, target, self.second(x)[source] * norm)
 
     edges = torch.randint(0, 32, (2, 64))
     return Workload(Model(), (torch.randn(32, 6), edges), (torch.randint(0, 4, (32,)),), _classes, _ADAMW)
@@ -217,10 +217,10 @@ class _FftBlock(nn.Module):
 
     def forward(self, x):
         length = x.shape[1]
-        spectrum = torch.fft.rfft(x.transpose(1, 2), n=2 * length)
-        kernel = torch.fft.rfft(self.filter, n=2 * length)
+        spectrum = torch.fft.rfft(x.transpose(1, 2).float(), n=2 * length)
+        kernel = torch.fft.rfft(self.filter.float(), n=2 * length)
         y = torch.fft.irfft(spectrum * kernel, n=2 * length)[..., :length]
-        return x + self.mix(y.transpose(1, 2))
+        return x + self.mix(y.transpose(1, 2).to(x.dtype))
 
 
 def fft_convolution() -> Workload:
@@ -240,10 +240,10 @@ def fourier_operator() -> Workload:
             self.modes = modes
 
         def forward(self, x):
-            m, spectrum = self.modes, torch.fft.rfft2(x)
+            m, spectrum = self.modes, torch.fft.rfft2(x.float())
             out = torch.zeros_like(spectrum)
-            out[:, :, :m, :m] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, :m, :m], torch.view_as_complex(self.weight))
-            return F.gelu(torch.fft.irfft2(out, s=x.shape[-2:]) + self.skip(x))
+            out[:, :, :m, :m] = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, :m, :m], torch.view_as_complex(self.weight.float()))
+            return F.gelu(torch.fft.irfft2(out, s=x.shape[-2:]).to(x.dtype) + self.skip(x))
 
     model = nn.Sequential(nn.Conv2d(1, 8, 1), Spectral(8, 3), Spectral(8, 3), nn.Conv2d(8, 1, 1))
     return Workload(model, (torch.randn(_BATCH, 1, 8, 8),), (torch.randn(_BATCH, 1, 8, 8),), F.mse_loss, _ADAMW)

@@ -209,8 +209,8 @@ def parameter_groups() -> Workload:
     """No weight decay for vectors, and another learning rate for matrices."""
 
     def optimizer(params):
-        groups = [{"params": [p for p in params if p.ndim > 1], "lr": 1e-2}, {"params": [p for p in params if p.ndim < 2], "weight_decay": 0}]
-        return torch.optim.AdamW(groups, lr=5e-3, weight_decay=0.1)
+        matrices, vectors = [p for p in params if p.ndim > 1], [p for p in params if p.ndim < 2]
+        return torch.optim.AdamW([{"params": matrices, "lr": 1e-2}, {"params": vectors, "weight_decay": 0}], lr=5e-3, weight_decay=0.1)
 
     return _of_classes(_Mlp(), optimizer=optimizer)
 
@@ -387,7 +387,7 @@ def parameter_hooks() -> Workload:
     model.up.weight.register_hook(lambda grad: grad * 0.5)
     mask = torch.ones(16)
     mask[::2] = 0
-    model.mid.bias.register_hook(lambda grad: grad * mask)
+    model.mid.bias.register_hook(lambda grad: grad * mask.to(grad.dtype))
 
     def clip(p):
         p.grad.clamp_(-0.02, 0.02)
@@ -569,7 +569,7 @@ def autocast() -> Workload:
                 with torch.autocast("cpu", enabled=False):
                     h = F.layer_norm(h.float(), (16,))
                 h = self.mid(h)
-            return self.down(h.float())
+            return self.down(h.to(self.down.weight.dtype))
 
     return _of_classes(Model())
 
@@ -610,7 +610,7 @@ def noisy() -> Workload:
 
     class Model(_Mlp):
         def forward(self, x):
-            t = torch.rand(x.shape[0], 1)
+            t = torch.rand(x.shape[0], 1, dtype=x.dtype)
             noise = torch.randn_like(x)
             return F.mse_loss(self.down(F.gelu(self.mid(torch.relu(self.up(x * (1 - t) + noise * t))))), noise)
 

@@ -372,7 +372,7 @@ def resampling() -> Workload:
 
         def forward(self, x):
             h = self.conv(x)
-            theta = torch.eye(2, 3) + 0.1 * self.where(h.mean((2, 3))).view(-1, 2, 3)
+            theta = torch.eye(2, 3, dtype=h.dtype) + 0.1 * self.where(h.mean((2, 3))).view(-1, 2, 3)
             h = h + F.grid_sample(h, F.affine_grid(theta, h.shape, align_corners=False), align_corners=False)
             up = F.interpolate(h, scale_factor=2, mode="nearest")
             up = up + F.interpolate(h, size=(16, 16), mode="bilinear", align_corners=True)
@@ -539,14 +539,14 @@ def algebra() -> Workload:
             self.pair, self.lin, self.core = nn.Bilinear(16, 16, 16), nn.Linear(16, 16), nn.Parameter(torch.randn(6, 6) * 0.2)
 
         def forward(self, x):
-            h = self.pair(x, self.lin(x))
-            spd = self.core @ self.core.t() + torch.eye(6)
+            h, core = self.pair(x, self.lin(x)).float(), self.core.float()
+            spd = core @ core.t() + torch.eye(6)
             solved = torch.linalg.solve(spd, h[..., :6].unsqueeze(-1)).squeeze(-1)
             factor = torch.linalg.cholesky(spd)
-            det = torch.logdet(spd) + torch.linalg.matrix_norm(torch.linalg.inv(spd)) + torch.trace(torch.matrix_exp(0.1 * self.core))
+            det = torch.logdet(spd) + torch.linalg.matrix_norm(torch.linalg.inv(spd)) + torch.trace(torch.matrix_exp(0.1 * core))
             turned = torch.linalg.cross(h[..., :3], h[..., 3:6])
             outer = torch.einsum("bsi,bsj->bsij", h, h).diagonal(dim1=-2, dim2=-1)
             made = torch.cat([solved @ factor, turned, h[..., :7] * det], -1)
-            return made + outer.tril(-2) + torch.baddbmm(h, h, torch.eye(16).expand(h.shape[0], 16, 16), alpha=0.1)
+            return (made + outer.tril(-2) + torch.baddbmm(h, h, torch.eye(16).expand(h.shape[0], 16, 16), alpha=0.1)).to(x.dtype)
 
     return _of_tokens(Model())

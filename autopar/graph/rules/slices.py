@@ -137,6 +137,12 @@ def _dims_whole(name: str) -> Callable[[Site], str]:
     return text
 
 
+def _flip(site: Site) -> str:
+    rank, dims = len(site.inputs[0]), site.arg("dims")
+    both = operand(hold(letters(rank), normal_dims(dims, rank) if dims else ()))  # no dims: nothing is flipped
+    return f"{both} -> {both}"
+
+
 def _last_two_whole(site: Site) -> str:
     return "... [row] [col] -> ... [row] [col]"
 
@@ -237,7 +243,7 @@ ROWS = (
     Rule("aten.select_backward", _select_backward, GRAD, flops=0, localise=output_size("input_sizes"), why_whole=_ONE_INDEX),
     Rule("aten.select_scatter", _select_scatter, BOTH, flops=0, why_whole=_ONE_INDEX),
     Rule("aten.cat", _cat, (("tensors",),), flops=0, why_whole="the pieces have no common chunk"),
-    Rule("aten.flip", _dims_whole("dims"), SELF, flops=0, why_whole=_ORDER),
+    Rule("aten.flip", _flip, SELF, flops=0, why_whole=_ORDER),
     Rule("aten.roll", _dims_whole("dims"), SELF, flops=0, why_whole=_ORDER),
     Rule("aten.constant_pad_nd", _pad, linear_if_zero, flops=0, why_whole="only the ends of the dim are padded"),
     Rule("aten.tril", _last_two_whole, SELF, flops=0, why_whole=_TRIANGLE),
