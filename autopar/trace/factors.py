@@ -16,10 +16,13 @@ class TensorFactors(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: D105
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "").rstrip("_")
-        key = {"addcdiv": "value", "addcmul": "value", "add": "alpha", "sub": "alpha"}.get(name)
+        key = {"addcdiv": "value", "addcmul": "value", "add": "alpha", "sub": "alpha", "lerp": "weight"}.get(name)
         if key is None or not isinstance(kwargs.get(key), torch.Tensor):
             return func(*args, **kwargs)
         factor = kwargs.pop(key)
+        if key == "weight":
+            end = kwargs.pop("end") if "end" in kwargs else args[1]
+            return args[0].add_((end - args[0]) * factor) if func.__name__.endswith("_") else args[0] + (end - args[0]) * factor
         if key == "alpha":
             return func(args[0], args[1] * factor, **kwargs)
         step = args[1] / args[2] if name == "addcdiv" else args[1] * args[2]

@@ -15,6 +15,7 @@ import torch
 
 from ..errors import TraceError
 from ..graph.node import Phase
+from .carried import Place, find_tables, held_sgd, read_numbers, read_schedules
 from .factors import TensorFactors
 from .place import blame_stack, exception_frames
 from .private import FakeTensor, compiling, forget_constant, storage_key, without_modes
@@ -28,13 +29,23 @@ _MAKERS = frozenset(
 
 @dataclass(frozen=True)
 class OptimState:
-    """One state tensor: its name (`exp_avg:h.0.weight`), the tensor that enters, its initial value, and where it is kept."""
+    """One state tensor.
+
+    Args:
+        storage: its name: `exp_avg:h.0.weight`; `group.k:0.weight` and `self.k:0.weight` of what a group or the optimizer itself carries,
+            named after its first parameter.
+        tensor: that enters.
+        init: ("fill", number), ("param", parameter name), or ("unknown", why): allowed where no step reads it.
+        place, key: where it is kept (see `carried`).
+        was_number: the optimizer keeps a Python number.
+    """
 
     storage: str
     tensor: torch.Tensor
-    init: tuple[str, object]  # ("fill", number) or ("param", parameter name)
-    owner: torch.Tensor
+    init: tuple[str, object]
+    place: Place
     key: str
+    was_number: bool = False
 
 
 def describe(factory: object) -> str:
@@ -78,8 +89,8 @@ def build_optimizer(factory: Callable[..., object], params: list[torch.Tensor]) 
     return optimizer
 
 
-def run_step(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """One `optimizer.step()`, its failures explained."""
+def run_step(optimizer: torch.optim.Optimizer, name: str, numbers: tuple[str, ...] = ()) -> None:
+    """One `optimizer.step()`, its failures explained. `numbers`: the Python numbers that have become tensors."""
     required = [
         p.name
         for p in inspect.signature(type(optimizer).step).parameters.values()
@@ -94,7 +105,8 @@ def run_step(optimizer: torch.optim.Optimizer, name: str) -> None:
         with compiling(True), TensorFactors():
             optimizer.step()
     except TraceError as error:
-        raise TraceError(f"optimizer {name}: {error}") from None
+        changed = f" ({', '.join(numbers)}: a number that every step changes is a tensor here.)" if numbers else ""
+        raise TraceError(f"optimizer {name}: {error}{changed}") from None
     except Exception as error:
         where = blame_stack(exception_frames(error))
         raise TraceError(
@@ -128,37 +140,47 @@ def learn_states(
         optimizer = build_optimizer(factory, list(params.values()))
         built = len(tape.records)
         _settle_options(optimizer, tape, name)
+        before, schedules = read_numbers(optimizer), read_schedules(optimizer)
         run_step(optimizer, name)
+    if read_schedules(optimizer) != schedules:
+        raise TraceError(
+            f"optimizer {name}: its step() steps a learning-rate schedule, which counts in Python, while one compiled step stands for all. "
+            "Leave the schedule out of the optimizer."
+        )
     first_ops = [str(r.op) for r in tape.records[built:]]
-    numbers = _numbers(optimizer)
-    moving: set[tuple[int, str]] = set()
-    if numbers:
+    numbers = read_numbers(optimizer)
+    moving: dict[tuple[Place, str], float] = {}  # first values
+    if any(before.get(k) != v for k, v in numbers.items()):
         with Tape(what=f"optimizer {name}") as scratch:
             scratch.phase = Phase.UPDATE
             for param in params.values():
                 scratch.add_input(param)
             run_step(optimizer, name)
         check_steady(first_ops, [str(r.op) for r in scratch.records], optimizer, name)
-        moving = {k for k, v in _numbers(optimizer).items() if numbers.get(k) != v}
+        now = read_numbers(optimizer)
+        moving = {k: float(before.get(k, 2 * v - now[k])) for k, v in numbers.items() if k in now and (now[k] != v or before.get(k, v) != v)}
     states: list[OptimState] = []
     makers = _first_makers(tape)
     param_keys = {storage_key(p): n for n, p in params.items()}
-    for param in [p for g in optimizer.param_groups for p in g["params"]]:
-        for key, value in list(optimizer.state.get(param, {}).items()):
-            storage = f"{key}:{names[id(param)]}"
-            if isinstance(value, torch.Tensor):
+    for place, table in find_tables(optimizer).items():
+        kind, owner = place[1], names[id(table.owner)]
+        for key, value in list(table.entries.items()):
+            storage = f"{kind}.{key}:{owner}" if kind else f"{key}:{owner}"
+            if any(s.storage == storage for s in states):
+                storage = f"{place[0]}.{storage}"
+            if isinstance(value, torch.Tensor) and (not kind or isinstance(value, FakeTensor) and storage_key(value) not in param_keys):
                 init = _initial_value(tape, makers, value, params, param_keys, optimizer, storage, name)
-                counts = value.ndim == 0 and (param.ndim > 0 or key == "step")  # a moment of a scalar parameter is a scalar too
+                counts = value.ndim == 0 and (table.owner.ndim > 0 or key == "step")  # a moment of a scalar parameter is a scalar too
                 dtype = torch.float64 if counts and value.dtype == torch.float32 else value.dtype
                 fresh = torch.empty(value.shape, dtype=dtype)
-            elif (id(param), str(key)) in moving:
-                init = ("fill", float(2 * numbers[id(param), str(key)] - _numbers(optimizer)[id(param), str(key)]))
+            elif (place, str(key)) in moving:
+                init = ("fill", moving[place, str(key)])
                 fresh = torch.empty((), dtype=torch.float64)
             else:
                 continue
             forget_constant(fresh)
-            optimizer.state[param][key] = fresh
-            states.append(OptimState(storage, fresh, init, param, str(key)))
+            table.entries[key] = fresh
+            states.append(OptimState(storage, fresh, init, place, str(key), not isinstance(value, torch.Tensor)))
     return optimizer, states, [] if moving else first_ops
 
 
@@ -171,17 +193,6 @@ def _settle_options(optimizer: torch.optim.Optimizer, tape: Tape, name: str) -> 
                 if values is None:
                     raise TraceError(f"optimizer {name}: the value of its option {key}, a tensor, is not known. Make it with torch.tensor.")
                 group[key] = values[tape.uid(value)]
-
-
-def _numbers(optimizer: torch.optim.Optimizer) -> dict[tuple[int, str], float]:
-    """The Python numbers among the per-parameter states."""
-    return {
-        (id(param), str(key)): value
-        for param, states in optimizer.state.items()
-        if isinstance(states, dict)
-        for key, value in states.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
 
 
 def _first_makers(tape: Tape) -> dict[int, int]:
@@ -222,9 +233,10 @@ def _initial_value(tape, makers, state, params, param_keys, optimizer, storage, 
         key = storage_key(tape.tensors[source.uid]) if isinstance(source, Slot) else None
         if key in param_keys:
             return "param", param_keys[key]
-        if isinstance(optimizer, torch.optim.SGD):
+        sgd = held_sgd(optimizer) if storage.startswith("momentum_buffer:") else None
+        if sgd is not None:
             owner = params[storage.partition(":")[2]]
-            group = next(g for g in optimizer.param_groups if any(p is owner for p in g["params"]))
+            group = next(g for g in sgd.param_groups if any(p is owner for p in g["params"]))
             if group["dampening"] == 0:
                 return "fill", 0.0  # 0 * momentum + grad is what the first step makes
             raise TraceError(
@@ -243,7 +255,7 @@ def _initial_value(tape, makers, state, params, param_keys, optimizer, storage, 
         number = _one_number(made[record.outs[0]]) if made is not None else None
         if number is not None:
             return "fill", number
-    raise TraceError(
+    return "unknown", (
         f"optimizer {name}: state {storage} starts as something else than a constant or a copy of its parameter"
         f"{f' ({record.op}, {record.source})' if record is not None else ''}; each rank must be able to make its shard alone. "
         "Start it with torch.zeros_like(p) or p.clone()."
@@ -263,7 +275,7 @@ def check_steady(first_ops: list[str], steady_ops: list[str], optimizer: torch.o
     Raises:
         TraceError: the ops differ, apart from those that make the states.
     """
-    if isinstance(optimizer, torch.optim.SGD) or not first_ops:
+    if held_sgd(optimizer) is not None or not first_ops:
         return  # `_initial_value` has made sure, `learn_states` has
 
     def core(ops: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 In: one op that draws, with its arguments by name. Out: what it returns. The counter is a state of the step (`RANDOM_STATE`) that every
 draw moves on by one, so the order of the draws decides and no plan does. The rules are written against `Draft` and run on real tensors
-as well (`autopar.draws`), which is how plain PyTorch is given the same numbers. Ops whose number of draws depends on data (gamma,
+as well (`autopar.verify.draws`), which is how plain PyTorch is given the same numbers. Ops whose number of draws depends on data (gamma,
 binomial) are refused.
 
 Invariant: the distribution is the op's own, up to the steps of U: 2^-53 in float64, 2^-24 in float32. Whole numbers below n come from

@@ -7,7 +7,7 @@ the step ends, first values, and which parameters are copies of one that was tra
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,10 +15,11 @@ from ..errors import TraceError
 from ..graph.node import Phase
 from ..graph.tensor import Kind
 from .alike import choose_samples, why_not_alike
+from .carried import find_tables
 from .optimizer import OptimState, build_optimizer, check_steady, describe, learn_states, run_step
 from .precision import float64_everywhere
 from .private import storage_key
-from .tape import Tape, written_uids
+from .tape import Tape, find_slots, written_uids
 from .workload import Workload
 
 
@@ -106,9 +107,9 @@ class _Recording:
                 tape.add_input(p)
         start = len(tape.records)
         with tape, self.cast():
-            run_step(optimizer, self.name)
+            run_step(optimizer, self.name, tuple(s.key for s in states if s.was_number))
             check_steady(first_ops, [str(r.op) for r in tape.records[start:]], optimizer, self.name)
-            self._check_numbers(optimizer)
+            states = [self._with_known_start(state, start) for state in states]
             finals = self._param_finals(traced, owned, start)
         finals += self._state_finals(optimizer, states)
         if pairs and self._why_not(begin, traced, owned, states, set(pairs.values())):
@@ -144,13 +145,27 @@ class _Recording:
         return finals
 
     def _state_finals(self, optimizer: torch.optim.Optimizer, states: list[OptimState]) -> list[tuple[str, int]]:
-        finals = []
+        finals, tables = [], find_tables(optimizer)
         for state in states:
-            now = optimizer.state[state.owner][state.key]
+            now = tables[state.place].entries.get(state.key)
             if not isinstance(now, torch.Tensor):
-                raise TraceError(f"optimizer {self.name}: state {state.storage} is a tensor before a step and {type(now).__name__} after it")
+                raise TraceError(
+                    f"optimizer {self.name}: {state.storage.partition(':')[0]} becomes a Python number in every step, which a compiled step "
+                    "cannot make. Compute it with tensors, or leave it as it is."
+                    if state.was_number
+                    else f"optimizer {self.name}: state {state.storage} is a tensor before a step and {type(now).__name__} after it"
+                )
             finals.append((state.storage, self.tape.uid(now)))
         return finals
+
+    def _with_known_start(self, state: OptimState, start: int) -> OptimState:
+        """A state that a step makes anew without reading it may start as anything."""
+        if state.init[0] != "unknown":
+            return state
+        uid = self.tape.uid(state.tensor)
+        if any(uid in find_slots(record) for record in self.tape.records[start:]):
+            raise TraceError(str(state.init[1]))
+        return replace(state, init=("fill", 0.0))
 
     def _why_not(self, begin: int, traced, owned, states: list[OptimState], pairs: set[tuple[str, str]]) -> str:
         roles: dict[str, dict[str, torch.Tensor]] = {n: {"param": p, "master": owned[n]} for n, p in traced.items()}
@@ -183,15 +198,6 @@ class _Recording:
     def _entry(self, storage: str, traced: str, tensor: torch.Tensor) -> Entry:
         own = storage == traced
         return Entry(storage, Kind.OPTIM, self.tape.uid(tensor) if own else -1, "" if own else traced)
-
-    def _check_numbers(self, optimizer: torch.optim.Optimizer) -> None:
-        for group in optimizer.param_groups:
-            for key, value in group.items():
-                if key == "step" and isinstance(value, (int, float)):
-                    raise TraceError(
-                        f"optimizer {self.name}: keeps a Python number `step` in its parameter group, which a compiled step cannot change. "
-                        "Keep it in the state of each parameter: state['step'] = torch.zeros(())."
-                    )
 
 
 def _make_master(param: torch.Tensor) -> torch.nn.Parameter:

@@ -191,15 +191,15 @@ def test_verify_draws_the_programs_numbers(call_json, model):
 
 
 def test_verify_finds_a_wrong_program(call, call_json, model, monkeypatch):
-    from autopar import verify
+    from autopar.verify import compare
 
     def print_wrong(*args):
         text = right(*args)
         assert "aten.gelu.default(" in text
         return text.replace("aten.gelu.default(", "1.0001 * aten.gelu.default(", 1)
 
-    right = verify.print_source
-    monkeypatch.setattr(verify, "print_source", print_wrong)
+    right = compare.print_source
+    monkeypatch.setattr(compare, "print_source", print_wrong)
     code, out, err = call("verify", f"{model}:build", *CPU)
     assert code == 1 and "WRONG" in out
     assert "VerificationError: build on cpu:2 (mesh a=2) differs from plain PyTorch: " in err and "\n  gradient down.weight, step " in err
@@ -209,15 +209,15 @@ def test_verify_finds_a_wrong_program(call, call_json, model, monkeypatch):
 
 
 def test_verify_finds_a_wrong_update(call, model, monkeypatch):
-    from autopar import verify
+    from autopar.verify import compare
 
     def run_wrong(program, mesh, local, parts, has_loss):
         found = right(program, mesh, local, parts, has_loss)
         local[1]["down.bias"][0] += 1e-6  # on one rank only
         return found
 
-    right = verify._run
-    monkeypatch.setattr(verify, "_run", run_wrong)
+    right = compare._run
+    monkeypatch.setattr(compare, "_run", run_wrong)
     code, _, err = call("verify", f"{model}:build", *CPU)
     assert code == 1 and "\n  parameter down.bias, step " in err
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autopar.draws import first_draws, same_draws
+from autopar.verify.draws import first_draws, same_draws
 from autopar.graph.rules.random_numbers import STATE as RANDOM_STATE
 from autopar.runtime.execute import run_graph
 from autopar.runtime.initial import first_count

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .graph.node import Const
-from .runtime.initial import first_count
-from .runtime.ops import find_op
-from .trace.draft import bind, schema_arguments
-from .trace.lower import pure_form
-from .trace.norms import Effects
-from .trace.private import inline_checkpoints, without_compilers
-from .trace.random_ops import DRAWS
+from ..graph.node import Const
+from ..runtime.initial import first_count
+from ..runtime.ops import find_op
+from ..trace.draft import bind, schema_arguments
+from ..trace.lower import pure_form
+from ..trace.norms import Effects
+from ..trace.private import inline_checkpoints, without_compilers
+from ..trace.random_ops import DRAWS
 
 
 class Draws(TorchDispatchMode):

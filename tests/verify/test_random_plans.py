@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autopar import verify  # noqa: E402
+from autopar.verify import compare  # noqa: E402
 from autopar.graph.rules import RULES  # noqa: E402
 from autopar.trace import Workload  # noqa: E402
 
@@ -32,7 +33,7 @@ def test_random_plans_pass_and_are_counted():
 def test_a_wrong_rule_is_found_by_random_plans_only(monkeypatch):
     """A Partial through relu is wrong; no solver would choose it here."""
     wrong = MappingProxyType({**RULES, "aten.relu": replace(RULES["aten.relu"], linear=(("self",),))})
-    monkeypatch.setattr(verify, "rules_in_force", lambda rows: wrong)
+    monkeypatch.setattr(compare, "rules_in_force", lambda rows: wrong)
     report = verify.verify_workload(make_workload(), "cpu:4", random_plans=24)
     assert report.failures
     assert all(f.plan.startswith("random plan") for f in report.failures)

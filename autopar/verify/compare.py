@@ -1,0 +1,217 @@
+"""Comparing: the program of a plan on all ranks in one process, step by step beside plain PyTorch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..api import compile_workload
+from ..cluster import Cluster, num_devices, parse_cluster
+from ..codegen.emit import ModelFacts, print_source
+from ..errors import InputError, ModelError
+from ..graph.cuts import find_cuts, resolve_all
+from ..graph.graph import Graph
+from ..graph.mesh import Mesh, num_ranks, print_mesh
+from ..graph.partition import partition
+from ..graph.plan import Plan
+from ..graph.program import check_program
+from ..graph.random_plans import Assigner, mesh_shapes, plain_mesh
+from ..graph.registry import rules_in_force
+from ..graph.repeats import fold_graph
+from ..graph.rules.random_numbers import STATE as RANDOM_STATE
+from ..graph.sharding import Sharding, parse_sharding
+from ..options import Options
+from ..runtime import ProgramSpec, compile_program, initial_state, read_program, run_ranks
+from ..runtime.shards import cut, join
+from ..trace import Traced, Workload
+from ..trace.discover import NOT_THE_SAME
+from ..trace.workload import find_tensors
+from .findings import Findings
+from .reference import Reference, first_values, make_batch, real_model
+from .report import VerifyReport, join_reports, name_plan
+
+STEPS = 2
+
+
+def verify_workload(
+    workload: Workload,
+    cluster: str | Cluster,
+    options: Options | None = None,
+    report: Callable[[str], None] | None = None,
+    random_plans: int = 0,
+) -> VerifyReport:
+    """Plan, build and run a workload's program in float64 and compare it with plain PyTorch.
+
+    Args:
+        cluster: as `autopar.plan` takes it.
+        options: the precision is always float64; as that doubles every byte, the memory limit is doubled too, so that the splits are
+            those of a plan in fp32; it is less where all ranks together would not fit this machine.
+        report: told what is going on, one line each.
+        random_plans: so many legal plans of the same step are drawn (seeds 0, 1, ... on one, two and three axes in turn) and compared, too:
+            the compiler must be right for any plan, not only for the one that looks good.
+    Raises:
+        ModelError: plain PyTorch takes another way through the model than its trace did, or an op of the user's is not the same twice.
+        InputError: plain PyTorch cannot run it on its example inputs.
+        AutoparError: as in `autopar.plan`.
+    """
+    say = report or (lambda line: None)
+    found = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    options = options or Options()
+    limit = 2 * (options.memory_bytes or found.device.memory_bytes)
+    room = _room_per_rank(workload, num_devices(found))
+    if room is not None and room < limit:
+        say(f"planning for {room / 2**20:,.0f} MiB per rank, so that all {num_devices(found)} ranks and the reference fit this machine")
+        limit = room
+    compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit), report=say)
+    _refuse_unrepeatable(compiled.plan)
+    reports = [compare_plan(workload, compiled.traced, compiled.plan, options.seed, say)]
+    for name, plan in draw_plans(compiled.traced.graph, compiled.plan, num_devices(found), random_plans):
+        say(name)
+        reports.append(name_plan(compare_plan(workload, compiled.traced, plan, options.seed), name))
+    return join_reports(reports)
+
+
+def draw_plans(graph: Graph, plan: Plan, ranks: int, count: int) -> Iterator[tuple[str, Plan]]:
+    """(name, plan) of so many random legal plans of the same step; half of them let equal blocks decide alike, as the solver does."""
+    if not count:
+        return
+    sites, signatures = resolve_all(graph, rules_in_force(plan.rules))
+    fold = fold_graph(graph)
+    shapes = mesh_shapes(ranks)
+    assigners = {sizes: Assigner(graph, sites, signatures, plain_mesh(sizes)) for sizes in shapes[:count]}
+    for number in range(count):
+        sizes = shapes[number % len(shapes)]
+        assignment = assigners[sizes].draw(random.Random(number), fold if number // len(shapes) % 2 else None)
+        yield f"random plan {number} on {print_mesh(assignment.mesh)}", replace(plan, assignment=assignment)
+
+
+def _refuse_unrepeatable(plan: Plan) -> None:
+    """Raise `ModelError` where an op of the user's own gives other numbers each time: nothing says which are right."""
+    for row in plan.rules:
+        if row.why_whole == NOT_THE_SAME:
+            raise ModelError(
+                f"{plan.model.name}: {row.op} gives other numbers on the same data each time, so there is nothing to compare with; give it its "
+                "random numbers as an argument (torch.rand outside of the op), or switch them off"
+            )
+
+
+def _room_per_rank(workload: Workload, num_ranks: int) -> int | None:
+    """What each rank may hold so that all of them, as threads of this process, fit its machine beside the reference.
+
+    The reference holds parameters, gradients and two moments in float64, and the program's gradients while they are compared: 40 bytes
+    per parameter. None where the machine does not say what is free.
+    """
+    try:
+        free = next(int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    reference = 40 * sum(p.numel() for p in workload.model.parameters())
+    return max(int((0.8 * free - reference) / num_ranks), 1 << 20)
+
+
+def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say: Callable[[str], None] = lambda line: None) -> VerifyReport:
+    """Compare the program of any float64 plan of a workload with plain PyTorch (see `verify_workload`)."""
+    graph, mesh = traced.graph, plan.assignment.mesh
+    facts, given = first_values(workload, traced)
+    emitted = _build_program(graph, plan, facts)
+    program = emitted.spec
+    ranks = range(num_ranks(mesh))
+    local = [initial_state(program, rank, given, seed) for rank in ranks]
+    found = Findings()
+    with real_model(workload, graph, facts, given, seed) as model:
+        reference = Reference(model, workload, seed)
+        for step in range(1, STEPS + 1):
+            inputs, targets = make_batch(workload, graph, seed, step)
+            say(f"step {step}: {len(ranks)} ranks")
+            whole = dict(find_tensors("input:", inputs)) | dict(find_tensors("target:", targets))
+            parts = [{n: cut(whole[n], parse_sharding(b.sharding), mesh, r) for n, b in program.batch.items()} for r in ranks]
+            losses, returned = _run(emitted, mesh, local, parts, bool(graph.loss))
+            say(f"step {step}: plain PyTorch")
+            outputs, grads = reference.forward_backward(inputs, targets)
+            if graph.loss:
+                for rank, loss in enumerate(losses):
+                    found.note("loss", f"loss on rank {rank}", step, loss, outputs[0])
+            else:
+                for k, (ours, theirs) in enumerate(zip(returned, outputs, strict=True)):
+                    found.note("output", f"output {k}", step, ours, theirs)
+            ours_by_name = {p.rpartition("@")[0]: g for (p, _), g in zip(graph.grads, returned)} if graph.loss else {}
+            for name in {**ours_by_name, **grads}:
+                if name not in ours_by_name or name not in grads:
+                    side = "the program" if name in ours_by_name else "plain PyTorch"
+                    raise ModelError(f"{name}: only {side} gives it a gradient; is its requires_grad changed while the step runs?")
+                found.note("gradient", name, step, ours_by_name[name], grads[name])
+            reference.update(ours_by_name)
+            _check_draws(local[0], reference.draws.count)
+            _compare_states(found, program, mesh, local, reference, step)
+    return found.report(plan, len(ranks), STEPS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Emitted:
+    """The plan's program as emitted, which also returns every gradient, and how ranks hold what it returns: (whole shape, sharding)."""
+
+    spec: ProgramSpec
+    returned: tuple[tuple[tuple[int, ...], Sharding], ...]
+
+
+def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> _Emitted:
+    sites, signatures = resolve_all(graph, rules_in_force(plan.rules))
+    program = partition(graph, sites, signatures, find_cuts(graph, signatures), plan.assignment, keep_grads=True)
+    check_program(program)
+    text = print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
+    place, shapes = {local: (whole, s) for local, whole, s in program.shardings}, dict(program.whole)
+    returned = tuple((shapes[place[name][0]], place[name][1]) for name in program.graph.outputs)
+    return _Emitted(read_program(compile_program({"program.py": text})), returned)
+
+
+def _run(
+    emitted: _Emitted, mesh: Mesh, local: list[dict[str, Tensor]], parts: list[dict[str, Tensor]], has_loss: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """One step of all ranks.
+
+    Returns:
+        the loss of each rank; gradients (forward-only: outputs), whole, joined from all ranks.
+    """
+
+    def one(comm: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        result = emitted.spec.step(comm, local[comm.rank], parts[comm.rank])
+        if not has_loss:
+            return torch.zeros(()), result
+        loss, grads = result if isinstance(result, tuple) else (result, ())
+        return loss.clone(), grads
+
+    results = run_ranks(mesh, one)
+    losses = [loss for loss, _ in results]
+    held = [list(tensors) for _, tensors in results]
+    del results
+    whole = []
+    for shape, sharding in emitted.returned:  # piece by piece, so that pieces and wholes are never all there at once
+        whole.append(join([pieces.pop(0) for pieces in held], shape, sharding, mesh))
+    return losses, whole
+
+
+def _check_draws(state: Mapping[str, Tensor], count: int) -> None:
+    """Raise `ModelError` where plain PyTorch did not draw as often as the trace did; then it went another way, too."""
+    if RANDOM_STATE in state and int(state[RANDOM_STATE]) != count:
+        ours = int(state[RANDOM_STATE])
+        raise ModelError(
+            f"plain PyTorch has drawn {abs(count - ours)} {'more' if count > ours else 'fewer'} random tensors than the traced step, so it takes "
+            "another way through the model: a random number of Python decides, or what it does depends on data. Switch that off to compare."
+        )
+
+
+def _compare_states(found: Findings, program: ProgramSpec, mesh: Mesh, local: list[dict[str, Tensor]], reference: Reference, step: int) -> None:
+    names = {"param": "parameter", "buffer": "buffer", "optim": "optimizer state"}
+    for name, state in program.states.items():
+        theirs = reference.state(state.kind, name)
+        if theirs is None or tuple(theirs.shape) != state.shape:
+            continue  # a constant of the program, or a number that only the program keeps as a tensor
+        sharding = parse_sharding(state.sharding)
+        for rank, pieces in enumerate(local):  # every rank's own piece: copies must not drift apart
+            found.note(names[state.kind], name, step, pieces[name], cut(theirs.detach(), sharding, mesh, rank))
