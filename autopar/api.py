@@ -27,7 +27,7 @@ from .graph.choice import Assignment
 from .graph.cuts import find_cuts, resolve_all
 from .graph.graph import Graph, check_graph, count_params, graph_hash
 from .graph.mesh import Mesh, MeshAxis
-from .graph.opportunities import find_opportunities
+from .graph.opportunities.find import find_opportunities
 from .graph.plan import Certificate, ClusterInfo, ModelInfo, Plan
 from .graph.plan_json import print_plan_json
 from .graph.program import Program, check_program

@@ -225,7 +225,7 @@ class _Run:
 
     def _split(self, graph: Graph) -> None:
         from .api import build_case
-        from .graph.opportunities import splittable
+        from .graph.opportunities.find import splittable
         from .graph.registry import rules_in_force
         from .trace.discover import CACHE_PATH, find_rows
 

@@ -53,7 +53,7 @@ class Graph:
             None where its op has no rule); each value that enters, by name, with `op="input"` and its `kind`; and one for the end of the step.
             Edges: each read, with `value storage version shape dtype bytes`.
         """
-        from .networks import build_networkx
+        from .opportunities.networks import build_networkx
 
         return build_networkx(self)
 

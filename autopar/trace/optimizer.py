@@ -26,6 +26,9 @@ _MAKERS = frozenset(
     "new_empty_strided lift_fresh scalar_tensor detach alias clone".split()
 )
 
+_VIEWS = frozenset({"aten.detach.default", "aten.alias.default"})
+_EMPTY = frozenset("zeros zeros_like new_zeros empty empty_like new_empty empty_strided new_empty_strided".split())  # filled by a copy next
+
 
 @dataclass(frozen=True)
 class OptimState:
@@ -105,7 +108,7 @@ def run_step(optimizer: torch.optim.Optimizer, name: str, numbers: tuple[str, ..
         with compiling(True), TensorFactors():
             optimizer.step()
     except TraceError as error:
-        changed = f" ({', '.join(numbers)}: a number that every step changes is a tensor here.)" if numbers else ""
+        changed = f" ({', '.join(dict.fromkeys(numbers))}: a number that every step changes is a tensor here.)" if numbers else ""
         raise TraceError(f"optimizer {name}: {error}{changed}") from None
     except Exception as error:
         where = blame_stack(exception_frames(error))
@@ -213,6 +216,9 @@ def _initial_value(tape, makers, state, params, param_keys, optimizer, storage, 
     k = makers.get(storage_key(state))
     record = tape.records[k] if k is not None else None
     op = record.op._schema.name.removeprefix("aten::") if record is not None else ""
+    after = next((r for r in tape.records[k + 1 :] if str(r.op) not in _VIEWS), None) if k is not None else None
+    if op in _EMPTY and after is not None and str(after.op) == "aten.copy_.default" and after.args[0] == Slot(record.outs[0]):
+        record, op = after, "copy_"
     if op in ("zeros", "zeros_like", "new_zeros"):
         return "fill", 0.0
     if op in ("ones", "ones_like", "new_ones"):
@@ -279,7 +285,9 @@ def check_steady(first_ops: list[str], steady_ops: list[str], optimizer: torch.o
         return  # `_initial_value` has made sure, `learn_states` has
 
     def core(ops: list[str]) -> list[str]:
-        return [o for o in ops if o.split(".")[1] not in _MAKERS]
+        ops = [o for o in ops if o not in _VIEWS]
+        kinds = ["", *(o.split(".")[1] for o in ops)]
+        return [o for o, kind, last in zip(ops, kinds[1:], kinds) if kind not in _MAKERS and not (kind == "copy_" and last in _EMPTY)]
 
     first, steady = core(first_ops), core(steady_ops)
     if first != steady:

@@ -112,6 +112,8 @@ class _Recording:
             states = [self._with_known_start(state, start) for state in states]
             finals = self._param_finals(traced, owned, start)
         finals += self._state_finals(optimizer, states)
+        if pairs and any(state.place[1] for state in states):
+            return None
         if pairs and self._why_not(begin, traced, owned, states, set(pairs.values())):
             return None
         return self._collect(owned, states, finals, {n: pair[0] for n, pair in pairs.items()})
@@ -190,7 +192,7 @@ class _Recording:
         for n in self.params:
             p = copies.get(n, n)
             for state in kept.get(p, ()):
-                storage = f"{state.key}:{n}"
+                storage = state.storage if n == p else f"{state.key}:{n}"
                 entries.append(self._entry(storage, state.storage, state.tensor))
                 init[storage] = ("param", n) if state.init == ("param", p) else state.init
         return Update(tuple(entries), tuple(finals), init, copies)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..graph.opportunities import Opportunities
+from ..graph.opportunities.find import Opportunities
 from .html import GRAPH_SCRIPTS, fill_page, frame_page, write_page
 from .trace_page_data import trace_page_data
 from .trace_terminal import opportunities_text

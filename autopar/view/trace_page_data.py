@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import asdict
 
-from ..graph.dataflow import count_widths
+from ..graph.opportunities.dataflow import count_widths
 from ..graph.graph import count_params
-from ..graph.opportunities import SMALL_SHARE, Opportunities
-from ..graph.opportunities_json import held_text
+from ..graph.opportunities.find import SMALL_SHARE, Opportunities
+from ..graph.opportunities.as_json import held_text
 from ..graph.plan_json import Json
-from ..graph.reach import Reach
+from ..graph.opportunities.reach import Reach
 from ..graph.repeats import Block, Repeat, find_repeats
-from ..graph.span_run import Sync, sync_place
+from ..graph.opportunities.span_run import Sync, sync_place
 from ..graph.tensor import size_bytes
 from ..graph.work import total_work
 from .fold import BlockFold, fold_names, place_in_tree, print_numbers

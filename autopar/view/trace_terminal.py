@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..graph.dataflow import Path, count_widths, phase_order
+from ..graph.opportunities.dataflow import Path, count_widths, phase_order
 from ..graph.graph import count_params
-from ..graph.opportunities import SMALL_SHARE, Opportunities
-from ..graph.reach import Reach
+from ..graph.opportunities.find import SMALL_SHARE, Opportunities
+from ..graph.opportunities.reach import Reach
 from ..graph.work import Work, total_work
 from .lines import Column, fits, print_heading, print_line, print_rows, print_text
 from .trace_rows import ModuleRow, path_rows, place_text, size_text, start_text, sync_rows, version_rows

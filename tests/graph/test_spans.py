@@ -4,8 +4,8 @@ import pytest
 
 from autopar.graph.rule import Rule
 from autopar.graph.rules import RULES
-from autopar.graph.span_run import Sum
-from autopar.graph.spans import Digit
+from autopar.graph.opportunities.span_run import Sum
+from autopar.graph.opportunities.spans import Digit
 from autopar.graph.tensor import Kind
 from autopar.graph.work import count_work
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from autopar.graph.opportunities import find_opportunities
+from autopar.graph.opportunities.find import find_opportunities
 from autopar.graph.rules import RULES
 from autopar.graph.work import total_work
 from autopar.view.shown import show_opportunities

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autopar.graph.opportunities import find_opportunities
+from autopar.graph.opportunities.find import find_opportunities
 from autopar.graph.rules import RULES
 from autopar.view.trace_rows import module_rows, path_rows, place_text, sync_rows, version_rows
 from autopar.view.trace_terminal import opportunities_text

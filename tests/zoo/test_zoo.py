@@ -13,15 +13,15 @@ from autopar.zoo import FOLDER, ZooOptions, list_models, run_zoo, try_model  # n
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
 VERIFIED = (
-    "huggingface.py:gpt2_eager", "huggingface.py:llama_mha_tied", "huggingface.py:mixtral", "huggingface.py:distilbert", "huggingface.py:vit",
-    "huggingface.py:falcon", "diffusion.py:dit", "vision.py:resnet", "medical.py:dynunet",
+    "huggingface.py:gpt2_eager", "huggingface.py:llama_mha_tied", "huggingface.py:mixtral", "huggingface.py:distilbert", "diffusion.py:dit",
+    "vision.py:resnet", "vision.py:vit", "medical.py:dynunet",
 )  # fmt: skip
 FILES = ("huggingface.py", "diffusion.py", "vision.py", "medical.py")
 MODELS = tuple(m.removeprefix(f"{FOLDER}/") for m in list_models([str(FOLDER / f) for f in FILES]))
 
 
 def tried(model, **options):
-    row = try_model(str(FOLDER / model), ZooOptions(plan_for=(), time_limit_s=5.0, **options))
+    row = try_model(str(FOLDER / model), ZooOptions(plan_for=(), time_limit_s=1.0, **options))
     if row.skipped:
         pytest.skip(f"{row.skipped} is not installed")
     assert not row.problems, "\n".join(f"{p.stage}: {p.message}" for p in row.problems)

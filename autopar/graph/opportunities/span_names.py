@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .graph import Graph, value_table
-from .node import Node, input_names
+from ..graph import Graph, value_table
+from ..node import Node, input_names
 from .spans import Digit, Letter, Span
-from .tensor import Kind, Value
+from ..tensor import Kind, Value
 
 _RANKED = ("experts", "vocabulary", "heads", "heads of a group", "head features", "channels", "kernel", "space", "positions")  # the first that applies
 _LOOKUPS = ("aten.embedding", "autopar.embedding")

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .cuts import CutTable
-from .graph import Graph
-from .partition import node_cuts
-from .rule import Signature, Site
+from ..cuts import CutTable
+from ..graph import Graph
+from ..partition import node_cuts
+from ..rule import Signature, Site
 
 
 @dataclass(frozen=True, slots=True, order=True)

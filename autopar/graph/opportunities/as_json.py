@@ -9,14 +9,14 @@ from __future__ import annotations
 from math import fsum
 
 from .dataflow import Rewrite, count_widths, phase_order
-from .graph import Graph, count_params
-from .node import Node
-from .opportunities import Opportunities
-from .plan_json import Json
+from ..graph import Graph, count_params
+from ..node import Node
+from .find import Opportunities
+from ..plan_json import Json
 from .reach import Reach
 from .span_run import AFTER_LAST, Held, Sum, Sync, sync_place
-from .tensor import size_bytes
-from .work import total_work
+from ..tensor import size_bytes
+from ..work import total_work
 
 FORMAT = "autopar-trace-1"
 

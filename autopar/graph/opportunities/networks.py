@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..errors import NoRuleError
-from .graph import Graph, final_values, producer_table, value_table
-from .node import Node
-from .rule import Site, count_flops, find_rule, resolve
-from .rules import RULES
-from .tensor import Value, size_bytes
-from .work import node_bytes
+from ...errors import NoRuleError
+from ..graph import Graph, final_values, producer_table, value_table
+from ..node import Node
+from ..rule import Site, count_flops, find_rule, resolve
+from ..rules import RULES
+from ..tensor import Value, size_bytes
+from ..work import node_bytes
 
 if TYPE_CHECKING:
     import networkx

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .graph import Graph, producer_table
-from .node import Phase
-from .tensor import Kind, Value, size_bytes
-from .work import Work
+from ..graph import Graph, producer_table
+from ..node import Phase
+from ..tensor import Kind, Value, size_bytes
+from ..work import Work
 
 MEASURES = ("flops", "bytes", "nodes")
 
