@@ -19,7 +19,7 @@ from .carried import Place, find_tables, held_sgd, read_numbers, read_schedules
 from .factors import TensorFactors
 from .place import blame_stack, exception_frames
 from .private import FakeTensor, compiling, forget_constant, storage_key, without_modes
-from .tape import Slot, Tape, replay
+from .tape import Slot, Tape, replay, written_uids
 
 _MAKERS = frozenset(
     "zeros zeros_like ones ones_like full full_like empty empty_like new_zeros new_ones new_full empty_strided new_empty "
@@ -238,6 +238,12 @@ def _initial_value(tape, makers, state, params, param_keys, optimizer, storage, 
         source = record.args[1 if op == "copy_" else 0]
         key = storage_key(tape.tensors[source.uid]) if isinstance(source, Slot) else None
         if key in param_keys:
+            earlier = tape.records[: next(n for n, r in enumerate(tape.records) if r is record)]
+            if any(key == storage_key(tape.tensors[u]) for r in earlier for u in written_uids(r)):
+                return "unknown", (
+                    f"optimizer {name}: state {storage} starts as a copy of its parameter after the first update ({record.source}), so the first "
+                    "step is not like the later ones. Copy it before the parameter is written."
+                )
             return "param", param_keys[key]
         sgd = held_sgd(optimizer) if storage.startswith("momentum_buffer:") else None
         if sgd is not None:
