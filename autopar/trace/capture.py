@@ -17,12 +17,15 @@ from ..errors import AutoparError, InputError, TraceError
 from ..graph.node import Phase
 from ..graph.tensor import Kind
 from .blocks import BlockCopies
+from .data_writes import DataWrites
+from .drawn import refuse_drawn_numbers
 from .held import carry_hooks, check_carried, plain_attributes, unchanged
 from .outputs import output_spec, output_tensors, widen_output
 from .place import Places, explain_errors
 from .precision import default_dtype, float64_everywhere, state_dtype
 from .private import (
     compiling,
+    inference_as_no_grad,
     inline_checkpoints,
     make_fake_mode,
     reparametrize,
@@ -215,6 +218,9 @@ class _Attempt:
             stack.enter_context(inline_checkpoints())
             stack.enter_context(without_compilers())
             stack.enter_context(without_mkldnn())
+            stack.enter_context(inference_as_no_grad())
+            stack.enter_context(refuse_drawn_numbers())
+            stack.enter_context(DataWrites(self.tape.input_storages))
             stack.enter_context(transformers_as_eager(not self.compile_flag))
             stack.enter_context(torch.set_grad_enabled(w.loss is not None))
             self.tape.phase = Phase.FORWARD
@@ -238,7 +244,12 @@ class _Attempt:
             return loss, output
 
     def _narrow(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(torch.bfloat16) if self.precision == "bf16" and tensor.dtype == torch.float32 else tensor
+        """What the model gets for an input: in the dtype that its parameters have now, where it had the one that they had before."""
+        if self.precision == "bf16" and tensor.dtype == torch.float32:
+            return tensor.to(torch.bfloat16)
+        own = {p.dtype for p in self.workload.model.parameters() if p.dtype.is_floating_point}
+        wanted = state_dtype(tensor.dtype, self.precision)
+        return tensor.to(wanted) if tensor.dtype in own and tensor.dtype != wanted else tensor
 
     def _print_inputs(self) -> str:
         return _print_shapes(find_tensors("input:", self.workload.example_inputs))

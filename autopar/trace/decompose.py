@@ -66,6 +66,14 @@ def _stack(b: Draft, a: dict) -> object:
     return b.call("aten.cat.default", [b.view(t, (*t.shape[:dim], 1, *t.shape[dim:])) for t in a["tensors"]], dim)
 
 
+def _cat(b: Draft, a: dict) -> object:
+    """Empty tensors of one dim, which torch skips whatever the others' shape (a cache that holds nothing yet), are left out."""
+    tensors = [t for t in a["tensors"] if t.shape != (0,)] or a["tensors"][:1]
+    if len(tensors) == 1:
+        return b.cast(tensors[0], b.specs[0][1])
+    return b.emit("aten.cat.default", {"tensors": tuple(tensors), **({"dim": a["dim"]} if a["dim"] else {})}, b.specs)[0]
+
+
 def _index_select(b: Draft, a: dict) -> object:
     dim = a["dim"] % max(len(a["self"].shape), 1)
     return b.call("aten.index.Tensor", a["self"], [None] * dim + [a["index"]])
@@ -225,7 +233,8 @@ RULES = {
     "aten.fill.Tensor": _fill_tensor, "aten.copy.default": _copy,
     **{f"aten.arange.{n}": _arange for n in ("default", "start", "start_step")},
     "aten.clone.default": _identity, "aten._to_copy.default": _to_copy, "aten.positive.default": _identity,
-    "aten.repeat.default": _repeat, "aten.stack.default": _stack, "aten.index_select.default": _index_select,
+    "aten.repeat.default": _repeat, "aten.stack.default": _stack, "aten.cat.default": _cat,
+    "aten.index_select.default": _index_select,
     "aten.add.Scalar": _tensor_form("aten.add.Tensor"), "aten.sub.Scalar": _tensor_form("aten.sub.Tensor"),
     "aten.mul.Scalar": _tensor_form("aten.mul.Tensor"), "aten.div.Scalar": _tensor_form("aten.div.Tensor"),
     "aten.true_divide.Tensor": _tensor_form("aten.div.Tensor"),

@@ -62,6 +62,9 @@ _ALIASES = {
     "_use_cudnn_ctc_loss": "_ctc_loss", "_cudnn_ctc_loss": "_ctc_loss", "argwhere": "nonzero",
 }  # fmt: skip
 _OTHER = ("its values", "Keep shapes fixed and values in tensors: masks instead of selections, torch.where instead of `if`.")
+_DRAWN = (
+    "Switch the random choice off (LayerDrop of a library: layerdrop=0.0), or apply it with tensors: torch.where(drawn, x, y)."
+)
 _IN_UPDATE = "Write the update with tensor operations only (no .item(), float(tensor) or `if tensor`), or choose another optimizer."
 
 # what torch says where fake tensors have no data -> (what the line needed, the cure)
@@ -79,13 +82,14 @@ _RAISED: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def explain_demand(op: torch._ops.OpOverload, tensors: Sequence[torch.Tensor], phase: Phase) -> str:
+def explain_demand(op: torch._ops.OpOverload, tensors: Sequence[torch.Tensor], phase: Phase, is_drawn: bool = False) -> str:
     """The message, without its place, for an op that needs real values of tensors which depend on data.
 
     Args:
         op: which asks.
         tensors: about which.
         phase: in which part of the step.
+        is_drawn: their values are random numbers, no data.
     """
     packet = op._schema.name.split("::")[1]
     if packet in ("_local_scalar_dense", "item", "is_nonzero"):
@@ -94,8 +98,9 @@ def explain_demand(op: torch._ops.OpOverload, tensors: Sequence[torch.Tensor], p
         need, cure = _DEMANDS.get(_ALIASES.get(packet, packet), _OTHER)
     shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
     return (
-        f"the program asks for the value of a tensor ({shapes}, by {op}) that depends on data, while a step is compiled once for all data. "
-        f"It needs to know {need}. {_IN_UPDATE if phase is Phase.UPDATE else cure}"
+        f"the program asks for the value of a tensor ({shapes}, by {op}) that {'is drawn in every step' if is_drawn else 'depends on data'}, "
+        f"while a step is compiled once for all {'draws' if is_drawn else 'data'}. "
+        f"It needs to know {need}. {_IN_UPDATE if phase is Phase.UPDATE else _DRAWN if is_drawn else cure}"
     )
 
 

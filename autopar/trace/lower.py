@@ -22,6 +22,7 @@ from .linears import LINEAR_RULES
 from .losses import LOSS_RULES
 from .norms import NORM_RULES, Effects
 from .pieces import join_pieces
+from .private import without_modes
 from .random_ops import RANDOM_RULES
 from .tape import Record, Slot, find_slots, map_slots
 from .vocabulary import VOCABULARY_RULES, find_private
@@ -237,7 +238,12 @@ class _Lowering:
             self.handles.make(uid, value)
 
     def _view(self, record: Record, packet: str, bound: dict[str, object]) -> None:
-        base = next(v for v in bound.values() if isinstance(v, Slot))
+        base = next((v for v in bound.values() if isinstance(v, Slot)), None)
+        if base is None:  # `1j * x` has the conjugate of a number in its backward
+            shape, dtype = tensor_spec(self.tape.tensors[record.outs[0]])
+            with without_modes():
+                self.handles.make(record.outs[0], self.draft.full(shape, record.op(*record.args, **record.kwargs).item(), dtype))
+            return
         defaults = {a.name: a.default for a in schema_arguments(record.op) if a.has_default}
         shapes = [tensor_spec(self.tape.tensors[u])[0] for u in record.outs]
         before = self.handles.read(base.uid).shape

@@ -22,7 +22,7 @@ from .demands import explain_raised
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_DISPATCH = tuple(_OURS + name for name in ("place.py", "tape.py", "precision.py", "factors.py", "foreach.py"))  # on the inside of every op
+_DISPATCH = tuple(_OURS + name for name in ("place.py", "tape.py", "precision.py", "factors.py", "foreach.py", "data_writes.py"))  # on the inside of every op
 _LAYERS = tuple(_TORCH + part + os.sep for part in ("nn", "optim"))
 
 USER, LIBRARY, LAYER, TORCH, OURS, OTHER = range(6)
@@ -141,15 +141,20 @@ _CHECKS = {
     ("nn/functional.py", "gaussian_nll_loss"): False, ("nn/utils/clip_grad.py", "_get_total_norm"): False,
     ("distributions/distribution.py", "__init__"): True, ("distributions/distribution.py", "_validate_sample"): True,
 }  # fmt: skip
+# the same of transformers 5, which leaves them out where it knows that it is traced
+_LIBRARY_CHECKS = {
+    ("transformers/modeling_utils.py", "warn_if_padding_and_no_attention_mask"): False,
+    ("transformers/utils/import_utils.py", "torch_compilable_check"): True,
+}  # fmt: skip
 
 
 def passed_check() -> bool | None:
-    """What a check of values finds when all is well, where one of torch's own is running; None where somebody else is."""
+    """What a check of values finds when all is well, where one of torch's own or of a library's is running; None where somebody else is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_TORCH, _OURS)):
-            return None
+            return _LIBRARY_CHECKS.get((name.replace(os.sep, "/").rpartition("site-packages/")[2], frame.f_code.co_name))
         found = _CHECKS.get((name.removeprefix(_TORCH).replace(os.sep, "/"), frame.f_code.co_name))
         if found is not None:
             return found

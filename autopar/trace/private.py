@@ -182,6 +182,17 @@ def without_compilers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def inference_as_no_grad() -> Iterator[None]:
+    """`torch.inference_mode` is `torch.no_grad` inside: in it, ops made of others are not opened. 2.11 - 2.13: `torch._C._InferenceMode`."""
+    before = torch._C._InferenceMode
+    torch._C._InferenceMode = lambda mode: torch.no_grad() if mode else contextlib.nullcontext()
+    try:
+        yield
+    finally:
+        torch._C._InferenceMode = before
+
+
+@contextlib.contextmanager
 def without_mkldnn() -> Iterator[None]:
     """RNNs run step by step inside: with oneDNN a layer is one op that only a CPU has. 2.11 - 2.13: `_set_mkldnn_enabled`."""
     before = torch._C._get_mkldnn_enabled()

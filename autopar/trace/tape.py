@@ -146,6 +146,10 @@ class Tape(TorchDispatchMode):
         self.inputs.add(uid)
         return uid
 
+    def input_storages(self) -> set[int]:
+        """The storages of all inputs."""
+        return {storage_key(self.tensors[u]) for u in self.inputs}
+
     def branch(self) -> Tape:
         """An empty tape that looks for places where this one does."""
         return Tape(self._places, self._what)
@@ -262,10 +266,17 @@ class Tape(TorchDispatchMode):
             return passed_check()
         if values is None:
             where = self._forward_place() or blame_stack(running_frames()) or self._what
-            raise TraceError(f"{where}: {explain_demand(func, [self.tensors[u] for u in wanted], self.phase)}")
+            tensors = [self.tensors[u] for u in wanted]
+            raise TraceError(f"{where}: {explain_demand(func, tensors, self.phase, is_drawn=not self._inputs_behind(wanted))}")
         with without_modes():
             real = map_slots(list(args), lambda s: values[s.uid])
             return func(*real, **{k: map_slots(v, lambda s: values[s.uid]) for k, v in kwargs.items()})
+
+    def _inputs_behind(self, uids: list[int]) -> bool:
+        """True where an input is among what these tensors were made of."""
+        keys = self.input_storages()
+        touched = {*uids, *(u for record in history(self, uids) for u in (*find_slots(record), *record.outs) if u >= 0)}
+        return any(storage_key(self.tensors[u]) in keys for u in touched)
 
     def _forward_place(self) -> str:
         """The line in forward whose gradient autograd is computing; "" outside of autograd."""
@@ -313,7 +324,7 @@ def replay(tape: Tape, uids: list[int], random: bool = True) -> dict[int, torch.
         Value by uid; None where a value depends on an input, is random (if not allowed), or is too large.
     """
     records = history(tape, uids)
-    keys_of_inputs = {storage_key(tape.tensors[u]) for u in tape.inputs}
+    keys_of_inputs = tape.input_storages()
     known: dict[int, torch.Tensor] = {}
     for record in records:
         for uid in (*find_slots(record), *record.outs):

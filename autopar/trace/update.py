@@ -16,9 +16,11 @@ from ..graph.node import Phase
 from ..graph.tensor import Kind
 from .alike import choose_samples, why_not_alike
 from .carried import find_tables
-from .optimizer import OptimState, build_optimizer, check_steady, describe, learn_states, run_step
+from .data_writes import DataWrites
+from .optimizer import build_optimizer, check_steady, describe, run_step
 from .precision import float64_everywhere
 from .private import storage_key
+from .states import OptimState, learn_states
 from .tape import Tape, find_slots, written_uids
 from .workload import Workload
 
@@ -98,7 +100,7 @@ class _Recording:
         owned = self._masters(traced)
         everything = {n: self._stand_in(n, p) if n in pairs else owned[n] for n, p in params.items()}
         with self.cast():
-            optimizer, states, first_ops = learn_states(self.workload.optimizer, everything)
+            optimizer, states, first = learn_states(self.workload.optimizer, everything)
         states = [s for s in states if s.storage.partition(":")[2] not in pairs]
         for state in states:
             tape.add_input(state.tensor)
@@ -106,9 +108,9 @@ class _Recording:
             if p is not params[n]:
                 tape.add_input(p)
         start = len(tape.records)
-        with tape, self.cast():
+        with tape, self.cast(), DataWrites(tape.input_storages):
             run_step(optimizer, self.name, tuple(s.key for s in states if s.was_number))
-            check_steady(first_ops, [str(r.op) for r in tape.records[start:]], optimizer, self.name)
+            check_steady(first, tape.records[start:], optimizer, self.name)
             states = [self._with_known_start(state, start) for state in states]
             finals = self._param_finals(traced, owned, start)
         finals += self._state_finals(optimizer, states)

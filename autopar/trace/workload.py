@@ -36,6 +36,11 @@ class Workload:
     def __post_init__(self) -> None:
         if not isinstance(self.model, torch.nn.Module):
             raise ModelError(f"model: expected a torch.nn.Module, found {type(self.model).__name__}. Pass the module itself, built.")
+        if isinstance(self.model, torch.jit.ScriptModule):
+            raise ModelError(
+                f"model: {type(self.model).__name__} is a module of TorchScript, which runs its own code and cannot be traced. Pass the "
+                "nn.Module from which torch.jit made it."
+            )
         if isinstance(self.example_inputs, torch.Tensor):
             object.__setattr__(self, "example_inputs", (self.example_inputs,))
         if isinstance(self.example_targets, torch.Tensor):

@@ -49,7 +49,17 @@ class Groups(nn.Linear):
         return scores.masked_fill(~mask.bool(), 0.0)
 
 
-@pytest.mark.parametrize("make, shape", [(Scaled, (4, 6)), (ChannelsLast, (4, 3, 8, 8)), (Groups, (4, 6))])
+class Cached(nn.Linear):
+    """BLIP: a cache that is empty at first, of one dim, is joined with what comes."""
+
+    def __init__(self):
+        super().__init__(6, 5)
+
+    def forward(self, x):
+        return torch.cat([torch.tensor([], dtype=x.dtype), super().forward(x)], dim=-2)
+
+
+@pytest.mark.parametrize("make, shape", [(Scaled, (4, 6)), (ChannelsLast, (4, 3, 8, 8)), (Groups, (4, 6)), (Cached, (4, 6))])
 def test_equals_eager(make, shape):
     workload = Workload(make(), (torch.randn(*shape),), (torch.tensor([0, 4, 1, 2]),), F.cross_entropy, ADAMW)
     worst, _ = worst_differences(workload)
