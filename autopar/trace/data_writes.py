@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..errors import TraceError
+from .place import blame_stack, running_frames
 from .private import storage_key
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -36,13 +37,18 @@ class DataWrites(TorchFunctionMode):
             return None
         if storage_key(new) in self._kept():
             raise TraceError(
-                "an assignment to .data gives two tensors of the model the same memory from then on, which a compiled step cannot follow. "
+                f"{_where()}an assignment to .data gives two tensors of the model the same memory from then on, which a compiled step cannot follow. "
                 "Write x.data.copy_(y)."
             )
         if new.shape != tensor.shape:
             raise TraceError(
-                f"an assignment to .data changes the shape of a tensor from {list(tensor.shape)} to {list(new.shape)}, which a compiled step "
+                f"{_where()}an assignment to .data changes the shape of a tensor from {list(tensor.shape)} to {list(new.shape)}, which a compiled step "
                 "cannot follow. Make a new tensor."
             )
         tensor.data.copy_(new)
         return None
+
+
+def _where() -> str:
+    place = blame_stack(running_frames())
+    return f"{place}: " if place else ""
