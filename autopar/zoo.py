@@ -279,6 +279,7 @@ def run_zoo(models: Sequence[str], options: ZooOptions | None = None, jobs: int 
                     yield job.end()
     finally:
         for job in running.values():
+            job.process.kill()
             job.end()
 
 

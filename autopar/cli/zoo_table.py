@@ -26,7 +26,8 @@ class ZooTable:
     def __init__(self, models: Sequence[str], options: ZooOptions) -> None:
         self._options = options
         self._total, self._done = len(models), 0
-        titles = ["model", "nodes", "trace s", "no row", "found", *options.plan_for, *(["verified"] if options.verify else []), "FLOPs", "bytes", "s"]
+        verified = ["verified"] if options.verify else []
+        titles = ["model", "nodes", "trace s", "no row", "found", *options.plan_for, *verified, "FLOPs", "bytes", "s"]
         self._widths = [max(map(len, (*models, "model"))), *(max(_LEAST, len(t)) for t in titles[1:])]
         self._titles = titles
 
@@ -58,9 +59,8 @@ class ZooTable:
         if not row.num_nodes:
             return [_missing(bool(failed & {"load", "trace", "process"})), *[("", "")] * 3]
         lacking = [op for op in row.without_rows if op not in row.discovered]
-        return [
-            (f"{row.num_nodes:,}", ""), (f"{row.trace_s:.1f}", ""), (f"{len(row.without_rows)}", _RED if lacking else ""), (f"{len(row.discovered)}", ""),
-        ]  # fmt: skip
+        counts = (f"{len(row.without_rows)}", _RED if lacking else ""), (f"{len(row.discovered)}", "")
+        return [(f"{row.num_nodes:,}", ""), (f"{row.trace_s:.1f}", ""), *counts]
 
     def _count(self) -> str:
         return f"{self._done:>{len(str(self._total))}}/{self._total}  "

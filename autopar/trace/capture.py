@@ -20,6 +20,7 @@ from .blocks import BlockCopies
 from .data_writes import DataWrites
 from .drawn import refuse_drawn_numbers
 from .held import carry_hooks, check_carried, plain_attributes, unchanged
+from .loss_held import refuse_trained, widened
 from .outputs import output_spec, output_tensors, widen_output
 from .place import Places, explain_errors
 from .precision import default_dtype, float64_everywhere, state_dtype
@@ -123,6 +124,7 @@ class _Attempt:
         self.tape = Tape(self.places)
         self.blocks = BlockCopies(self.tape, workload.model, compile_flag, fewest=_FEWEST_BLOCKS if copying else None)
         self.entries: list[Entry] = []
+        self.own_dtypes = {p.dtype for p in workload.model.parameters()}
 
     def run(self) -> Captured:
         w = self.workload
@@ -221,6 +223,7 @@ class _Attempt:
             stack.enter_context(inference_as_no_grad())
             stack.enter_context(refuse_drawn_numbers())
             stack.enter_context(DataWrites(self.tape.input_storages))
+            stack.enter_context(widened(w.loss, self.precision == "fp64"))
             stack.enter_context(transformers_as_eager(not self.compile_flag))
             stack.enter_context(torch.set_grad_enabled(w.loss is not None))
             self.tape.phase = Phase.FORWARD
@@ -241,15 +244,15 @@ class _Attempt:
             with explain_errors("the backward pass", ""), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*Full backward hook.*")
                 loss.backward()
+            refuse_trained(w.loss, self._loss_name())
             return loss, output
 
     def _narrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the model gets for an input: in the dtype that its parameters have now, where it had the one that they had before."""
         if self.precision == "bf16" and tensor.dtype == torch.float32:
             return tensor.to(torch.bfloat16)
-        own = {p.dtype for p in self.workload.model.parameters() if p.dtype.is_floating_point}
         wanted = state_dtype(tensor.dtype, self.precision)
-        return tensor.to(wanted) if tensor.dtype in own and tensor.dtype != wanted else tensor
+        return tensor.to(wanted) if tensor.dtype in self.own_dtypes and tensor.dtype != wanted else tensor
 
     def _print_inputs(self) -> str:
         return _print_shapes(find_tensors("input:", self.workload.example_inputs))
@@ -257,8 +260,11 @@ class _Attempt:
     def _print_targets(self) -> str:
         return _print_shapes(find_tensors("target:", self.workload.example_targets))
 
+    def _loss_name(self) -> str:
+        return getattr(self.workload.loss, "__qualname__", type(self.workload.loss).__name__)
+
     def _check_loss(self, loss: object) -> None:
-        name = getattr(self.workload.loss, "__qualname__", type(self.workload.loss).__name__)
+        name = self._loss_name()
         if not isinstance(loss, torch.Tensor):
             raise InputError(f"loss {name}: expected a scalar tensor, found {type(loss).__name__}. Return the loss tensor itself.")
         if loss.shape != ():

@@ -35,15 +35,15 @@ class DataWrites(TorchFunctionMode):
         tensor, new = args
         if storage_key(new) == storage_key(tensor) and new.shape == tensor.shape and new.stride() == tensor.stride():
             return None
-        if storage_key(new) in self._kept():
-            raise TraceError(
-                f"{_where()}an assignment to .data gives two tensors of the model the same memory from then on, which a compiled step cannot follow. "
-                "Write x.data.copy_(y)."
-            )
         if new.shape != tensor.shape:
             raise TraceError(
                 f"{_where()}an assignment to .data changes the shape of a tensor from {list(tensor.shape)} to {list(new.shape)}, which a compiled step "
                 "cannot follow. Make a new tensor."
+            )
+        if storage_key(new) in self._kept():
+            raise TraceError(
+                f"{_where()}an assignment to .data gives two tensors of the model the same memory from then on, which a compiled step cannot follow. "
+                "Write x.data.copy_(y)."
             )
         tensor.data.copy_(new)
         return None

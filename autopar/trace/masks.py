@@ -30,21 +30,22 @@ def by_places(
     """
     if op is _ATEN.masked_select.default:
         shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-        return _open(args[0].expand(shape), [args[1]], shape, known)
-    if op in _INDEX:
-        return _open(args[0], args[1], tuple(args[0].shape), known)
-    return None
-
-
-def _open(x: torch.Tensor, indices: list[torch.Tensor | None], shape: torch.Size | tuple[int, ...], known) -> tuple | None:
+        mask = known(args[1])
+        return None if mask is None else (args[0].expand(shape), _places(mask, shape))
+    if op not in _INDEX:
+        return None
     found: list[torch.Tensor | None] = []
-    for index in indices:
+    for index in args[1]:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             found.append(index)
             continue
         mask = known(index)
         if mask is None:
             return None
-        with without_modes():
-            found += mask.expand(shape if len(indices) == 1 and mask.dim() == len(shape) else mask.shape).nonzero(as_tuple=True)
-    return x, found
+        found += _places(mask, mask.shape)
+    return args[0], found
+
+
+def _places(mask: torch.Tensor, shape: torch.Size) -> list[torch.Tensor]:
+    with without_modes():
+        return list(mask.expand(shape).nonzero(as_tuple=True))

@@ -25,10 +25,22 @@ class _Float64(TorchDispatchMode):
             return _grouped_mm(*args, **(kwargs or {}))
         args = tuple([_widen(a) for a in args])
         kwargs = {k: _widen(v) for k, v in kwargs.items()} if kwargs else {}
+        if _mixes(func, args):
+            args = tuple([_widen_constant(a) for a in args])
         out = func(*args, **kwargs)
         if func is torch.ops.aten.lift_fresh.default and out.dtype in _NARROW:
             return out.to(torch.float64)
         return out
+
+
+def _mixes(op: torch._ops.OpOverload, args: tuple) -> bool:
+    """True where narrow tensors meet float64 ones: constants of a loss or of the user's own, which are no states of the model."""
+    dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
+    return torch.float64 in dtypes and not dtypes.isdisjoint(_NARROW) and all(a.alias_info is None for a in op._schema.arguments)
+
+
+def _widen_constant(value: object) -> object:
+    return value.to(torch.float64) if isinstance(value, torch.Tensor) and value.dtype in _NARROW else value
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias=None, out_dtype=None) -> torch.Tensor:

@@ -222,9 +222,9 @@ class Tape(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
         except NOT_STATIC:
-            places = by_places(func, args, self._shape_value)
-            if places is not None:
-                with self:
+            with self:
+                places = by_places(func, args, self._shape_value)
+                if places is not None:
                     return _ATEN.index.Tensor(*places)
             out = self._decide(func, slots, kwslots)
             for tensor in first_tensors(out):

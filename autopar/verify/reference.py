@@ -22,6 +22,7 @@ from ..graph.tensor import Kind
 from ..runtime import ProgramSpec, State, initial_state, state_of_module
 from ..trace import Traced, Workload, float64_everywhere
 from ..trace.held import carry_hooks, unchanged
+from ..trace.loss_held import widened
 from ..trace.workload import find_tensors, map_tensors
 from .draws import first_draws, same_draws
 
@@ -113,7 +114,7 @@ class Reference:
         for p in self.model.parameters():
             p.grad = None
         try:
-            with same_draws(self.draws), float64_everywhere(), torch.set_grad_enabled(self.loss is not None):
+            with same_draws(self.draws), float64_everywhere(), widened(self.loss), torch.set_grad_enabled(self.loss is not None):
                 output = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
                 if self.loss is None:
                     return tuple(t for _, t in find_tensors("", _plain(output))), {}

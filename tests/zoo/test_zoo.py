@@ -1,4 +1,4 @@
-"""The zoo's small tier: a model of each family through the whole compiler against plain PyTorch; every other one traced, with a rule for every op.
+"""The zoo's small tier: a model of each family through the whole compiler against plain PyTorch; all others traced, with a rule for every op.
 
 A model whose library is not installed is skipped with the library's name. `autopar zoo` (`make zoo`) runs everything.
 """

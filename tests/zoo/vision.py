@@ -32,7 +32,7 @@ def _create(name: str, **fields) -> torch.nn.Module:
 
 
 def _timm():
-    """timm; where torchvision is not installed, with stand-ins for what timm imports of it and these models never use (data sets, transforms)."""
+    """timm; without torchvision, with stand-ins for what timm imports of it and these models never use (data sets, transforms)."""
     if importlib.util.find_spec("torchvision") is not None:
         import timm
 

@@ -1,0 +1,157 @@
+"""What an optimizer carries beside the usual moments: Python numbers, options of groups, optimizers inside of it, states made anew."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+
+import pytest
+import torch
+from compare import worst_differences
+from zoo import mlp
+
+from autopar.errors import TraceError
+from autopar.trace import trace_step
+
+pytestmark = pytest.mark.torch
+TOLERANCE = 1e-12
+
+
+class Decays(torch.optim.SGD):
+    """The rate of a group falls with an attribute that counts in Python; momentum starts as a clone of the gradient."""
+
+    count = 0
+
+    def step(self, closure=None):
+        self.count += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 * (1 - self.count / 100) ** 0.9
+        super().step(closure)
+
+
+class CountsInGroup(torch.optim.Optimizer):
+    """Two Python numbers in the group, one of which does not grow evenly, and a tensor that the first step makes."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {"k": 0, "weights": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            if "steps" not in group:
+                group["steps"] = torch.zeros(())
+            group["steps"].add_(1)
+            group["k"] += 1
+            group["weights"] += group["k"] ** 2
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=0.1 * group["k"] ** 2 / group["weights"])
+                p.lerp_(torch.zeros_like(p), weight=1 / (10 + group["steps"]))
+
+
+class Perturbs(torch.optim.Optimizer):
+    """SAM's shape: an optimizer with states of its own inside, and a state that every step writes before it reads it."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for g in self.param_groups for p in g["params"]]
+        norm = torch.stack([p.grad.norm() for p in params]).norm()
+        for p in params:
+            self.state[p]["moved"] = p.grad * (0.05 / norm)
+            p.add_(self.state[p]["moved"])
+        self.base.step()
+        for p in params:
+            p.sub_(self.state[p]["moved"])
+
+
+class MakesAnew(torch.optim.Optimizer):
+    """Written without in-place ops, through `.data`."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "m" not in state:
+                    state["m"], state["slow"] = torch.zeros_like(p.data), torch.zeros_like(p.data).copy_(p.data)
+                state["m"] = 0.9 * state["m"] + p.grad.data
+                state["slow"] = 0.5 * state["slow"] + 0.5 * p.data
+                p.data = state["slow"] - group["lr"] * state["m"]
+
+
+@pytest.mark.parametrize("optimizer", [functools.partial(Decays, lr=0.1, momentum=0.9), CountsInGroup, Perturbs, MakesAnew])
+def test_equals_eager(optimizer):
+    worst, _ = worst_differences(mlp(optimizer))
+    assert all(w <= TOLERANCE for w in worst.values()), worst
+
+
+def test_names_and_first_values_of_what_a_group_carries():
+    traced = trace_step(mlp(CountsInGroup))
+    first = traced.graph.inputs[0].rpartition("@")[0]
+    expected = {f"group.{key}:{first}": ("fill", 0.0) for key in ("k", "weights", "steps")}
+    assert dict(traced.init_optim) == expected
+
+
+def make(body) -> type[torch.optim.Optimizer]:
+    class Own(torch.optim.Optimizer):
+        count = 0
+
+        def __init__(self, params) -> None:
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            self.count += 1
+            for p in self.param_groups[0]["params"]:
+                body(self, p)
+
+    return Own
+
+
+def warms_up(own, p):
+    p.sub_(p.grad, alpha=0.1 if own.count > 5 else 0.01)
+
+
+def swings(own, p):
+    p.sub_(p.grad, alpha=math.cos(own.count))
+
+
+def slow_after(own, p):
+    p.sub_(p.grad)
+    if "slow" not in own.state[p]:
+        own.state[p]["slow"] = p.clone()
+    own.state[p]["slow"].lerp_(p, 0.5)
+
+
+@pytest.mark.parametrize(
+    "body, text",
+    [
+        (warms_up, r"test_carried.py:\d+: .*whether it is true.*\(count: a number that every step changes is a tensor here.\)"),
+        (swings, r"test_carried.py:\d+: .*as a Python number.*\(count: a number"),
+        (slow_after, r"state slow:\S+ starts as a copy of its parameter after the first update \(.*test_carried.py:\d+\).*Copy it before"),
+    ],
+)
+def test_what_cannot_be_carried_names_the_line(body, text):
+    with pytest.raises(TraceError, match=text):
+        trace_step(mlp(make(body)))
+
+
+class Schedules(torch.optim.AdamW):
+    def __init__(self, params) -> None:
+        super().__init__(params, lr=1e-3)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self, 10)
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.schedule.step()
+
+
+def test_a_schedule_inside_is_refused():
+    with pytest.raises(TraceError, match=re.escape("optimizer Schedules: its step() steps a learning-rate schedule")):
+        trace_step(mlp(Schedules))

@@ -1,0 +1,63 @@
+"""Random numbers of Python and numpy in a step, and decisions on torch's own."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from autopar.errors import TraceError
+from autopar.trace import Workload, trace_step
+
+pytestmark = pytest.mark.torch
+
+
+def step(body) -> Workload:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(6, 5)
+
+        def forward(self, x):
+            return body(self.lin(x))
+
+    return Workload(Model(), (torch.randn(4, 6),), (torch.randn(4, 5),), F.mse_loss, torch.optim.SGD)
+
+
+def python_draw(y):
+    return y * random.random()
+
+
+def numpy_draw(y):
+    return y * float(np.random.beta(0.4, 0.4))
+
+
+@pytest.mark.parametrize("body, name", [(python_draw, "Python's random"), (numpy_draw, "numpy.random")])
+def test_a_draw_in_python_is_refused(body, name):
+    with pytest.raises(TraceError, match=rf"draws random numbers from {name}: .*the same in every step. Draw with torch"):
+        trace_step(step(body))
+
+
+def seeded(y):
+    np.random.seed(0)
+    return y * float(np.random.rand())
+
+
+def test_what_seeds_itself_draws_the_same_anyway():
+    before = np.random.seed
+    assert trace_step(step(seeded)).graph.nodes
+    assert np.random.seed is before
+
+
+def drops_layer(y):
+    return y if torch.rand(()) < 0.1 else 2 * y
+
+
+def test_a_decision_on_a_draw_is_told_as_one():
+    line = drops_layer.__code__.co_firstlineno + 1
+    with pytest.raises(TraceError, match=rf"test_drawn.py:{line}: .*is drawn in every step.*layerdrop=0.0"):
+        trace_step(step(drops_layer))
