@@ -34,11 +34,13 @@ from .private import (
     transformers_as_eager,
     without_compilers,
     without_mkldnn,
+    without_modes,
 )
 from .tape import Tape, written_uids
 from .update import Entry, Update, record_update
 from .workload import Workload, find_tensors, map_tensors
 
+_LARGEST_SETTLED = 64  # elements of a buffer whose value may decide
 _FEWEST_BLOCKS = 8  # equal blocks from this number on are copied
 
 
@@ -138,6 +140,7 @@ class _Attempt:
                 self._enter(name, Kind.PARAM, tensor)
             for name, tensor in buffers.items():
                 self._enter(name, Kind.BUFFER, tensor)
+            self._settle(buffers)
             batch_entries = [(n, t) for table in (inputs, targets) for n, t in table.items()]
             for _, tensor in batch_entries:
                 self.tape.add_input(tensor)
@@ -156,6 +159,7 @@ class _Attempt:
             if w.optimizer is not None:
                 update = record_update(self.tape, w, params, self.precision)
             self.entries += update.entries
+            self._check_relied(buffers)
             for name, tensor in batch_entries:
                 self.entries.append(Entry(name, Kind.BATCH, self.tape.uid(tensor)))
         outs = [] if w.loss is not None else [(n, t) for n, t in output_tensors("", output)]
@@ -189,9 +193,36 @@ class _Attempt:
                 aliases[name] = seen[id(b)]
                 continue
             seen[id(b)] = name
+            if b.layout != torch.strided:
+                raise TraceError(
+                    f"buffer {name} is a sparse tensor, which cannot be split. Keep its indices and values in buffers and write the "
+                    "product with index_add or scatter, or keep it dense: .to_dense()."
+                )
             dtype = torch.float64 if self.precision == "fp64" and b.dtype.is_floating_point else b.dtype
             buffers[name] = torch.empty(b.shape, dtype=dtype)
         return params, buffers, aliases
+
+    def _settle(self, buffers: dict[str, torch.Tensor]) -> None:
+        """Small buffers that are in no state dict may decide, as sizes do (`nn.Buffer(torch.tensor(stride), persistent=False)`)."""
+        for name, buffer in buffers.items():
+            path, _, key = name.rpartition(".")
+            owner = self.workload.model.get_submodule(path)
+            value = owner._buffers.get(key)
+            if value is None or value.is_meta or value.numel() > _LARGEST_SETTLED:
+                continue
+            if key in owner._non_persistent_buffers_set:
+                with without_modes():
+                    self.tape.settle(self.tape.uid(buffer), value.detach().to("cpu", buffer.dtype))
+
+    def _check_relied(self, buffers: dict[str, torch.Tensor]) -> None:
+        """Refuse a buffer on whose value the program decides and which it changes."""
+        relied = self.tape.relied & self._written() if self.tape.relied else set()
+        names = [name for name, buffer in buffers.items() if storage_key(buffer) in relied]
+        if names:
+            raise TraceError(
+                f"buffer {names[0]}: the program asks for its value and changes it in one step, while one compiled step stands for all. "
+                "Keep it a tensor throughout: torch.where instead of `if`, index_copy instead of a slice."
+            )
 
     def _fake_batch(self, prefix: str, value: object) -> dict[str, torch.Tensor]:
         found = {}

@@ -1,5 +1,5 @@
-"""What an optimizer carries from step to step: states of parameters, options of groups, attributes of its own; those of optimizers inside of
-it, too (SAM, Lookahead).
+"""What an optimizer carries from step to step: states of parameters, options of groups, attributes of its own; and the same of optimizers
+inside of it (SAM, Lookahead).
 
 In: an optimizer, before and after a step. Out: its tables by place, and the Python numbers in them. A number that a step changes becomes
 a tensor (`optimizer.learn_states`), so that a compiled step can carry it; Python that decides on it is then an error of its own.
@@ -48,8 +48,10 @@ def find_tables(optimizer: object) -> dict[Place, Table]:
                 found[number, "group", k] = Table(group["params"][0], group)
         if params and hasattr(held, "__dict__"):
             found[number, "self", 0] = Table(params[0], vars(held))
-    seen: set[int] = set()
-    return {p: t for p, t in sorted(found.items(), key=lambda x: x[0][1] != "") if not (id(t.entries) in seen or seen.add(id(t.entries)))}  # type: ignore[func-returns-value]
+    once: dict[int, Place] = {}
+    for place in sorted(found, key=lambda p: p[1] != ""):
+        once.setdefault(id(found[place].entries), place)
+    return {place: found[place] for place in once.values()}
 
 
 def read_numbers(optimizer: object) -> Numbers:

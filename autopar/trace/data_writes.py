@@ -1,7 +1,7 @@
 """`p.data = x`: torch gives the tensor other memory, which no op tells; a step on tape needs a write.
 
-In: such an assignment, as averaged teachers (`t.data = t.data * m + s.data * (1 - m)`) and hand-written optimizers have it. Out: a copy into
-the tensor. Invariant: equal, as long as the new value shares no memory with what another tensor of the step keeps.
+In: such an assignment, as averaged teachers (`t.data = t.data * m + s.data * (1 - m)`) and hand-written optimizers have it. Out: a copy
+into the tensor. Invariant: equal, as long as the new value shares no memory with what another tensor of the step keeps.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class DataWrites(TorchFunctionMode):
             return None
         if new.shape != tensor.shape:
             raise TraceError(
-                f"{_where()}an assignment to .data changes the shape of a tensor from {list(tensor.shape)} to {list(new.shape)}, which a compiled step "
-                "cannot follow. Make a new tensor."
+                f"{_where()}an assignment to .data changes the shape of a tensor from {list(tensor.shape)} to {list(new.shape)}, which a "
+                "compiled step cannot follow. Make a new tensor."
             )
         if storage_key(new) in self._kept():
             raise TraceError(
-                f"{_where()}an assignment to .data gives two tensors of the model the same memory from then on, which a compiled step cannot follow. "
-                "Write x.data.copy_(y)."
+                f"{_where()}an assignment to .data gives two tensors of the model the same memory from then on, which a compiled step "
+                "cannot follow. Write x.data.copy_(y)."
             )
         tensor.data.copy_(new)
         return None

@@ -65,6 +65,7 @@ _OTHER = ("its values", "Keep shapes fixed and values in tensors: masks instead 
 _DRAWN = (
     "Switch the random choice off (LayerDrop of a library: layerdrop=0.0), or apply it with tensors: torch.where(drawn, x, y)."
 )
+_ON_DATA = "depends on data, while a step is compiled once for all data"
 _IN_UPDATE = "Write the update with tensor operations only (no .item(), float(tensor) or `if tensor`), or choose another optimizer."
 
 # what torch says where fake tensors have no data -> (what the line needed, the cure)
@@ -79,6 +80,12 @@ _RAISED: tuple[tuple[str, str, str], ...] = (
     ("self.shape_env must not be None", "a size that depends on data (a nested or ragged tensor?)", "Use a padded tensor and a mask."),
     ("data is not allocated yet", "the values of a tensor", "Pass Python numbers, or keep it a tensor throughout."),
     ("Cannot access data pointer of Tensor", "the memory of a tensor", "Wrap the kernel with torch.library.custom_op and register_fake."),
+)
+# what torch says where a program names a device -> what to do
+_DEVICES = ("support for cuda", "compiled with CUDA enabled", "No CUDA GPUs are available", "Found no NVIDIA driver")
+_NAMES_DEVICE = (
+    "the program moves a tensor to a device by name, while each rank of a compiled step has its own. Take the device of what is there: "
+    "x.to(self.weight.device), torch.zeros(n, device=x.device)."
 )
 
 
@@ -98,15 +105,17 @@ def explain_demand(op: torch._ops.OpOverload, tensors: Sequence[torch.Tensor], p
         need, cure = _DEMANDS.get(_ALIASES.get(packet, packet), _OTHER)
     shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
     return (
-        f"the program asks for the value of a tensor ({shapes}, by {op}) that {'is drawn in every step' if is_drawn else 'depends on data'}, "
-        f"while a step is compiled once for all {'draws' if is_drawn else 'data'}. "
+        f"the program asks for the value of a tensor ({shapes}, by {op}) that "
+        f"{'is drawn in every step, while a step is compiled once for all draws' if is_drawn else _ON_DATA}. "
         f"It needs to know {need}. {_IN_UPDATE if phase is Phase.UPDATE else _DRAWN if is_drawn else cure}"
     )
 
 
 def explain_raised(error: BaseException) -> str:
-    """The same for an exception that torch raised for want of data; "" for any other."""
+    """The same for an exception that torch raised for want of data or of a device; "" for any other."""
     text = str(error)
+    if any(mark in text for mark in _DEVICES):
+        return _NAMES_DEVICE
     for mark, need, cure in _RAISED:
         if mark in text:
             return f"the program asks for {need}, which depends on data, while a step is compiled once for all data. {cure}"

@@ -7,7 +7,6 @@ cannot be shown is whole, with the reason. An op that is not the same function t
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from ..graph.node import Node, input_names
 from ..graph.registry import RuleRow, nodes_without_row, packet_of, rule_of
 from ..graph.rule import LinearSets, Site, resolve
 from ..graph.strategy import list_strategies
-from .experiment import Found, Laboratory, OutOfTime, Trial, Way, list_candidates
+from .experiment import Found, Laboratory, OutOfTime, Trial, Way, clock, list_candidates
 from .kept import CACHE_PATH, kept_path, read_row, write_row
 from .made_up import DOMAINS, KINDS, MAX_ELEMENTS, Args, Shape, Shrinking, count_elements, list_shrinkings, make_inputs, widen
 from .private import without_modes
@@ -86,7 +85,7 @@ def discover_rule(
         inputs, outputs: shapes and dtypes around the node, whole; None for an output that does not exist.
         cache, budget_s: as in `find_rows`.
     """
-    began = time.perf_counter()
+    began = clock()
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), torch.no_grad(), without_modes():
         warnings.simplefilter("ignore")
         return _Study(node, inputs, outputs, began + budget_s).run(cache)
@@ -111,7 +110,7 @@ class _Study:
         self.node, self.inputs, self.outputs = node, inputs, outputs
         self.shapes = tuple(shape for shape, _ in inputs)
         self.dtypes = tuple(getattr(torch, dtype) for _, dtype in inputs)
-        self.began = time.perf_counter()
+        self.began = clock()
         self.reason = NOT_FOUND
         self.lab = Laboratory(node.op, call_op, deadline)
         self.seen: tuple[tuple[Shape | None, ...], ...] = ()  # shapes with which it ran, inputs then outputs
@@ -170,16 +169,16 @@ class _Study:
         seen: list[tuple[Shape | None, ...]] = []
         for turn in (0, 1):
             inputs = make_inputs(bench.shrinking.shapes[turn], bench.dtypes, "signed", bench.domain, max(_SHARDS), turn)
-            if time.perf_counter() > self.lab.deadline:
+            if clock() > self.lab.deadline:
                 raise OutOfTime
-            started = time.perf_counter()
+            started = clock()
             try:
                 made = self.lab.run(self.node.op, bench.shrinking.args[turn], inputs)
             except Exception as error:
                 return f"{type(error).__name__}: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
             finally:
                 if self.lab.num_trials == 0:  # torch and the op may load and compile: that is not the op's time
-                    self.lab.deadline += time.perf_counter() - started
+                    self.lab.deadline += clock() - started
                 self.lab.num_trials += 1
             expected = [None if o is None else len(o[0]) for o in self.outputs]
             if [None if o is None else o.dim() for o in made] != expected:
@@ -318,7 +317,7 @@ class _Study:
         text = print_rule(self.shapes, tuple(None if o is None else o[0] for o in self.outputs), factors, self.seen).text
         names = input_names(self.node)
         owed = tuple(dict.fromkeys(names[k] for f in factors for k in f.owed))
-        seconds = time.perf_counter() - self.began
+        seconds = clock() - self.began
         return RuleRow(self.node.op, "discovered", (), text, linear, owed, reduce, 1.0, reason if "[" in text else "", self.lab.num_trials, seconds)
 
 

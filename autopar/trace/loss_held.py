@@ -1,7 +1,7 @@
 """What a loss holds itself: class weights, a frozen network of a perceptual loss, a teacher in its closure.
 
-In: the loss. Out: its tensors in float64 while a step is verified; an error where a step would train them, which no optimizer of the model's
-parameters does. Invariant: afterwards the loss is as it was.
+In: the loss. Out: its tensors in float64 while a step is verified; an error where a step would train them, which no optimizer of the
+model's parameters does. Invariant: afterwards the loss is as it was.
 """
 
 from __future__ import annotations

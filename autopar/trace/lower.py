@@ -170,11 +170,6 @@ class _Lowering:
     _last_place: tuple[str, str] = ("", "")
 
     def _rewrite(self, record: Record) -> None:
-        if any(uid >= 0 and self.tape.tensors[uid].layout != torch.strided for uid in record.outs):
-            raise TraceError(
-                f"{self.draft.source or 'the step'}: {record.op} makes a sparse tensor, which cannot be split. Use dense ones: sparse=False "
-                "for an embedding, index_add or scatter for a sparse product."
-            )
         op, packet = record.op, record.op._schema.name.split("::")[1]
         arguments = schema_arguments(op)
         bound = bind(op, record.args, record.kwargs)

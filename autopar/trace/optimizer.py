@@ -124,11 +124,10 @@ def check_steady(first: list[Record], steady: list[Record], optimizer: torch.opt
     """
     if held_sgd(optimizer) is not None or not first:
         return  # `learn_states` has made sure
-    before, after = ([str(r.op) for r in core_records(records)] for records in (first, steady))
-    if before != after:
-        at = next((k for k, (a, b) in enumerate(zip(before, after)) if a != b), min(len(before), len(after)))
-        found = before[at] if at < len(before) else "nothing"
-        expected = after[at] if at < len(after) else "nothing"
+    before, after = (core_records(records) for records in (first, steady))
+    if [r.op for r in before] != [r.op for r in after]:
+        at = next((k for k, (a, b) in enumerate(zip(before, after)) if a.op is not b.op), min(len(before), len(after)))
+        found, expected = (f"{records[at].op} of {records[at].source}" if at < len(records) else "nothing" for records in (before, after))
         raise TraceError(
             f"optimizer {name}: its first step is not like the later ones (op {at}: {found} at first, {expected} later), so one compiled "
             "step cannot stand for all. Make the states before the first update, with torch.zeros_like(p)."

@@ -22,7 +22,8 @@ from .demands import explain_raised
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_DISPATCH = tuple(_OURS + name for name in ("place.py", "tape.py", "precision.py", "factors.py", "foreach.py", "data_writes.py"))  # on the inside of every op
+_INSIDE = ("place.py", "tape.py", "precision.py", "factors.py", "foreach.py", "data_writes.py", "drawn.py")  # of every op
+_DISPATCH = tuple(_OURS + name for name in _INSIDE)
 _LAYERS = tuple(_TORCH + part + os.sep for part in ("nn", "optim"))
 
 USER, LIBRARY, LAYER, TORCH, OURS, OTHER = range(6)

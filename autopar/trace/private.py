@@ -183,7 +183,7 @@ def without_compilers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def inference_as_no_grad() -> Iterator[None]:
-    """`torch.inference_mode` is `torch.no_grad` inside: in it, ops made of others are not opened. 2.11 - 2.13: `torch._C._InferenceMode`."""
+    """`torch.inference_mode` is `torch.no_grad` inside: ops made of others are not opened in it. 2.11 - 2.13: `torch._C._InferenceMode`."""
     before = torch._C._InferenceMode
     torch._C._InferenceMode = lambda mode: torch.no_grad() if mode else contextlib.nullcontext()
     try:

@@ -120,7 +120,7 @@ class _Learner:
         return _initial_value(self.tape, self.makers, tensor, self.params, self.param_keys, self.optimizer, storage, self.name)
 
     def _read_instead(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What the first step read where the second read this state: `state["m"] = 0.9 * state["m"] + grad` makes a new tensor each time."""
+        """What the first step read where the second reads this state: `state["m"] = 0.9 * state["m"] + grad` makes it anew each time."""
         for one, other in zip(core_records(self.first), core_records(self.scratch.records)):
             if one.op is not other.op:
                 return None
@@ -136,8 +136,6 @@ class _Learner:
         names = {id(p): n for n, p in self.params.items()}
         for storage, ((place, key), value, init) in self.found.items():
             began = self._read_instead(value) if init[0] == "unknown" else None
-            if began is not None and not self.tape.knows(value):
-                began = None
             init = init if began is None else self._value_of(began, storage)
             param = tables[place].owner
             counts = value.ndim == 0 and (param.ndim > 0 or key == "step")  # a moment of a scalar parameter is a scalar too
@@ -206,8 +204,8 @@ def _initial_value(tape, makers, state, params, param_keys, optimizer, storage, 
             earlier = tape.records[: next(n for n, r in enumerate(tape.records) if r is record)]
             if any(key == storage_key(tape.tensors[u]) for r in earlier for u in written_uids(r)):
                 return "unknown", (
-                    f"optimizer {name}: state {storage} starts as a copy of its parameter after the first update ({record.source}), so the first "
-                    "step is not like the later ones. Copy it before the parameter is written."
+                    f"optimizer {name}: state {storage} starts as a copy of its parameter after the first update ({record.source}), so the "
+                    "first step is not like the later ones. Copy it before the parameter is written."
                 )
             return "param", param_keys[key]
         sgd = held_sgd(optimizer) if storage.startswith("momentum_buffer:") else None

@@ -122,6 +122,8 @@ class Tape(TorchDispatchMode):
         self.tensors: list[torch.Tensor] = []
         self.constants: dict[int, torch.Tensor] = {}
         self.inputs: set[int] = set()
+        self.settled: dict[int, int] = {}  # storages of inputs whose value may decide, and their uids
+        self.relied: set[int] = set()  # those whose value has decided
         self.phase = Phase.FORWARD
         self.is_recording = True
         self._uids: dict[int, int] = {}
@@ -145,6 +147,11 @@ class Tape(TorchDispatchMode):
         uid = self.uid(tensor)
         self.inputs.add(uid)
         return uid
+
+    def settle(self, uid: int, value: torch.Tensor) -> None:
+        """An input has this value in every step (a buffer that no checkpoint holds), if no op writes to it: see `relied`."""
+        self.settled[storage_key(self.tensors[uid])] = uid
+        self.constants[uid] = value
 
     def input_storages(self) -> set[int]:
         """The storages of all inputs."""
@@ -236,7 +243,13 @@ class Tape(TorchDispatchMode):
                 f"{blame_stack(running_frames()) or self._what}: {func} has no fake (shape-only) form, so the step cannot be traced "
                 f"({str(error).splitlines()[0]}). Register one with torch.library.register_fake, or use ATen ops."
             ) from None
-        outs = tuple([-1 if t is None else self.uid(t) for t in first_tensors(out)])
+        made = first_tensors(out)
+        if any(t is not None and t.layout != torch.strided for t in made):
+            raise TraceError(
+                f"{self._forward_place() or blame_stack(running_frames()) or self._what}: {func} makes a sparse tensor, which cannot be "
+                "split. Use dense ones: sparse=False for an embedding, index_add or scatter for a sparse product."
+            )
+        outs = tuple([-1 if t is None else self.uid(t) for t in made])
         self.records.append(Record(func, slots, kwslots, outs, self.phase, self._places.path, self._places.source(), seq, in_autograd))
         return out
 
@@ -324,7 +337,7 @@ def replay(tape: Tape, uids: list[int], random: bool = True) -> dict[int, torch.
         Value by uid; None where a value depends on an input, is random (if not allowed), or is too large.
     """
     records = history(tape, uids)
-    keys_of_inputs = tape.input_storages()
+    keys_of_inputs = tape.input_storages() - set(tape.settled)
     known: dict[int, torch.Tensor] = {}
     for record in records:
         for uid in (*find_slots(record), *record.outs):
@@ -340,7 +353,7 @@ def replay(tape: Tape, uids: list[int], random: bool = True) -> dict[int, torch.
 
     def real(slot: Slot) -> torch.Tensor:
         if slot.uid not in known:
-            known[slot.uid] = tape.constants[slot.uid].clone()
+            known[slot.uid] = tape.constants[slot.uid].detach().clone()
         return known[slot.uid]
 
     cpu = torch.device("cpu")
@@ -353,6 +366,8 @@ def replay(tape: Tape, uids: list[int], random: bool = True) -> dict[int, torch.
                 for uid, tensor in zip(record.outs, first_tensors(out)):
                     if uid >= 0 and tensor is not None:
                         known[uid] = tensor
-            return {uid: real(Slot(uid)) for uid in uids}
+            found = {uid: real(Slot(uid)) for uid in uids}
         except KeyError:
             return None
+    tape.relied |= {key for key, uid in tape.settled.items() if uid in known}
+    return found

@@ -154,8 +154,8 @@ class _Recording:
             now = tables[state.place].entries.get(state.key)
             if not isinstance(now, torch.Tensor):
                 raise TraceError(
-                    f"optimizer {self.name}: {state.storage.partition(':')[0]} becomes a Python number in every step, which a compiled step "
-                    "cannot make. Compute it with tensors, or leave it as it is."
+                    f"optimizer {self.name}: {state.storage.partition(':')[0]} becomes a Python number in every step, which a compiled "
+                    "step cannot make. Compute it with tensors, or leave it as it is."
                     if state.was_number
                     else f"optimizer {self.name}: state {state.storage} is a tensor before a step and {type(now).__name__} after it"
                 )

@@ -63,7 +63,9 @@ def reshaped(t, s):
     t.data = t.data.flatten()
 
 
-@pytest.mark.parametrize("write, text", [(shared, r"two tensors of the model the same memory.*x\.data\.copy_"), (reshaped, r"changes the shape")])
+@pytest.mark.parametrize(
+    "write, text", [(shared, r"two tensors of the model the same memory.*x\.data\.copy_"), (reshaped, r"changes the shape")]
+)
 def test_what_cannot_be_followed_names_the_line(write, text):
     line = write.__code__.co_firstlineno + 1
     with pytest.raises(TraceError, match=rf"test_data_writes.py:{line}: .*{text}"):

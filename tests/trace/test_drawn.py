@@ -38,8 +38,12 @@ def numpy_draw(y):
 
 @pytest.mark.parametrize("body, name", [(python_draw, "Python's random"), (numpy_draw, "numpy.random")])
 def test_a_draw_in_python_is_refused(body, name):
-    with pytest.raises(TraceError, match=rf"draws random numbers from {name}: .*the same in every step. Draw with torch"):
+    line = body.__code__.co_firstlineno + 1
+    before = random.random, np.random.beta
+    text = rf"test_drawn.py:{line}: the step draws random numbers from {name}: .*the same in every step. Draw with torch"
+    with pytest.raises(TraceError, match=text):
         trace_step(step(body))
+    assert (random.random, np.random.beta) == before
 
 
 def seeded(y):

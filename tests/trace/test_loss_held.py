@@ -72,6 +72,7 @@ class Proxies(nn.Module):
 
 def test_a_loss_that_would_be_trained_is_refused():
     made = Workload(nn.Linear(6, 5), (torch.randn(4, 6),), (torch.tensor([0, 1, 2, 1]),), Proxies(), torch.optim.SGD)
-    with pytest.raises(ModelError, match=r"loss Proxies: holds a parameter of shape \[3, 5\] that gets a gradient.*Put the loss into the model"):
+    text = r"loss Proxies: holds a parameter of shape \[3, 5\] that gets a gradient.*Put the loss into the model"
+    with pytest.raises(ModelError, match=text):
         trace_step(made)
     assert made.loss.proxies.grad is None

@@ -52,5 +52,6 @@ def test_mask_of_shapes_equals_eager(pick):
 
 
 def test_mask_of_data_is_refused():
-    with pytest.raises(TraceError, match=r"test_masks.py:\d+: .*float32\[8, 8\], bool\[8, 8\], by aten.index.Tensor.*how many elements a mask"):
+    text = r"test_masks.py:\d+: .*float32\[8, 8\], bool\[8, 8\], by aten.index.Tensor.*how many elements a mask"
+    with pytest.raises(TraceError, match=text):
         trace_step(contrastive(lambda s: s[s > 0][None]))
