@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 _HOME = {
     "api": ("compile", "opportunities", "plan", "compile_workload", "launch", "Compiled"),
     "trace": ("Workload",),
-    "trace.region": ("region",),
-    "trace.register": ("register_rule",),
+    "trace.discovery.region": ("region",),
+    "trace.discovery.register": ("register_rule",),
     "trace.load": ("load_workload",),
     "options": ("Options",),
     "cluster": ("Cluster", "parse_cluster"),

@@ -43,8 +43,8 @@ from .solver.answer import Answered, Case, build_answer
 from .solver.recognise import recognise
 from .solver.search import Question, search
 from .trace import Traced, Workload, trace_step
-from .trace.discover import CACHE_PATH, NOT_THE_SAME, find_rows
-from .trace.homes import find_homes
+from .trace.discovery.discover import CACHE_PATH, NOT_THE_SAME, find_rows
+from .trace.discovery.homes import find_homes
 from .view.shown import ShownOpportunities, ShownPlan, load_plan, show_opportunities, show_plan
 
 PROFILE_PATH = Path.home() / ".cache" / "autopar" / "profile-cpu.json"

@@ -227,7 +227,7 @@ class _Run:
         from .api import build_case
         from .graph.opportunities.find import splittable
         from .graph.registry import rules_in_force
-        from .trace.discover import CACHE_PATH, find_rows
+        from .trace.discovery.discover import CACHE_PATH, find_rows
 
         rows = find_rows(graph, (), CACHE_PATH)
         self.found["discovered"] = tuple(dict.fromkeys(row.op for row in rows))

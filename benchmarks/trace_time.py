@@ -25,7 +25,8 @@ def run_case(name: str, is_plain: bool) -> None:
     import transformers
 
     from autopar.graph.repeats import fold_graph
-    from autopar.trace import capture, trace_step, update
+    from autopar.trace import capture, trace_step
+    from autopar.trace.updating import update
     from autopar.trace.build import build_lightly
     from autopar.trace.load import token_cross_entropy
     from autopar.trace.workload import Workload

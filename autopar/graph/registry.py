@@ -1,6 +1,6 @@
 """Rules in force for one graph: the table, and a row for each op that it lacks, stated by the user or discovered.
 
-In: the rows of the ops that the table lacks, each a value that a plan can carry (who found them is `trace.discover`). Out: one table of
+In: the rows of the ops that the table lacks, each a value that a plan can carry (who found them is `trace.discovery`). Out: one table of
 rules. Invariant: an op of the table is never given another row, and every row says where it comes from. No torch here.
 """
 

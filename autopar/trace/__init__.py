@@ -13,7 +13,7 @@ import torch
 from ..graph.graph import Graph
 from .capture import Captured, capture_step
 from .load import load_workload
-from .lower import lower
+from .lowering.lower import lower
 from .precision import float64_everywhere
 from .workload import Workload
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .draft import bind
+from .lowering.draft import bind
 from .held import carry_hooks
 from .private import gradient_hooks, make_fake_mode, storage_key, trunc_normal_by_quantile
 from .reach import replace_tensors

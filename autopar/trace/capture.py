@@ -17,7 +17,7 @@ from ..errors import AutoparError, InputError, TraceError
 from ..graph.node import Phase
 from ..graph.tensor import Kind
 from .blocks import BlockCopies
-from .data_writes import DataWrites
+from .updating.data_writes import DataWrites
 from .drawn import refuse_drawn_numbers
 from .held import carry_hooks, check_carried, plain_attributes, unchanged
 from .loss_held import refuse_trained, widened
@@ -37,7 +37,7 @@ from .private import (
     without_modes,
 )
 from .tape import Tape, written_uids
-from .update import Entry, Update, record_update
+from .updating.update import Entry, Update, record_update
 from .workload import Workload, find_tensors, map_tensors
 
 _LARGEST_SETTLED = 64  # elements of a buffer whose value may decide

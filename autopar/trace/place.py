@@ -22,8 +22,9 @@ from .demands import explain_raised
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_INSIDE = ("place.py", "tape.py", "precision.py", "factors.py", "foreach.py", "data_writes.py", "drawn.py")  # of every op
-_DISPATCH = tuple(_OURS + name for name in _INSIDE)
+# on the inside of every op
+_INSIDE = ("place.py", "tape.py", "precision.py", "drawn.py", "updating/factors.py", "updating/foreach.py", "updating/data_writes.py")
+_DISPATCH = tuple(_OURS + name.replace("/", os.sep) for name in _INSIDE)
 _LAYERS = tuple(_TORCH + part + os.sep for part in ("nn", "optim"))
 
 USER, LIBRARY, LAYER, TORCH, OURS, OTHER = range(6)

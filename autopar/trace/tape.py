@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import TraceError
 from ..graph.node import Phase
 from .demands import explain_demand
-from .foreach import is_foreach, run_apart
+from .updating.foreach import is_foreach, run_apart
 from .masks import by_places
 from .place import Places, blame_stack, passed_check, running_frames
 from .private import NOT_STATIC, UNSUPPORTED, FakeTensor, autograd_position, storage_key, without_modes

@@ -30,7 +30,7 @@ from ..options import Options
 from ..runtime import ProgramSpec, compile_program, initial_state, read_program, run_ranks
 from ..runtime.shards import cut, join
 from ..trace import Traced, Workload
-from ..trace.discover import NOT_THE_SAME
+from ..trace.discovery.discover import NOT_THE_SAME
 from ..trace.workload import find_tensors
 from .findings import Findings
 from .reference import Reference, first_values, make_batch, real_model

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..graph.node import Const
 from ..runtime.initial import first_count
 from ..runtime.ops import find_op
-from ..trace.draft import bind, schema_arguments
-from ..trace.lower import pure_form
-from ..trace.norms import Effects
+from ..trace.lowering.draft import bind, schema_arguments
+from ..trace.lowering.lower import pure_form
+from ..trace.lowering.norms import Effects
 from ..trace.private import inline_checkpoints, without_compilers
-from ..trace.random_ops import DRAWS
+from ..trace.lowering.random_ops import DRAWS
 
 
 class Draws(TorchDispatchMode):

@@ -19,7 +19,7 @@ from autopar.errors import ModelError, PlanError  # noqa: E402
 from autopar.graph.plan_json import load_plan, save_plan  # noqa: E402
 from autopar.graph.registry import rules_in_force  # noqa: E402
 from autopar.options import Options  # noqa: E402
-from autopar.trace import discover, register  # noqa: E402
+from autopar.trace.discovery import discover, register  # noqa: E402
 from autopar.trace.load import load_workload  # noqa: E402
 from tests.codegen.random_plans import Assigner, Control  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""The referee (`autopar.trace.referee`) for the table: samples of any op, ours included, and what rules do not offer.
+"""The referee (`autopar.trace.discovery.referee`) for the table: samples of any op, ours included, and what rules do not offer.
 
 `find_missed` turns the referee round: which single-axis placements are sound although the rule does not offer them?
 """
@@ -17,8 +17,8 @@ from autopar.graph.rule import Rule, Shape, find_rule, resolve
 from autopar.graph.sharding import PARTIAL, REPLICATE, Partial, Placement, Shard, Sharding
 from autopar.graph.strategy import list_strategies
 from autopar.runtime import ops
-from autopar.trace import referee
-from autopar.trace.referee import (
+from autopar.trace.discovery import referee
+from autopar.trace.discovery.referee import (
     NARROW,
     REFUSALS,
     TOLERANCE,

@@ -10,7 +10,8 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from autopar.graph.graph import Graph  # noqa: E402
-from autopar.trace import Workload, blocks, capture, trace_step, update  # noqa: E402
+from autopar.trace import Workload, blocks, capture, trace_step  # noqa: E402
+from autopar.trace.updating import update  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

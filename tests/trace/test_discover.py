@@ -13,8 +13,8 @@ from torch import Tensor  # noqa: E402
 from torch.library import custom_op  # noqa: E402
 
 from autopar.graph.registry import RuleRow  # noqa: E402
-from autopar.trace.discover import NOT_FOUND, NOT_THE_SAME, discover_rule  # noqa: E402
-from autopar.trace.referee import sample_of  # noqa: E402
+from autopar.trace.discovery.discover import NOT_FOUND, NOT_THE_SAME, discover_rule  # noqa: E402
+from autopar.trace.discovery.referee import sample_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 R = torch.randn

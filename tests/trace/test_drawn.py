@@ -36,7 +36,25 @@ def numpy_draw(y):
     return y * float(np.random.beta(0.4, 0.4))
 
 
-@pytest.mark.parametrize("body, name", [(python_draw, "Python's random"), (numpy_draw, "numpy.random")])
+def python_choice(y):
+    return y * random.choice([1, 2])
+
+
+def layer_drop(y):
+    return y if random.random() < 0.1 else 2 * y
+
+
+def scaled(y):
+    return y * (1 + np.random.uniform(0, 1))
+
+
+@pytest.mark.parametrize(
+    "body, name",
+    [
+        (python_draw, "Python's random"), (numpy_draw, "numpy.random"), (python_choice, "Python's random"), (layer_drop, "Python's random"),
+        (scaled, "numpy.random"),
+    ],
+)  # fmt: skip
 def test_a_draw_in_python_is_refused(body, name):
     line = body.__code__.co_firstlineno + 1
     before = random.random, np.random.beta
@@ -55,6 +73,14 @@ def test_what_seeds_itself_draws_the_same_anyway():
     before = np.random.seed
     assert trace_step(step(seeded)).graph.nodes
     assert np.random.seed is before
+
+
+def test_a_comparison_that_never_differs_is_answered():
+    """LayerDrop as libraries write it, switched off."""
+    bodies = [lambda y, p=p: y if random.uniform(0, 1) < p else 2 * y for p in (0.0, 1.5)]
+    plain = [lambda y: 2 * y, lambda y: y]
+    sizes = [[len(trace_step(step(body)).graph.nodes) for body in many] for many in (bodies, plain)]
+    assert sizes[0] == sizes[1] and sizes[0][0] != sizes[0][1]
 
 
 def drops_layer(y):

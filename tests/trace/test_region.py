@@ -11,7 +11,7 @@ import autopar  # noqa: E402
 from autopar.errors import RuleError, TraceError  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.trace import trace_step  # noqa: E402
-from autopar.trace.register import registered_rules  # noqa: E402
+from autopar.trace.discovery.register import registered_rules  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ from torch.library import custom_op  # noqa: E402
 
 import autopar  # noqa: E402
 from autopar.errors import RuleError  # noqa: E402
-from autopar.trace.register import registered_rules  # noqa: E402
+from autopar.trace.discovery.register import registered_rules  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -1,7 +1,7 @@
 """Random numbers: made from where an element is, so every dim may be split, and what is drawn does not depend on the plan.
 
 The coordinates are inputs: splitting a dim splits its list of coordinates. Trace writes every random op with these two
-(`autopar.trace.random_ops`); no op that draws from a generator of torch has a row, for its values would differ between ranks.
+(`autopar.trace.lowering.random_ops`); no op that draws from a generator of torch has a row, for its values would differ between ranks.
 """
 
 from __future__ import annotations

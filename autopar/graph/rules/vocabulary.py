@@ -1,7 +1,7 @@
 """Tables split by rows, and cross-entropy split by classes: the numbers of the rows are an input, so that each rank knows its own.
 
 A rank gives zero for what it does not hold, so what is picked from a table is a sum over the ranks (Megatron's vocabulary parallelism).
-Trace writes embeddings and losses with these (`autopar.trace.vocabulary`); the local parts are in `autopar.runtime.vocabulary`.
+Trace writes embeddings and losses with these (`autopar.trace.lowering.vocabulary`); the local parts are in `autopar.runtime.vocabulary`.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from ..graph.graph import Graph, check_graph
-from ..graph.node import Arg, Node, Phase, Ref
-from ..graph.rules.random_numbers import STATE as RANDOM_STATE
-from ..graph.tensor import Kind, Value
+from ...graph.graph import Graph, check_graph
+from ...graph.node import Arg, Node, Phase, Ref
+from ...graph.rules.random_numbers import STATE as RANDOM_STATE
+from ...graph.tensor import Kind, Value
 from .draft import Draft, DraftNode, Val
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import GraphError, TraceError
-from ..graph.graph import Graph
-from ..graph.node import Phase
-from ..graph.rules.random_numbers import STATE as RANDOM_STATE
-from ..graph.tensor import Kind
-from .capture import Captured
+from ...errors import GraphError, TraceError
+from ...graph.graph import Graph
+from ...graph.node import Phase
+from ...graph.rules.random_numbers import STATE as RANDOM_STATE
+from ...graph.tensor import Kind
+from ..capture import Captured
 from .copies import UpdateCopier
 from .decompose import RULES as FORM_RULES
 from .draft import Draft, Val, bind, canonical_args, schema_arguments
@@ -22,9 +22,9 @@ from .linears import LINEAR_RULES
 from .losses import LOSS_RULES
 from .norms import NORM_RULES, Effects
 from .pieces import join_pieces
-from .private import without_modes
+from ..private import without_modes
 from .random_ops import RANDOM_RULES
-from .tape import Record, Slot, find_slots, map_slots
+from ..tape import Record, Slot, find_slots, map_slots
 from .vocabulary import VOCABULARY_RULES, find_private
 from .views import Handles, View, strided_steps, tensor_spec, view_steps
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
-from ..graph.node import Phase
+from ...graph.node import Phase
 from .draft import Draft, Val, view_chain
 
 Rule = Callable[[Draft, dict], object]

@@ -14,7 +14,7 @@ from math import lcm, prod
 
 import torch
 
-from ..graph.node import Arg
+from ...graph.node import Arg
 
 Shape = tuple[int, ...]
 Args = tuple[tuple[str, Arg], ...]

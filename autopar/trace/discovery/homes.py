@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from ..graph.graph import Graph
-from .place import LIBRARY, USER, classify_file
-from .private import source_file
+from ...graph.graph import Graph
+from ..place import LIBRARY, USER, classify_file
+from ..private import source_file
 
 _KNOWN = frozenset({"aten", "autopar", "comm", "state", "prims", "quantized", "torch_attn"})  # registered by torch and by us
 

@@ -13,10 +13,10 @@ from math import prod
 
 import torch
 
-from ..errors import GraphError
-from ..graph.node import Const, Phase
-from ..graph.rules.random_numbers import STATE as RANDOM_STATE
-from ..graph.tensor import Kind
+from ...errors import GraphError
+from ...graph.node import Const, Phase
+from ...graph.rules.random_numbers import STATE as RANDOM_STATE
+from ...graph.tensor import Kind
 
 Shape = tuple[int, ...]
 _DROPPED = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "generator"})

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..errors import TraceError
-from ..graph.node import Phase
-from ..graph.tensor import Kind
+from ...errors import TraceError
+from ...graph.node import Phase
+from ...graph.tensor import Kind
 from .alike import choose_samples, why_not_alike
 from .carried import find_tables
 from .data_writes import DataWrites
 from .optimizer import build_optimizer, check_steady, describe, run_step
-from .precision import float64_everywhere
-from .private import storage_key
+from ..precision import float64_everywhere
+from ..private import storage_key
 from .states import OptimState, learn_states
-from .tape import Tape, find_slots, written_uids
-from .workload import Workload
+from ..tape import Tape, find_slots, written_uids
+from ..workload import Workload
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..errors import TraceError
+from ...errors import TraceError
 from .draft import Draft, Shape, Val, const
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from .private import storage_key, without_modes
-from .tape import Record, Slot, Tape, find_slots
+from ..private import storage_key, without_modes
+from ..tape import Record, Slot, Tape, find_slots
 
 _FEWEST = 4  # members of a class that is worth copying
 _LARGEST_CONSTANT = 64  # elements

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..graph.tensor import Kind
+from ...graph.tensor import Kind
 from .draft import Draft, DraftNode, Val
 from .finish import node_inputs
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..errors import TraceError
-from .place import blame_stack, running_frames
-from .private import storage_key
+from ...errors import TraceError
+from ..place import blame_stack, running_frames
+from ..private import storage_key
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from ..graph.registry import RuleRow
-from .draft import resolve_op
-from .private import source_file
+from ...graph.registry import RuleRow
+from ..lowering.draft import resolve_op
+from ..private import source_file
 
 CACHE_PATH = Path.home() / ".cache" / "autopar" / "rules"
 

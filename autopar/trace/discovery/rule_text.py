@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from ..errors import RuleError
+from ...errors import RuleError
 from .experiment import Found
 
 _LETTERS = "bsdefghklmnpqrtuvwxyzac"

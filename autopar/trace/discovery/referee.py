@@ -16,11 +16,11 @@ from math import prod
 
 import torch
 
-from ..graph.node import Arg, Const, Node, Phase, Ref
-from ..graph.rule import Rule, Shape, Signature, Site, find_rule, localise_args, resolve
-from ..graph.sharding import Partial, Shard, Sharding, local_shape
-from ..graph.strategy import Strategy, list_strategies
-from .draft import resolve_op
+from ...graph.node import Arg, Const, Node, Phase, Ref
+from ...graph.rule import Rule, Shape, Signature, Site, find_rule, localise_args, resolve
+from ...graph.sharding import Partial, Shard, Sharding, local_shape
+from ...graph.strategy import Strategy, list_strategies
+from ..lowering.draft import resolve_op
 
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[[str, tuple[tuple[str, Arg], ...], Tensors], tuple[torch.Tensor | None, ...]]
