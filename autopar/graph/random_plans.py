@@ -81,10 +81,11 @@ class Assigner:
         for name in graph.inputs:
             if leader[name] not in stored:
                 stored[leader[name]] = self._draw_storage(rng, self._values[name].shape)
-        picks: dict[int, tuple[str, ...]] = {}
-        for k in node_class:
-            if k not in picks:
-                picks[k] = rng.choice(self.options[k]).choices
+        options: dict[int, tuple[Strategy, ...]] = {}
+        for k, mine in zip(node_class, self.options):
+            if options.setdefault(k, mine) is not mine:  # dims of equal blocks may be cut differently
+                options[k] = tuple(s for s in options[k] if s in mine)
+        picks = {k: rng.choice(many).choices for k, many in options.items()}
         return Assignment(
             self.mesh,
             tuple((name, stored[leader[name]]) for name in graph.inputs),

@@ -226,16 +226,25 @@ def build_problem(
 def _list_menus(
     graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, fold: Fold, sizes: tuple[int, ...]
 ) -> tuple[dict[int, tuple[Strategy, ...]], dict[str, int]]:
-    """Strategies of each node class; equal nodes share one table."""
+    """Strategies of each node class: those that all of its nodes offer, whose dims may be cut differently; equal nodes share one table."""
     cache: dict[object, tuple[Strategy, ...]] = {}
     menus: dict[int, tuple[Strategy, ...]] = {}
-    for index in sorted(set(fold.node_class)):
+    seen: dict[int, set[object]] = defaultdict(set)
+    for index, root in enumerate(fold.node_class):
         site, signature = sites[index], signatures[index]
+        around = tuple(cuts[name] for name in (*site.node.inputs, *site.node.outputs) if name)
+        if around in seen[root]:
+            continue
+        seen[root].add(around)
         inner = node_cuts(site, signature, cuts)
         key = (site.node.op, site.node.args, signature.linear, site.inputs, site.outputs, site.dtypes, tuple(sorted(inner.items())))
         if key not in cache:
             cache[key] = list_strategies(signature, site, sizes, inner)[0]
-        menus[index] = cache[key]
+        if root not in menus or menus[root] is cache[key]:
+            menus[root] = cache[key]
+        else:
+            offered = set(cache[key])
+            menus[root] = tuple(s for s in menus[root] if s in offered)
     return _drop_idle_partials(graph, fold, menus, len(sizes))
 
 

@@ -7,6 +7,9 @@ plain attribute carries a tensor from step to step, which no compiled step could
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
+import types
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,7 +35,11 @@ def carry_hooks(old: torch.Tensor, new: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def unchanged(model: torch.nn.Module) -> Iterator[None]:
-    """Attributes of every module, and what its lists and tables hold (parameters, buffers, hooks), are put back at the end."""
+    """Attributes of every module, and what its lists and tables hold (parameters, buffers, hooks), are put back at the end.
+
+    What `functools.lru_cache` has kept of tensors before means nothing inside, nor later what it keeps inside.
+    """
+    _clear_caches(model)
     saved = [(m, dict(vars(m)), [(v, v.copy()) for v in vars(m).values() if type(v) in _CONTAINERS]) for m in model.modules()]
     try:
         yield
@@ -43,6 +50,19 @@ def unchanged(model: torch.nn.Module) -> Iterator[None]:
             for container, kept in contents:
                 container.clear()
                 container.extend(kept) if isinstance(container, list) else container.update(kept)
+        _clear_caches(model)
+
+
+def _clear_caches(model: torch.nn.Module) -> None:
+    """Empty the caches of functions and methods in the Python modules that define the model's classes (rotary tables, grids of places)."""
+    namespaces = [vars(c) for c in dict.fromkeys(c for m in model.modules() for c in type(m).__mro__)]
+    namespaces += [vars(sys.modules[n["__module__"]]) for n in namespaces if n.get("__module__") in sys.modules]
+    for namespace in {id(n): n for n in namespaces}.values():
+        for value in list(namespace.values()):
+            cells = value.__closure__ or () if isinstance(value, types.FunctionType) else ()
+            for held in (value, *(c.cell_contents for c in cells if c != types.CellType())):
+                if isinstance(held, functools._lru_cache_wrapper):
+                    held.cache_clear()
 
 
 @dataclass(frozen=True)

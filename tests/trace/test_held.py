@@ -95,3 +95,38 @@ def test_every_tensor_is_reached_once():
     assert sum(t is one for t in seen) == 6
     assert not any(t.item() for t in (thing.x, closed.args[0], closed.keywords["b"][0], closed.keywords["b"][1][0], module.own["pair"][0]))
     assert closed.func.__defaults__[0].item() == 0
+
+
+@functools.lru_cache
+def cached_grid(n, dtype):
+    return torch.arange(n, dtype=dtype)
+
+
+def wrapped(function):
+    kept = functools.lru_cache(function)
+
+    @functools.wraps(function)
+    def call(*args):
+        return kept(*args)
+
+    return call
+
+
+@wrapped
+def wrapped_grid(n, dtype):
+    return torch.arange(n, dtype=dtype)
+
+
+class Cached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * cached_grid(3, torch.float32) + wrapped_grid(3, torch.float32)
+
+
+def test_caches_of_functions_are_emptied_before_and_after():
+    """A cache would give the fake tensor of one trace to the next, and to plain PyTorch."""
+    model = Cached(3, 3)
+    workload = Workload(model, (torch.randn(2, 3),), (torch.randn(2, 3),), F.mse_loss, torch.optim.SGD)
+    for precision in ("fp32", "fp64", "fp32"):
+        assert trace_step(workload, precision).graph.nodes
+    assert type(cached_grid(3, torch.float32)) is torch.Tensor
+    torch.testing.assert_close(model(torch.zeros(1, 3))[0], model.bias * torch.arange(3) + torch.arange(3))
