@@ -81,14 +81,17 @@ def main() -> int:
             continue
         began = time.perf_counter()
         row = rows.setdefault(kind, [0, 0, 0, 0, 0.0])
-        row[0] += 1
         try:
+            row[0] += 1
             done, wrong = run_model(name, make, plans, seed)
             row[1] += done
             row[2] += wrong
         except AutoparError as error:
             print(f"FAILED {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
             row[3] += 1
+        except KeyboardInterrupt:
+            print("interrupted: what was done until now")
+            break
         row[4] += time.perf_counter() - began
     for kind, (models, plans, wrong, failed, seconds) in rows.items():
         print(f"{kind:8} {models:6} {plans:7} {wrong:6} {failed:6} {seconds:8.1f}")
