@@ -31,8 +31,8 @@ from .graph.opportunities.find import find_opportunities
 from .graph.plan import Certificate, ClusterInfo, ModelInfo, Plan
 from .graph.plan_json import print_plan_json
 from .graph.program import Program, check_program
-from .graph.repeats import find_repeats, fold_graph
 from .graph.registry import RuleRow, rules_in_force
+from .graph.repeats import find_repeats, fold_graph
 from .graph.rule import Rule
 from .graph.rules import RULES
 from .graph.rules.random_numbers import STATE as RANDOM_STATE

@@ -26,9 +26,9 @@ def run_case(name: str, is_plain: bool) -> None:
 
     from autopar.graph.repeats import fold_graph
     from autopar.trace import capture, trace_step
-    from autopar.trace.updating import update
     from autopar.trace.build import build_lightly
     from autopar.trace.load import token_cross_entropy
+    from autopar.trace.updating import update
     from autopar.trace.workload import Workload
 
     if is_plain:

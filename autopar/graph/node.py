@@ -62,6 +62,11 @@ class Node:
     source: str = ""
 
 
+def packet_of(op: str) -> str:
+    """`mylib.op.default` -> `mylib.op`."""
+    return ".".join(op.split(".")[:2])
+
+
 def get_arg(node: Node, name: str, default: Arg = None) -> Arg:
     """The node's argument of this schema name, or `default` where the call left it out."""
     for key, value in node.args:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from ..errors import GraphError
 from .graph import Graph
-from .node import Node
+from .node import Node, packet_of
 from .rule import LinearSets, Rule, node_key
 from .rules import RULES
 
@@ -49,11 +49,6 @@ class RuleRow:
 def has_row(node: Node, rules: Mapping[str, Rule] = RULES) -> bool:
     """True where the table knows the node's op."""
     return node.op in rules or packet_of(node.op) in rules
-
-
-def packet_of(op: str) -> str:
-    """`mylib.op.default` -> `mylib.op`."""
-    return ".".join(op.split(".")[:2])
 
 
 def nodes_without_row(graph: Graph, rules: Mapping[str, Rule] = RULES) -> tuple[Node, ...]:

@@ -24,7 +24,7 @@ from math import prod
 from typing import Union
 
 from ..errors import GraphError, NoRuleError
-from .node import Arg, Node, get_arg, input_names
+from .node import Arg, Node, get_arg, input_names, packet_of
 
 Shape = tuple[int, ...]
 LinearSets = tuple[tuple[str, ...], ...]
@@ -113,8 +113,7 @@ def find_rule(rules: Mapping[str, Rule], node: Node) -> Rule:
     Raises:
         NoRuleError: there is none.
     """
-    packet = ".".join(node.op.split(".")[:2])
-    rule = rules.get(node.op) or rules.get(packet) or rules.get(node_key(node.op, node.name))
+    rule = rules.get(node.op) or rules.get(packet_of(node.op)) or rules.get(node_key(node.op, node.name))
     if rule is None:
         raise NoRuleError(
             f"{node.op} ({node.name}, {node.source or 'no source line'} in {node.path or 'the root module'}) has no sharding rule. "

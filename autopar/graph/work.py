@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .graph import Graph, value_table
 from .liveness import is_view
-from .node import Node
+from .node import Node, packet_of
 from .rule import Signature, Site, count_flops
 from .tensor import Value, size_bytes
 
@@ -40,7 +40,7 @@ def moved_bytes(op: str, inputs: Sequence[int], outputs: Sequence[int]) -> int:
     written = sum(outputs)
     if op == "autopar.uniform":
         return _HASH_PASSES * written
-    if inputs and ".".join(op.split(".")[:2]) in _GATHERS:
+    if inputs and packet_of(op) in _GATHERS:
         return min(inputs[0], written) + sum(inputs[1:]) + written
     return sum(inputs) + written
 

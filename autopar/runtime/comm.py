@@ -21,7 +21,6 @@ from ..errors import RankError
 from ..graph.mesh import Mesh, axis_groups, coordinates, num_ranks, print_mesh
 from .digits import merge_digit, split_digit, take_digit
 
-
 TIMEOUT_S = 300.0
 
 # torch 2.13 renamed them; the old names are all that 2.11 has

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, ProgramError
-from ..graph.sharding import Sharding
 from ..graph.mesh import Mesh
+from ..graph.sharding import Sharding
 from .shards import cut, owned_runs
 from .spec import ProgramSpec, State, local_piece, torch_dtype
 

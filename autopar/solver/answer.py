@@ -17,7 +17,19 @@ from ..graph.graph import Graph, use_table, value_table
 from ..graph.mesh import axis_sizes
 from ..graph.node import Node, input_names
 from ..graph.partition import assigned_strategies, node_cuts, partition
-from ..graph.plan import FORMAT, Alternative, Certificate, ClusterInfo, CommPlan, ModelInfo, NodePlan, ParamPlan, Plan, RepeatPlan, TensorPlan
+from ..graph.plan import (
+    FORMAT,
+    Alternative,
+    Certificate,
+    ClusterInfo,
+    CommPlan,
+    ModelInfo,
+    NodePlan,
+    ParamPlan,
+    Plan,
+    RepeatPlan,
+    TensorPlan,
+)
 from ..graph.program import Program
 from ..graph.repeats import Fold, Repeat
 from ..graph.rule import Signature, Site

@@ -15,8 +15,8 @@ from ..graph.sharding import Sharding, local_shape, replicated
 from ..graph.strategy import Strategy
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 from .prices import Prices
-from .transients import transient_bytes
 from .problem import Problem
+from .transients import transient_bytes
 
 Choice = dict[str, Strategy | Sharding]  # by node or input name
 

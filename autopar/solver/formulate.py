@@ -209,7 +209,6 @@ class Formulation:
             return
         columns: list[np.ndarray] = []
         factors: list[np.ndarray] = []
-        table = self.problem.tables
         for owner in self.problem.owners:
             self._hold_owner(owner, point, columns, factors)
         for number, group in enumerate(self.problem.groups):

@@ -23,8 +23,8 @@ from ..graph.repeats import Fold
 from ..graph.rule import Signature, Site
 from .formulate import count_columns
 from .infeasible import MemoryShortage, describe_nearest
-from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
 from .judge import evaluate_seconds
+from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
 from .prices import Prices
 from .problem import Problem, build_problem
 

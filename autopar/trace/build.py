@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .lowering.draft import bind
 from .held import carry_hooks
+from .lowering.draft import bind
 from .private import gradient_hooks, make_fake_mode, storage_key, trunc_normal_by_quantile
 from .reach import replace_tensors
 from .tape import Record, Slot, Tape, find_slots, replay, written_uids

@@ -17,7 +17,6 @@ from ..errors import AutoparError, InputError, TraceError
 from ..graph.node import Phase
 from ..graph.tensor import Kind
 from .blocks import BlockCopies
-from .updating.data_writes import DataWrites
 from .drawn import refuse_drawn_numbers
 from .held import carry_hooks, check_carried, plain_attributes, unchanged
 from .loss_held import refuse_trained, widened
@@ -37,6 +36,7 @@ from .private import (
     without_modes,
 )
 from .tape import Tape, written_uids
+from .updating.data_writes import DataWrites
 from .updating.update import Entry, Update, record_update
 from .workload import Workload, find_tensors, map_tensors
 

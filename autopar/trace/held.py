@@ -20,7 +20,6 @@ from ..errors import TraceError
 from .private import gradient_hooks
 from .tape import Tape, written_uids
 
-
 _CONTAINERS = (dict, OrderedDict, list, set)
 
 

@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import TraceError
 from ..graph.node import Phase
 from .demands import explain_demand
-from .updating.foreach import is_foreach, run_apart
 from .masks import by_places
 from .place import Places, blame_stack, passed_check, running_frames
 from .private import NOT_STATIC, UNSUPPORTED, FakeTensor, autograd_position, storage_key, without_modes
+from .updating.foreach import is_foreach, run_apart
 
 _MAX_REPLAY_ELEMENTS = 2**26  # a replayed value larger than this (256 MiB of float32) is not a constant that decides anything
 _SKIP = frozenset({"profiler", "prim", "_c10d_functional"})

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..api import compile_workload
 from ..cluster import Cluster, num_devices, parse_cluster
 from ..codegen.emit import ModelFacts, print_source
-from ..errors import InputError, ModelError
+from ..errors import ModelError
 from ..graph.cuts import find_cuts, resolve_all
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, num_ranks, print_mesh

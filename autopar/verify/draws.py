@@ -19,8 +19,8 @@ from ..runtime.ops import find_op
 from ..trace.lowering.draft import bind, schema_arguments
 from ..trace.lowering.lower import pure_form
 from ..trace.lowering.norms import Effects
-from ..trace.private import inline_checkpoints, without_compilers
 from ..trace.lowering.random_ops import DRAWS
+from ..trace.private import inline_checkpoints, without_compilers
 
 
 class Draws(TorchDispatchMode):

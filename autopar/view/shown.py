@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..graph import plan_json
-from ..graph.opportunities.find import Opportunities
 from ..graph.opportunities.as_json import opportunities_to_json
+from ..graph.opportunities.find import Opportunities
 from ..graph.plan import Plan
 from .html import plan_repr_html, save_html
 from .terminal import plan_text

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import asdict
 
-from ..graph.opportunities.dataflow import count_widths
 from ..graph.graph import count_params
-from ..graph.opportunities.find import SMALL_SHARE, Opportunities
 from ..graph.opportunities.as_json import held_text
-from ..graph.plan_json import Json
+from ..graph.opportunities.dataflow import count_widths
+from ..graph.opportunities.find import SMALL_SHARE, Opportunities
 from ..graph.opportunities.reach import Reach
-from ..graph.repeats import Block, Repeat, find_repeats
 from ..graph.opportunities.span_run import Sync, sync_place
+from ..graph.plan_json import Json
+from ..graph.repeats import Block, Repeat, find_repeats
 from ..graph.tensor import size_bytes
 from ..graph.work import total_work
 from .fold import BlockFold, fold_names, place_in_tree, print_numbers

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from ..graph.opportunities.dataflow import Path, Rewrite
 from ..graph.graph import value_table
 from ..graph.node import Phase
+from ..graph.opportunities.dataflow import Path, Rewrite
 from ..graph.opportunities.find import Opportunities
 from ..graph.opportunities.reach import Reach
 from ..graph.opportunities.span_run import AFTER_LAST, Sync, sync_place

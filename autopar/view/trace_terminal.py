@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..graph.opportunities.dataflow import Path, count_widths, phase_order
 from ..graph.graph import count_params
+from ..graph.opportunities.dataflow import Path, count_widths, phase_order
 from ..graph.opportunities.find import SMALL_SHARE, Opportunities
 from ..graph.opportunities.reach import Reach
 from ..graph.work import Work, total_work

@@ -2,12 +2,12 @@
 
 import torch
 
+from autopar.graph.graph import Graph
 from autopar.graph.node import Ref
 from autopar.graph.sharding import REPLICATE, Partial, Shard, Sharding
 from autopar.runtime import run_ranks
-from autopar.runtime.shards import cut, join
 from autopar.runtime.execute import run_graph
-from autopar.graph.graph import Graph
+from autopar.runtime.shards import cut, join
 
 
 def whole_value(pieces, shape, sharding, mesh):
@@ -36,7 +36,6 @@ def first_wrong(program, expected, inputs, tolerance=1e-9):
     graph, mesh = program.graph, program.mesh
     sharding = {local: (whole, s) for local, whole, s in program.shardings}
     shapes = dict(program.whole)
-    seen = {}
 
     def one(comm):
         env = {n: cut(inputs[n], sharding[n][1], mesh, comm.rank) for n in graph.inputs}

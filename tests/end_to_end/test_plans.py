@@ -95,8 +95,8 @@ def test_spelling_does_not_change_the_plan(plain, tight, spelling):
 
 def measured_bytes(plan):
     """Bytes of the pieces that rank 0 makes: parameters, and optimizer states."""
-    from autopar.graph.sharding import local_shape
     from autopar.graph.mesh import axis_sizes
+    from autopar.graph.sharding import local_shape
 
     sizes = axis_sizes(plan.assignment.mesh)
     total = 0

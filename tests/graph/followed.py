@@ -3,11 +3,11 @@
 from autopar.graph.cuts import find_cuts, resolve_all
 from autopar.graph.graph import check_graph
 from autopar.graph.opportunities.reach import find_reaches
-from autopar.graph.rules import RULES
-from autopar.graph.sharding import parse_sharding
 from autopar.graph.opportunities.span_names import name_spans
 from autopar.graph.opportunities.span_run import AFTER_LAST, Sum, build_tables, run_span
 from autopar.graph.opportunities.spans import Digit, find_spans
+from autopar.graph.rules import RULES
+from autopar.graph.sharding import parse_sharding
 from autopar.graph.work import count_work
 
 from .drafts import Assigner

@@ -1,8 +1,8 @@
 """What waits for what, how wide a graph is, and which storages are rewritten: on graphs that can be counted on paper."""
 
 from autopar.graph.cuts import resolve_all
-from autopar.graph.opportunities.dataflow import count_widths, list_rewrites, longest_path, read_dataflow, wait_table
 from autopar.graph.graph import check_graph
+from autopar.graph.opportunities.dataflow import count_widths, list_rewrites, longest_path, read_dataflow, wait_table
 from autopar.graph.rules import RULES
 from autopar.graph.work import Work, count_work, total_work
 

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from autopar.graph.cuts import resolve_all
-from autopar.graph.opportunities.find import find_opportunities, splittable
 from autopar.graph.opportunities.as_json import opportunities_to_json
+from autopar.graph.opportunities.find import find_opportunities, splittable
 from autopar.graph.rule import Rule
 from autopar.graph.rules import RULES
 from autopar.graph.tensor import Kind

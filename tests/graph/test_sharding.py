@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from autopar.errors import PlanError
 from autopar.graph.mesh import Mesh, axis_groups, axis_sizes, coordinates, num_ranks, print_mesh
 from autopar.graph.sharding import (
-    PARTIAL, REPLICATE, Partial, Shard, Sharding, chunk, dim_digits, has_partial, is_replicated, local_shape, num_shards, parse_sharding, replicated,
+    PARTIAL,
+    REPLICATE,
+    Partial,
+    Shard,
+    Sharding,
+    chunk,
+    dim_digits,
+    has_partial,
+    is_replicated,
+    local_shape,
+    num_shards,
+    parse_sharding,
+    replicated,
     why_illegal,
 )  # fmt: skip
 

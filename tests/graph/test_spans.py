@@ -2,10 +2,10 @@
 
 import pytest
 
-from autopar.graph.rule import Rule
-from autopar.graph.rules import RULES
 from autopar.graph.opportunities.span_run import Sum
 from autopar.graph.opportunities.spans import Digit
+from autopar.graph.rule import Rule
+from autopar.graph.rules import RULES
 from autopar.graph.tensor import Kind
 from autopar.graph.work import count_work
 

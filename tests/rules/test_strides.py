@@ -43,8 +43,8 @@ def test_strides_do_not_count(family, change):
             continue
         try:
             expected = run(sample, lambda t: t)
-        except (RuntimeError, NotImplementedError):
-            continue  # no CPU kernel: tests of the rules say so
+        except NotImplementedError:
+            continue  # torch has no CPU kernel for the op, packed or not
         try:
             found = run(sample, change)
         except RuntimeError as error:

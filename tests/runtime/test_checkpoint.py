@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from autopar.errors import CheckpointError
-from autopar.graph.mesh import num_ranks
-from autopar.runtime import Executable, run_ranks
-from autopar.runtime import checkpoint
+from autopar.runtime import Executable, checkpoint, run_ranks
 from autopar.runtime.checkpoint import MANIFEST, load_state, read_manifest, save_state
-from autopar.runtime.shards import cut, join
+from autopar.runtime.shards import cut
 from autopar.runtime.spec import State, local_piece
 
 from .conftest import all_shardings, mesh_of, some

@@ -9,8 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode
 import weakref
+
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.errors import InputError, ProgramError
 from autopar.graph.mesh import num_ranks

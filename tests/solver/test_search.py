@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+
 import pytest
 
 from autopar.errors import InfeasibleError
 from autopar.graph.graph import Graph
+from autopar.graph.mesh import print_mesh
 from autopar.graph.node import Phase
 from autopar.graph.repeats import fold_graph, identity_fold
 from autopar.graph.tensor import Kind
+from autopar.solver import search as search_module
 from autopar.solver.infeasible import MemoryShortage, print_bytes, round_up
 from autopar.solver.search import Question, search
 
@@ -44,6 +49,35 @@ def test_the_certificate_covers_all_meshes():
     assert c.lower_bound_s <= min(answer.bound_s for _, answer in found.meshes) + 1e-9
     assert "a=4" in c.search_space and "a=2 b=2" in c.search_space
     assert c.num_variables > 0
+
+
+def test_a_mesh_that_ran_out_of_time_keeps_the_bound_of_its_fastest_strategies(monkeypatch):
+    graph = training_step(16, 8, 8)
+    expected = {print_mesh(mesh): answer.bound_s for mesh, answer in solve(graph).meshes}
+
+    def give_up_on_two_axes(problem, *rest, **more):
+        found = right(problem, *rest, **more)
+        if len(problem.mesh.axes) == 1:
+            return found
+        return replace(found, status="unknown", decisions=(), objective_s=inf, bound_s=0.0)
+
+    right = search_module.solve_mesh
+    monkeypatch.setattr(search_module, "solve_mesh", give_up_on_two_axes)
+    found = solve(graph, sizes=((4,), (2, 2)))
+    bound = {print_mesh(mesh): answer.bound_s for mesh, answer in found.meshes}["a=2 b=2"]
+    assert 0 < bound <= expected["a=2 b=2"]
+    assert found.certificate.lower_bound_s == min(found.certificate.objective_s, *(answer.bound_s for _, answer in found.meshes)) > 0
+
+
+def test_of_meshes_with_equal_bounds_the_smallest_program_settles_the_others():
+    """Work that nothing can split: no mesh is better, and the one with few variables says so."""
+    s = Sketch("whole")
+    x = s.enter("x", (7, 5), Kind.BATCH)
+    graph = s.finish((), s.call("tiny.total", s.call("aten.relu", x), kind=Kind.LOSS))
+    found = solve(graph, sizes=((2, 2, 2), (2, 4), (8,)))
+    assert [len(mesh.axes) for mesh, _ in found.meshes] == [1, 2, 3]
+    assert [answer.status for _, answer in found.meshes] == ["solved", "dominated", "dominated"]
+    assert found.certificate.gap <= 1e-3
 
 
 def test_equal_questions_get_equal_answers():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from autopar.errors import GraphError
 from autopar.graph.cuts import find_cuts, resolve_all
 from autopar.graph.graph import Graph, check_graph
 from autopar.graph.mesh import Mesh, MeshAxis, axis_sizes
@@ -14,7 +15,6 @@ from autopar.graph.rule import Rule
 from autopar.graph.sharding import Sharding, local_shape
 from autopar.graph.strategy import Strategy
 from autopar.graph.tensor import DTYPE_BYTES, Kind, Value, num_elements
-from autopar.errors import GraphError
 
 RULES = {
     rule.op: rule

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from autopar.verify.draws import first_draws, same_draws
 from autopar.graph.rules.random_numbers import STATE as RANDOM_STATE
 from autopar.runtime.execute import run_graph
 from autopar.runtime.initial import first_count
 from autopar.trace import Traced, Workload, float64_everywhere, trace_step
 from autopar.trace.workload import find_tensors, map_tensors
+from autopar.verify.draws import first_draws, same_draws
 
 SEED = 3  # of random draws
 

@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from autopar.trace import Workload, trace_step  # noqa: E402
-
 from tests.trace.compare import worst_differences  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from zoo import ADAMW, class_loss, gpt2, gpt2_dropout
 
-from autopar.verify.draws import Draws, first_draws, same_draws
 from autopar.errors import TraceError
 from autopar.graph.repeats import find_repeats
 from autopar.graph.rules.random_numbers import STATE
 from autopar.runtime.execute import run_graph
 from autopar.trace import Workload, trace_step
+from autopar.verify.draws import Draws, first_draws, same_draws
 
 pytestmark = pytest.mark.torch
 TOLERANCE = 1e-10

@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autopar import verify  # noqa: E402
-from autopar.verify import compare  # noqa: E402
 from autopar.graph.rules import RULES  # noqa: E402
 from autopar.trace import Workload  # noqa: E402
+from autopar.verify import compare  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,6 @@ from autopar.graph.opportunities.find import find_opportunities
 from autopar.graph.rules import RULES
 from autopar.graph.work import total_work
 from autopar.view.shown import show_opportunities
-
 from tests.graph.steps import pair, update
 
 from .chrome import Chrome, why_no_chrome

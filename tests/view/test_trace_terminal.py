@@ -7,7 +7,6 @@ from autopar.graph.rules import RULES
 from autopar.view.trace_rows import module_rows, path_rows, place_text, sync_rows, version_rows
 from autopar.view.trace_terminal import opportunities_text
 from autopar.view.units import print_flops, print_percent
-
 from tests.graph.steps import diamond, pair, update
 
 FOUND = find_opportunities(pair(12, batch=64, hidden=256, wide=1024), RULES, precision="fp64")

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from math import fsum
 
-from .dataflow import Rewrite, count_widths, phase_order
 from ..graph import Graph, count_params
 from ..node import Node
-from .find import Opportunities
 from ..plan_json import Json
-from .reach import Reach
-from .span_run import AFTER_LAST, Held, Sum, Sync, sync_place
 from ..tensor import size_bytes
 from ..work import total_work
+from .dataflow import Rewrite, count_widths, phase_order
+from .find import Opportunities
+from .reach import Reach
+from .span_run import AFTER_LAST, Held, Sum, Sync, sync_place
 
 FORMAT = "autopar-trace-1"
 

@@ -13,15 +13,15 @@ from math import prod
 
 from ...errors import NoRuleError
 from ..cuts import find_cuts, resolve_all
-from .dataflow import Dataflow, read_dataflow
 from ..graph import Graph
 from ..node import Node
-from .reach import Reach, find_reaches
 from ..rule import Rule, Signature, Site, find_rule
 from ..rules.dims import whole_operand
-from .spans import FactorCuts, list_node_cuts
 from ..strategy import list_strategies, split_share
 from ..work import Work, count_work, total_work
+from .dataflow import Dataflow, read_dataflow
+from .reach import Reach, find_reaches
+from .spans import FactorCuts, list_node_cuts
 
 SMALL_SHARE = 0.01  # what holds less of both FLOPs and bytes is not listed as kept
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from ..cuts import CutTable
 from ..graph import Graph
 from ..rule import Signature, Site
+from ..work import Work, total_work
 from .span_names import SpanName, name_spans
 from .span_run import Held, SpanRun, Sum, Sync, build_tables, run_span
 from .spans import FactorCuts, find_spans
-from ..work import Work, total_work
 
 # of many sizes along a network: one factor for people all the same
 _BY_NAME = frozenset(("channels", "kernel", "space", "space: width", "space: height", "space: depth"))

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..graph import Graph, value_table
-from ..node import Node, input_names
-from .spans import Digit, Letter, Span
+from ..node import Node, input_names, packet_of
 from ..tensor import Kind, Value
+from .spans import Digit, Letter, Span
 
 _RANKED = ("experts", "vocabulary", "heads", "heads of a group", "head features", "channels", "kernel", "space", "positions")  # the first that applies
 _LOOKUPS = ("aten.embedding", "autopar.embedding")
@@ -75,16 +75,12 @@ def _space(dim: int, rank: int) -> str:
 
 def _reads_tokens(graph: Graph, values: dict[str, Value]) -> bool:
     batch = {n for n in graph.inputs if values[n].kind is Kind.BATCH}
-    return any(_packet(n) in _LOOKUPS and n.inputs[1] in batch for n in graph.nodes)
-
-
-def _packet(node: Node) -> str:
-    return ".".join(node.op.split(".")[:2])
+    return any(packet_of(n.op) in _LOOKUPS and n.inputs[1] in batch for n in graph.nodes)
 
 
 def _roles(node: Node, letter: Letter, values: dict[str, Value]) -> list[str]:
     """What a node says that its letter is."""
-    packet = _packet(node)
+    packet = packet_of(node.op)
     first = letter.inputs[0] if letter.inputs else None
     if packet == "autopar.attention":
         query = next((d for d, name in zip(letter.inputs, input_names(node)) if name == "query"), None)

@@ -17,8 +17,8 @@ from typing import Union
 from ..graph import Graph, final_values, producer_table, use_table, value_table
 from ..node import Node, Phase, input_names
 from ..rule import Signature
-from .spans import Digit, Letter, Span
 from ..tensor import STATE_KINDS, Value, size_bytes
+from .spans import Digit, Letter, Span
 
 AFTER_LAST = -1  # stands for a reader: what must be in place when the step ends
 

@@ -10,7 +10,7 @@ from math import gcd, prod
 
 from ..node import Arg
 from ..rule import Rule, Shape, Site
-from .dims import hold, ints, letters, normal_dim, normal_dims, operand, whole_operand
+from .dims import ints, letters, normal_dim, normal_dims, operand, whole_operand
 
 SELF = (("self",),)
 _RAGGED = "the view cuts across the dims, so that no factor is common to both sides"

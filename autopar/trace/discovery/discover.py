@@ -16,14 +16,14 @@ import torch
 
 from ...errors import GraphError
 from ...graph.graph import Graph, value_table
-from ...graph.node import Node, input_names
-from ...graph.registry import RuleRow, nodes_without_row, packet_of, rule_of
+from ...graph.node import Node, input_names, packet_of
+from ...graph.registry import RuleRow, nodes_without_row, rule_of
 from ...graph.rule import LinearSets, Site, resolve
 from ...graph.strategy import list_strategies
+from ..private import without_modes
 from .experiment import Found, Laboratory, OutOfTime, Trial, Way, clock, list_candidates
 from .kept import CACHE_PATH, kept_path, read_row, write_row
 from .made_up import DOMAINS, KINDS, MAX_ELEMENTS, Args, Shape, Shrinking, count_elements, list_shrinkings, make_inputs, widen
-from ..private import without_modes
 from .referee import Sample, call_op, site_of, why_wrong
 from .register import registered_rules
 from .rule_text import fits, print_rule

@@ -69,7 +69,7 @@ def call_op(op: str, args: tuple[tuple[str, Arg], ...], inputs: Tensors) -> tupl
     function = resolve_op(op)
     try:
         made = function(**{name: from_arg(arg, inputs) for name, arg in args})
-    except NotImplementedError:
+    except NotImplementedError:  # torch has no CPU kernel for the op
         if not torch.cuda.is_available():
             raise
         there = tuple(t.cuda() for t in inputs)

@@ -20,8 +20,8 @@ import torch
 
 from ...errors import RuleError
 from ...graph.registry import RuleRow
-from .experiment import Laboratory
 from ..private import FakeTensor, autograd_inside, without_modes
+from .experiment import Laboratory
 from .referee import call_op
 from .register import check_row, keep_row, make_samples, registered_rules
 from .rule_text import Operand, hold_letter, letters_of, print_shape, solve_letters, split_rule

@@ -18,15 +18,16 @@ from types import MappingProxyType
 import torch
 
 from ...errors import GraphError, RuleError
-from ...graph.registry import RuleRow, packet_of, rule_of
+from ...graph.node import packet_of
+from ...graph.registry import RuleRow, rule_of
 from ...graph.rule import LinearSets, Signature, resolve
 from ...graph.rules import RULES
 from ...graph.strategy import list_strategies
 from ..lowering.draft import resolve_op
+from ..private import is_closure, source_file, without_modes
 from .experiment import Laboratory
 from .kept import CACHE_PATH, kept_path, read_row, write_row
 from .made_up import KINDS, make_inputs
-from ..private import is_closure, source_file, without_modes
 from .referee import Run, Sample, call_op, sample_of, site_of, why_wrong
 from .rule_text import Operand, letters_of, print_shape, split_rule
 

@@ -14,6 +14,8 @@ from ...graph.node import Phase
 from ...graph.rules.random_numbers import STATE as RANDOM_STATE
 from ...graph.tensor import Kind
 from ..capture import Captured
+from ..private import without_modes
+from ..tape import Record, Slot, find_slots, map_slots
 from .copies import UpdateCopier
 from .decompose import RULES as FORM_RULES
 from .draft import Draft, Val, bind, canonical_args, schema_arguments
@@ -22,11 +24,9 @@ from .linears import LINEAR_RULES
 from .losses import LOSS_RULES
 from .norms import NORM_RULES, Effects
 from .pieces import join_pieces
-from ..private import without_modes
 from .random_ops import RANDOM_RULES
-from ..tape import Record, Slot, find_slots, map_slots
-from .vocabulary import VOCABULARY_RULES, find_private
 from .views import Handles, View, strided_steps, tensor_spec, view_steps
+from .vocabulary import VOCABULARY_RULES, find_private
 
 RULES = {**FORM_RULES, **LOSS_RULES, **NORM_RULES, **LINEAR_RULES, **RANDOM_RULES, **VOCABULARY_RULES}
 _PROMOTING = frozenset("add sub rsub mul div true_divide pow exp log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid neg abs".split())

@@ -19,9 +19,9 @@ from math import prod
 
 import torch
 
+from ..tape import Record, Slot, find_slots
 from .draft import Draft, DraftNode, Shape, Val, canonical_args, resolve_op, schema_arguments, view_chain
 from .losses import LOSS_RULES
-from ..tape import Record, Slot, find_slots
 
 _NONE, _MEAN = 0, 1
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")

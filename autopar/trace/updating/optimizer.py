@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 
 from ...errors import TraceError
-from .carried import held_sgd
-from .factors import TensorFactors
 from ..place import blame_stack, exception_frames
 from ..private import FakeTensor, compiling
 from ..tape import Record, Tape, replay
+from .carried import held_sgd
+from .factors import TensorFactors
 
 _MAKERS = frozenset(
     "zeros zeros_like ones ones_like full full_like empty empty_like new_zeros new_ones new_full empty_strided new_empty "

@@ -14,11 +14,11 @@ import torch
 
 from ...errors import TraceError
 from ...graph.node import Phase
+from ..private import FakeTensor, forget_constant, storage_key, without_modes
+from ..tape import Record, Slot, Tape, find_slots, replay, written_uids
 from .carried import Place, find_tables, held_sgd, read_numbers, read_schedules
 from .data_writes import DataWrites
 from .optimizer import EMPTY, VIEWS, build_optimizer, check_steady, core_records, describe, run_step, settle_options
-from ..private import FakeTensor, forget_constant, storage_key, without_modes
-from ..tape import Record, Slot, Tape, find_slots, replay, written_uids
 
 Init = tuple[str, object]  # ("fill", number), ("param", parameter name), or ("unknown", why)
 

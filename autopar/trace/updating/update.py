@@ -14,15 +14,15 @@ import torch
 from ...errors import TraceError
 from ...graph.node import Phase
 from ...graph.tensor import Kind
+from ..precision import float64_everywhere
+from ..private import storage_key
+from ..tape import Tape, find_slots, written_uids
+from ..workload import Workload
 from .alike import choose_samples, why_not_alike
 from .carried import find_tables
 from .data_writes import DataWrites
 from .optimizer import build_optimizer, check_steady, describe, run_step
-from ..precision import float64_everywhere
-from ..private import storage_key
 from .states import OptimState, learn_states
-from ..tape import Tape, find_slots, written_uids
-from ..workload import Workload
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,9 @@ class _Recording:
                 return None
         traced = {n: p for n, p in params.items() if n not in pairs}
         owned = self._masters(traced)
-        everything = {n: self._stand_in(n, p) if n in pairs else owned[n] for n, p in params.items()}
+        for n in pairs:
+            params[n].grad = None  # an optimizer does not update a parameter without a gradient
+        everything = {n: params[n] if n in pairs else owned[n] for n in params}
         with self.cast():
             optimizer, states, first = learn_states(self.workload.optimizer, everything)
         states = [s for s in states if s.storage.partition(":")[2] not in pairs]
@@ -130,11 +132,6 @@ class _Recording:
                 if owned[n] is not p:
                     owned[n].grad = p.grad.float()
         return owned
-
-    def _stand_in(self, name: str, param: torch.Tensor) -> torch.Tensor:
-        """A parameter that the optimizer holds and does not update: one without a gradient."""
-        param.grad = None
-        return param
 
     def _param_finals(self, traced: dict[str, torch.Tensor], owned: dict[str, torch.Tensor], start: int) -> list[tuple[str, int]]:
         tape, finals = self.tape, []
