@@ -21,12 +21,13 @@ from ..graph.partition import partition
 from ..graph.plan import Certificate, Pruned
 from ..graph.repeats import Fold
 from ..graph.rule import Signature, Site
+from .build import build_problem
 from .formulate import count_columns
 from .infeasible import MemoryShortage, describe_nearest
 from .judge import evaluate_seconds
 from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
 from .prices import Prices
-from .problem import Problem, build_problem
+from .problem import Problem
 
 _GAP = 1e-3
 _LEAST_S = 10.0  # for the plan of least memory, whatever the time limit

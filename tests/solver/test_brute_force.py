@@ -11,9 +11,9 @@ from autopar.graph.mesh import axis_sizes
 from autopar.graph.partition import partition
 from autopar.graph.repeats import identity_fold
 from autopar.solver.brute_force import search_all
+from autopar.solver.build import build_problem
 from autopar.solver.judge import evaluate_seconds, held_bytes
 from autopar.solver.one_mesh import build_assignment, find_smallest, solve_mesh
-from autopar.solver.problem import build_problem
 
 from .tiny import TinyPrices, make_mesh, prepare, random_graph, training_step
 

@@ -14,8 +14,8 @@ from autopar.cost.model import build_cost_model, list_meshes  # noqa: E402
 from autopar.cost.prices import build_prices  # noqa: E402
 from autopar.graph.partition import node_cuts, partition  # noqa: E402
 from autopar.graph.random_plans import Assigner  # noqa: E402
+from autopar.solver.build import build_problem  # noqa: E402
 from autopar.solver.one_mesh import build_assignment  # noqa: E402
-from autopar.solver.problem import build_problem  # noqa: E402
 from autopar.trace import Workload, trace_step  # noqa: E402
 
 pytestmark = pytest.mark.torch
