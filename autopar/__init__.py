@@ -18,6 +18,7 @@ _HOME = {
     "trace.discovery.register": ("register_rule",),
     "trace.load": ("load_workload",),
     "options": ("Options",),
+    "constraints": ("Constraints", "ModuleForbid", "Pin", "constrain", "load_constraints", "parse_fix"),
     "cluster": ("Cluster", "parse_cluster"),
     "graph.plan": ("Plan",),
     "view.shown": ("load_plan", "ShownOpportunities", "ShownPlan"),
@@ -26,7 +27,7 @@ _HOME = {
     "view.html": ("save_html",),
     "view.terminal": ("plan_text",),
     "errors": (
-        "AutoparError", "CheckpointError", "ClusterError", "GraphError", "InfeasibleError", "InputError", "ModelError", "NoRuleError",
+        "AutoparError", "CheckpointError", "ClusterError", "ConstraintError", "GraphError", "InfeasibleError", "InputError", "ModelError", "NoRuleError",
         "OptionsError", "PlanError", "ProgramError", "RankError", "RuleError", "TraceError", "VerificationError",
     ),
 }  # fmt: skip

@@ -8,6 +8,7 @@ executable (`compile`). Every pass is a function of the floors below; nothing is
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -18,10 +19,11 @@ import torch
 
 from .cluster import Cluster, num_devices, parse_cluster
 from .codegen.emit import ModelFacts, emit_files
+from .constraints import check_searched, print_constraints
 from .cost.model import CostModel, build_cost_model, list_meshes
 from .cost.prices import build_prices
 from .cost.rows import load_profile
-from .errors import AutoparError, PlanError, RankError
+from .errors import AutoparError, InfeasibleError, PlanError, RankError
 from .graph.check_plan import check_plan
 from .graph.choice import Assignment
 from .graph.cuts import find_cuts, resolve_all
@@ -31,6 +33,7 @@ from .graph.opportunities.find import find_opportunities
 from .graph.plan import Certificate, ClusterInfo, ModelInfo, Plan
 from .graph.plan_json import print_plan_json
 from .graph.program import Program, check_program
+from .graph.recompute import recompute_graph
 from .graph.registry import RuleRow, rules_in_force
 from .graph.repeats import find_repeats, fold_graph
 from .graph.rule import Rule
@@ -39,9 +42,12 @@ from .graph.rules.random_numbers import STATE as RANDOM_STATE
 from .graph.text import print_graph, print_program
 from .options import Options
 from .runtime import Comm, Executable, ProcessComm, initial_state, read_torchrun_env, start_process_group, state_of_module
-from .solver.answer import Answered, Case, build_answer
+from .solver.answer import Answered, Case, add_copies, build_answer
+from .solver.obeyed import require_obeyed
 from .solver.recognise import recognise
-from .solver.search import Question, search
+from .solver.role_meshes import label_meshes
+from .solver.search import Question, SearchResult, search
+from .solver.steer import Steer, prepare_steer, refine_fold
 from .trace import Traced, Workload, trace_step
 from .trace.discovery.discover import CACHE_PATH, NOT_THE_SAME, find_rows
 from .trace.discovery.homes import find_homes
@@ -160,6 +166,7 @@ def launch(
 ) -> Executable:
     """The executable of a workload on this rank (see `compile`)."""
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
+    options = replace(options, price=False)  # nobody reads it here, and ranks wait
     env = read_torchrun_env()
     limits = {} if timeout_s is None else {"timeout_s": timeout_s}
     if env is None:
@@ -236,6 +243,7 @@ def compile_workload(
         cache_path: folder in which discovered rules are kept; None: nowhere.
     """
     say = report or (lambda line: None)
+    check_searched(options.constraints)
     dump = _Dump(options.dump_dir)
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     precision = options.precision or ("bf16" if cluster.device.kind == "cuda" else "fp32")
@@ -262,17 +270,20 @@ def compile_workload(
     rules_s = time.perf_counter() - began
 
     if given_plan is None:
-        assignment, certificate = _solve(case, cluster, model, options, say, (("trace_s", trace_s), ("rules_s", rules_s)))
+        case, assignment, certificate, free_s = _solve(case, cluster, model, options, say, (("trace_s", trace_s), ("rules_s", rules_s)))
+        demanded = print_constraints(options.constraints)
     else:
-        assignment, certificate = given_plan.assignment, given_plan.solve
+        assignment, certificate, free_s, demanded = given_plan.assignment, given_plan.solve, given_plan.free_step_s, given_plan.constraints
     dump("assignment", lambda: _print_assignment(assignment))
 
     answered = answer_of(case, assignment, certificate, cluster, model, options, precision, source, workload, rows)
+    answered = replace(answered, plan=replace(answered.plan, constraints=demanded, free_step_s=free_s))
     check_plan(answered.plan)
     check_program(answered.program)
     dump("program", lambda: print_program(answered.program))
 
-    files = emit_files(answered.program, graph, answered.plan, model_facts(workload, traced), print_plan_json(answered.plan))
+    whole = recompute_graph(graph, assignment.again).graph
+    files = emit_files(answered.program, whole, answered.plan, model_facts(workload, traced), print_plan_json(answered.plan))
     dump("emitted", lambda: files["program.py"])
     return Compiled(workload, traced, show_plan(answered.plan), answered.program, files)
 
@@ -286,15 +297,43 @@ def build_case(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Case:
 
 def _solve(
     case: Case, cluster: Cluster, model: CostModel, options: Options, say: Report, phases: tuple[tuple[str, float], ...]
-) -> tuple[Assignment, Certificate]:
-    meshes = list_meshes(cluster)
-    limit = options.memory_bytes or cluster.device.memory_bytes
-    question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, limit, model.reserve_bytes)
-    found = search(
-        question, meshes, lambda mesh: build_prices(model, mesh, case.graph, case.sites, case.signatures),
-        time_limit_s=options.time_limit_s, report=say,
-    )  # fmt: skip
-    return found.assignment, replace(found.certificate, phases=(*phases, *found.certificate.phases))
+) -> tuple[Case, Assignment, Certificate, float | None]:
+    """The answer under the user's constraints, and the seconds of a step without them (None: nobody asked)."""
+    free_case, meshes = case, list_meshes(cluster)
+
+    def run(case: Case, meshes: tuple[Mesh, ...], steer: Steer | None, try_changes: Callable[[], str] | None = None) -> SearchResult:
+        limit = options.memory_bytes or cluster.device.memory_bytes
+        question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, limit, model.reserve_bytes, steer=steer)
+        return search(
+            question, meshes, lambda mesh: build_prices(model, mesh, case.graph, case.sites, case.signatures),
+            time_limit_s=options.time_limit_s, try_changes=try_changes, report=say,
+        )  # fmt: skip
+
+    def run_free() -> SearchResult | None:
+        say("solving again without the constraints")
+        try:
+            return run(free_case, meshes, None)
+        except InfeasibleError:
+            return None
+
+    def without_constraints() -> str:
+        free = run_free()
+        return "" if free is None else f"without {', '.join(print_constraints(options.constraints))}"
+
+    if not options.constraints:
+        found = run(case, meshes, None)
+        return case, found.assignment, replace(found.certificate, phases=(*phases, *found.certificate.phases)), None
+    steer = prepare_steer(case.graph, case.sites, case.signatures, case.cuts, options.constraints)
+    case = replace(case, fold=refine_fold(case.graph, case.fold, options.constraints))
+    found = run(case, label_meshes(meshes, options.constraints, steer.roles), steer, without_constraints)
+    require_obeyed(case.graph, case.sites, case.signatures, case.cuts, found.assignment, steer)
+    certificate, free_s = replace(found.certificate, phases=(*phases, *found.certificate.phases)), None
+    if options.price:
+        began, free = time.perf_counter(), run_free()
+        # what obeys is free to be chosen, too, also where the free search was late
+        free_s = min(certificate.objective_s, free.certificate.objective_s if free is not None else math.inf)
+        certificate = replace(certificate, phases=(*certificate.phases, ("price_s", time.perf_counter() - began)))
+    return case, found.assignment, certificate, free_s
 
 
 def answer_of(
@@ -310,12 +349,12 @@ def answer_of(
     rows: tuple[RuleRow, ...] = (),
 ) -> Answered:
     """The plan and program of an assignment; `rows` are the rules that the table lacks (`find_rows`)."""
-    graph = case.graph
-    labels, summary = recognise(graph, case.sites, case.signatures, case.cuts, assignment)
-    info = ModelInfo(workload.name or graph.name, count_params(graph), graph_hash(graph), precision)
+    info = ModelInfo(workload.name or case.graph.name, count_params(case.graph), graph_hash(case.graph), precision)
     if source is not None:
         info = replace(info, source=source.source, args=source.args, batch=source.batch, seq=source.seq)
-    prices = build_prices(model, assignment.mesh, graph, case.sites, case.signatures)
+    case = add_copies(case, assignment.again)
+    labels, summary = recognise(case.graph, case.sites, case.signatures, case.cuts, assignment)
+    prices = build_prices(model, assignment.mesh, case.graph, case.sites, case.signatures)
     answered = build_answer(
         case, assignment, certificate, model, prices, labels, summary, info, cluster_info(cluster, model, options, precision)
     )

@@ -16,6 +16,10 @@ class OptionsError(AutoparError):
     """An option has a value that cannot be used."""
 
 
+class ConstraintError(AutoparError):
+    """A constraint cannot be read, contradicts another, or cannot be obeyed: says which, and why."""
+
+
 class ModelError(AutoparError):
     """The model file, factory or config does not give something that can be compiled."""
 

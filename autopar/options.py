@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .constraints import Constraints
 from .errors import OptionsError
 
 PRECISIONS = ("fp32", "bf16", "fp64")
@@ -19,6 +20,8 @@ class Options:
         time_limit_s: the solver stops then, with the best so far and its honest gap.
         dump_dir: each stage of the compiler is written there as a numbered text file.
         seed: of initial values and of random numbers.
+        constraints: what the plan must be (`autopar.constrain`, docs/constraints.md); what they do not name stays free.
+        price: where there are constraints, solve again without them, so that the plan can say what they cost.
     """
 
     precision: str | None = None
@@ -26,12 +29,16 @@ class Options:
     time_limit_s: float = 60.0
     dump_dir: str | None = None
     seed: int = 0
+    constraints: Constraints = Constraints()
+    price: bool = True
 
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in PRECISIONS:
             raise OptionsError(f"precision: expected one of {', '.join(PRECISIONS)}, found {self.precision!r}")
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise OptionsError(f"memory: expected a positive number of bytes, found {self.memory_bytes}")
+        if not isinstance(self.constraints, Constraints):
+            raise OptionsError(f"constraints: expected autopar.constrain(tp=2, ...), found {type(self.constraints).__name__}")
         if not self.time_limit_s > 0:
             raise OptionsError(f"time limit: expected a positive number of seconds, found {self.time_limit_s}")
 

@@ -1,4 +1,4 @@
-"""The command line: `autopar plan | show | emit | run | verify | zoo | demo | profile`. See docs/cli.md.
+"""The command line: `autopar plan | show | diff | explain | emit | run | verify | zoo | demo | profile`. See docs/cli.md.
 
 Nothing here decides anything: commands read their words, call the floors below, and print. Torch and the solver are imported when a command
 needs them, so that `--help` is instant.

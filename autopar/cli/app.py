@@ -12,7 +12,7 @@ import typer
 from .. import __version__
 from ..zoo import CLUSTERS, MODEL_LIMIT_S, TIME_LIMIT_S, ZooOptions
 from . import commands
-from .asked import read_asked, read_options
+from .asked import read_asked, read_constraints, read_options
 from .outcome import INTERRUPTED, Ending
 
 app = typer.Typer(
@@ -34,6 +34,8 @@ Batch = Annotated[Optional[int], typer.Option("--batch", help="global batch size
 Seq = Annotated[Optional[int], typer.Option("--seq", help="sequence length, instead of the factory's own", metavar="N")]
 Args = Annotated[Optional[list[str]], typer.Option("--arg", help="argument of the factory, or field of the config; repeatable", metavar="K=V")]
 TimeLimit = Annotated[Optional[float], typer.Option("--time-limit", help="seconds for the solver; then the best so far and its gap", metavar="S")]
+Fix = Annotated[Optional[str], typer.Option("--fix", help="what the plan must be: dp=4,tp=2,zero=1,recompute=none,...; the rest stays free", metavar="K=V,..")]
+ConstraintFile = Annotated[Optional[str], typer.Option("--constraints", help="the same and finer ones in a TOML file (docs/constraints.md)", metavar="F")]
 Dump = Annotated[Optional[str], typer.Option("--dump", help="folder for each stage of the compiler as numbered text", metavar="DIR")]
 Html = Annotated[Optional[str], typer.Option("--html", help="write the plan as one page that opens offline", metavar="F")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")]
@@ -59,12 +61,15 @@ def plan(
     time_limit: TimeLimit = None,
     output: Annotated[Optional[str], typer.Option("-o", "--output", help="write plan.json", metavar="plan.json")] = None,
     html: Html = None,
+    fix: Fix = None,
+    constraints: ConstraintFile = None,
+    no_price: Annotated[bool, typer.Option("--no-price", help="do not solve again without the constraints to tell what they cost")] = False,
     dump: Dump = None,
     as_json: Json = False,
 ) -> int:
     """Decide how to split MODEL over a cluster; needs no GPU and no memory for weights."""
     asked = read_asked(model, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump)
+    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=not no_price)
     return Ending(as_json).answer(lambda say: commands.make_plan(asked, cluster, options, output, html, say))
 
 
@@ -72,6 +77,27 @@ def plan(
 def show(plan: Annotated[str, typer.Argument(metavar="PLAN", help="a plan.json")], html: Html = None, as_json: Json = False) -> int:
     """Print a plan, checked."""
     return Ending(as_json).answer(lambda say: commands.show_plan(plan, html))
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="A", help="a plan.json")],
+    second: Annotated[str, typer.Argument(metavar="B", help="another one, of the same model and cluster or not")],
+    as_json: Json = False,
+) -> int:
+    """Compare two plans: time and memory first, then what was decided otherwise."""
+    return Ending(as_json).answer(lambda say: commands.compare_plans(first, second))
+
+
+@app.command()
+def explain(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="a plan.json")],
+    name: Annotated[Optional[str], typer.Argument(metavar="NAME", help="a parameter, tensor or op, whole, its end, or with *")] = None,
+    memory: Annotated[bool, typer.Option("--memory", help="who holds the peak, when, and why")] = False,
+    as_json: Json = False,
+) -> int:
+    """Say what a plan chose for NAME and what else was offered, or who holds its memory."""
+    return Ending(as_json).answer(lambda say: commands.explain_plan(plan, name, memory))
 
 
 @app.command()
@@ -102,16 +128,19 @@ def emit(
     seq: Seq = None,
     arg: Args = None,
     time_limit: TimeLimit = None,
+    fix: Fix = None,
+    constraints: ConstraintFile = None,
     dump: Dump = None,
     as_json: Json = False,
 ) -> int:
     """Write the program as a folder of readable Python: program.py, train.py, plan.json."""
     flags = {
         "--cluster": cluster, "--memory": memory, "--precision": precision, "--batch": batch, "--seq": seq, "--arg": arg, "--time-limit": time_limit,
+        "--fix": fix, "--constraints": constraints,
     }  # fmt: skip
     given = [flag for flag, value in flags.items() if value not in (None, [])]
     asked = read_asked(word, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump)
+    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False)
     return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
 
 
@@ -137,6 +166,8 @@ def verify(
     seq: Seq = None,
     arg: Args = None,
     time_limit: TimeLimit = None,
+    fix: Fix = None,
+    constraints: ConstraintFile = None,
     dump: Dump = None,
     seed: Annotated[int, typer.Option("--seed", help="of first values and random inputs", metavar="N")] = 0,
     random_plans: Annotated[
@@ -146,7 +177,7 @@ def verify(
 ) -> int:
     """Run the program of MODEL on all ranks in one process, in float64, against plain PyTorch."""
     asked = read_asked(model, arg or (), batch, seq)
-    options = read_options(memory, "fp64", time_limit, dump, seed)
+    options = read_options(memory, "fp64", time_limit, dump, seed, read_constraints(fix, constraints), price=False)
     return Ending(as_json).answer(lambda say: commands.verify_model(asked, cluster, options, random_plans, say))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..cluster import Cluster, parse_cluster
+from ..constraints import Constraints, load_constraints, merge_constraints, parse_fix
 from ..errors import OptionsError, PlanError
 from ..graph.plan import ModelInfo, Plan
 from ..options import Options, parse_bytes
@@ -52,7 +53,20 @@ def read_asked(model: str, args: Sequence[str], batch: int | None, seq: int | No
     return Asked(model, tuple(pairs.items()), batch, seq)
 
 
-def read_options(memory: str | None, precision: str | None, time_limit: float | None, dump: str | None, seed: int = 0) -> Options:
+def read_constraints(fix: str | None, path: str | None) -> Constraints:
+    """What `--fix` and `--constraints` say together.
+
+    Raises:
+        ConstraintError: a word cannot be used, or the two contradict each other.
+    """
+    found = Constraints() if path is None else load_constraints(path)
+    return found if fix is None else merge_constraints(parse_fix(fix), found)
+
+
+def read_options(
+    memory: str | None, precision: str | None, time_limit: float | None, dump: str | None, seed: int = 0,
+    constraints: Constraints = Constraints(), price: bool = True,
+) -> Options:
     """The options of a compilation.
 
     Raises:
@@ -64,7 +78,7 @@ def read_options(memory: str | None, precision: str | None, time_limit: float | 
         raise OptionsError(f"--memory: expected at least one byte, found {memory!r}")
     if dump is not None:
         check_folder_place(dump, "--dump")
-    return Options(precision=precision, memory_bytes=size, dump_dir=dump, seed=seed, **limits)
+    return Options(precision=precision, memory_bytes=size, dump_dir=dump, seed=seed, constraints=constraints, price=price, **limits)
 
 
 def load_asked(asked: Asked) -> tuple[Workload, ModelInfo]:

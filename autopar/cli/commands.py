@@ -104,6 +104,37 @@ def _plan_outcome(plan: Plan, written: Sequence[str]) -> Outcome:
     return Outcome(lambda: plan_to_json(plan), show)
 
 
+def compare_plans(first: str, second: str) -> Outcome:
+    """`autopar diff`."""
+    from ..graph.plan_json import load_plan
+    from ..view.diff_plans import diff_plans
+    from ..view.diff_terminal import diff_to_json, print_diff
+
+    diff = diff_plans(load_plan(first), load_plan(second))
+    return Outcome(lambda: diff_to_json(diff), lambda console: print_diff(diff, (first, second), console))
+
+
+def explain_plan(path: str, name: str | None, memory: bool) -> Outcome:
+    """`autopar explain`."""
+    from ..graph.plan_json import load_plan
+
+    if memory == (name is not None):
+        found = f"both --memory and {name!r}" if memory else "neither"
+        raise OptionsError(f"explain: expected a NAME (a parameter, tensor or op; * for any part) or --memory, found {found}")
+    plan = load_plan(path)
+    if name is None:
+        from ..view.explain_memory import explain_memory
+        from ..view.memory_terminal import peak_to_json, print_peak
+
+        report = explain_memory(plan)
+        return Outcome(lambda: peak_to_json(report), lambda console: print_peak(report, console))
+    from ..view.explain_name import explain_name
+    from ..view.name_terminal import names_to_json, print_names
+
+    reports = explain_name(plan, name)
+    return Outcome(lambda: names_to_json(reports), lambda console: print_names(reports, console))
+
+
 def emit_program(word: str, asked: Asked, cluster: str | None, options: Options, given: Sequence[str], folder: str, say: Talk) -> Outcome:
     """`autopar emit`.
 

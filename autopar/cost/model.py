@@ -19,11 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, log2, prod
 
+import numpy as np
+
 from ..cluster import Cluster, Device, num_devices
 from ..graph.liveness import is_view
 from ..graph.mesh import Mesh, MeshAxis
 from ..graph.node import Node
 from ..graph.reshard import Step, StepKind, reshard_steps
+from ..graph.reshard_pairs import reshard_pairs
 from ..graph.rule import Signature, Site, count_flops
 from ..graph.sharding import Sharding, num_shards
 from ..graph.strategy import Strategy, split_share
@@ -240,10 +243,27 @@ def estimate_comm_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: 
         bytes_in, bytes_out: of one rank's tensor before and after.
         copied_bytes: that are read and written once more because the split is not outermost (`step_copied_bytes`).
     """
+    rate = 1 / model.memory_bytes_per_s
+    seconds = min(fixed + per_in * bytes_in + per_out * bytes_out for fixed, per_in, per_out in _comm_lines(kind, link, rate))
+    return model.launch_s + seconds + 2 * rate * copied_bytes + (model.launch_s if copied_bytes else 0.0)
+
+
+def estimate_comms_s(
+    model: CostModel, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, copied_bytes: np.ndarray
+) -> np.ndarray:
+    """`estimate_comm_s` of many steps of one kind along one axis."""
+    rate = 1 / model.memory_bytes_per_s
+    lines = [fixed + per_in * bytes_in + per_out * bytes_out for fixed, per_in, per_out in _comm_lines(kind, link, rate)]
+    return model.launch_s + np.minimum.reduce(lines) + 2 * rate * copied_bytes + model.launch_s * (copied_bytes > 0)
+
+
+def _comm_lines(kind: StepKind, link: AxisLink, memory_s_per_byte: float) -> tuple[tuple[float, float, float], ...]:
+    """(seconds, seconds per byte in, seconds per byte out) of each way to do a step; the fastest is taken."""
+    if kind is StepKind.SLICE:
+        return ((0.0, 0.0, 2 * memory_s_per_byte),)  # reads only what it keeps
+    if kind is StepKind.KEEP:
+        return ((0.0, memory_s_per_byte, memory_s_per_byte),)
     n, g = link.ranks, link.per_host
-    if kind in (StepKind.SLICE, StepKind.KEEP):
-        # a slice reads only what it keeps
-        return (2 * bytes_out if kind is StepKind.SLICE else bytes_in + bytes_out) / model.memory_bytes_per_s + model.launch_s
     hosts = ceil(n / g)
     # a ring enters and leaves each host once per port: g ranks of one host drive g ports (NCCL's channels)
     bandwidth = link.inside_bytes_per_s
@@ -251,18 +271,16 @@ def estimate_comm_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: 
         bandwidth = link.across_bytes_per_s if g == 1 else min(bandwidth, g * link.across_bytes_per_s)
     ring_s = (n - hosts) * link.inside_latency_s + (hosts - 1) * link.across_latency_s
     share = (n - 1) / n
-    copy_s = 2 * copied_bytes / model.memory_bytes_per_s + (model.launch_s if copied_bytes else 0.0)
     if kind is StepKind.ALL_GATHER:
-        seconds = ring_s + bytes_out * share / bandwidth
-    elif kind is StepKind.REDUCE_SCATTER:
-        seconds = ring_s + bytes_in * share / bandwidth
-    elif kind is StepKind.ALL_REDUCE:
+        return ((ring_s, 0.0, share / bandwidth),)
+    if kind is StepKind.REDUCE_SCATTER:
+        return ((ring_s, share / bandwidth, 0.0),)
+    if kind is StepKind.ALL_REDUCE:
         tree_s = ceil(log2(g)) * link.inside_latency_s + ceil(log2(hosts)) * link.across_latency_s
-        seconds = 2 * min(ring_s + bytes_in * share / bandwidth, tree_s + bytes_in / bandwidth)
-    else:  # all_to_all, pairwise: each rank's own port carries what leaves the host, both ways run at once
-        away = bytes_in * (n - g) / n / link.across_bytes_per_s if hosts > 1 else 0.0
-        seconds = ring_s + max(bytes_in * (g - 1) / n / link.inside_bytes_per_s, away)
-    return model.launch_s + seconds + copy_s
+        return (2 * ring_s, 2 * share / bandwidth, 0.0), (2 * tree_s, 2 / bandwidth, 0.0)
+    # all_to_all, pairwise: each rank's own port carries what leaves the host, both ways run at once
+    away = (n - g) / n / link.across_bytes_per_s if hosts > 1 else 0.0
+    return ((ring_s, max((g - 1) / n / link.inside_bytes_per_s, away), 0.0),)
 
 
 Ends = tuple[tuple[int, int], tuple[int, int]]  # (from_dim, from_stride), (to_dim, to_stride) of a step; -1 where there is none
@@ -307,6 +325,24 @@ def estimate_reshard_s(model: CostModel, shape: Shape, dtype: str, source: Shard
         return 0.0
     steps = reshard_steps(shape, source, target, tuple(a.size for a in mesh.axes))
     return sum(estimate_step_s(model, step, mesh, dtype) for step in steps)
+
+
+def estimate_reshards_s(
+    model: CostModel, shape: Shape, dtype: str, sources: Sequence[Sharding], targets: Sequence[Sharding], mesh: Mesh
+) -> np.ndarray:
+    """`estimate_reshard_s` of every source to every target; infinity where there is no way.
+
+    Args:
+        shape: of the whole value.
+    """
+    paths = reshard_pairs(shape, sources, targets, tuple(a.size for a in mesh.axes))
+    seconds = np.where(paths.reachable, 0.0, np.inf)
+    flat, width = seconds.reshape(-1), DTYPE_BYTES[dtype]
+    links = [axis_link(model, mesh, axis) for axis in range(len(mesh.axes))]
+    for step in paths.steps:
+        sides = (width * step.elements_in, width * step.elements_out, width * step.packed_elements)
+        flat[step.pairs] += estimate_comms_s(model, step.kind, links[step.axis], *sides)
+    return seconds
 
 
 # --- meshes -----------------------------------------------------------------------------------------------------------------------

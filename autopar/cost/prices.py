@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from ..errors import GraphError
 from ..graph.graph import Graph, value_table
 from ..graph.mesh import Mesh, axis_sizes
@@ -16,7 +18,7 @@ from ..graph.rule import Signature, Site
 from ..graph.sharding import Sharding, num_shards
 from ..graph.strategy import Strategy
 from ..graph.tensor import Value, size_bytes
-from .model import CostModel, estimate_reshard_s, estimate_strategies_s, estimate_write_s, site_dtypes
+from .model import CostModel, estimate_reshard_s, estimate_reshards_s, estimate_strategies_s, estimate_write_s, site_dtypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,10 @@ class MeshPrices:
             return estimate_reshard_s(self.model, value.shape, value.dtype, source, target, self.mesh)
         except GraphError:
             return inf
+
+    def reshard_matrix(self, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> np.ndarray:
+        """`reshard_seconds` of every source to every target."""
+        return estimate_reshards_s(self.model, value.shape, value.dtype, sources, targets, self.mesh)
 
     def write_seconds(self, value: Value, storage: Sharding) -> float:
         """To write the new version of a state into its storage; paid once per state that the step replaces."""

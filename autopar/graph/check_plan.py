@@ -32,7 +32,7 @@ def check_plan(plan: Plan, where: str = "plan") -> None:
         where: the file's name, for errors.
     """
     for checks in (_mesh_faults, _tensor_faults, _param_faults, _node_faults, _assignment_faults, _comm_faults, _repeat_faults, _rule_faults,
-                   _cost_faults, _memory_faults, _certificate_faults):  # fmt: skip
+                   _cost_faults, _memory_faults, _peak_faults, _certificate_faults):  # fmt: skip
         for place, fault in checks(plan):
             raise PlanError(f"{where}: {place}: {fault}; {CURE}")
 
@@ -316,6 +316,43 @@ def _memory_faults(plan: Plan) -> Faults:
             yield f"cost.moments[{i}] ({moment.node}).bytes", f"expected {_sum_holders(moment.holders)}, the sum of its holders, found {moment.bytes}"
     if cost.moments and max(m.bytes for m in cost.moments) != peak:
         yield "cost.moments", f"expected the largest to hold the peak of {peak}, found {max(m.bytes for m in cost.moments)}"
+
+
+def _peak_faults(plan: Plan) -> Faults:
+    if plan.peak is None:
+        return
+    tensors = {t.name: t for t in plan.tensors}
+    sizes = axis_sizes(plan.assignment.mesh)
+    top = max(plan.cost.peak_bytes)
+    moment = next((m for m in plan.cost.moments if m.node == plan.peak.node and m.bytes == top), None)
+    if plan.cost.moments and moment is None:
+        yield "peak.node", f"expected the node of the moment that holds the peak of {top}, found {plan.peak.node!r}"
+    sums = {h.name: 0 for h in plan.cost.holders if h.name != "reserve"}
+    for i, row in enumerate(plan.peak.tensors):
+        place = f"peak.tensors[{i}] ({row.tensor or 'scratch'})"
+        if row.holder not in sums:
+            yield f"{place}.holder", f"expected a holder of the peak ({', '.join(sums)}), found {row.holder!r}"
+            continue
+        sums[row.holder] += row.bytes
+        if not row.tensor:
+            if row.sharding is not None or row.bytes < 0:
+                yield place, f"expected no sharding and at least 0 bytes for what is no tensor, found {row.sharding} and {row.bytes}"
+            continue
+        whole = tensors.get(row.tensor)
+        if whole is None:
+            yield f"{place}.tensor", f"expected the name of a tensor, found {row.tensor!r}, which is not listed"
+        elif row.sharding is None:
+            yield f"{place}.sharding", "expected a sharding, found none"
+        else:
+            fault = _sharding_fault(whole.shape, row.sharding, plan)
+            if fault:
+                yield f"{place}.sharding", fault
+            expected = num_elements(local_shape(whole.shape, row.sharding, sizes)) * DTYPE_BYTES[whole.dtype]
+            if row.bytes != expected:
+                yield f"{place}.bytes", f"expected {expected} ({whole.dtype}{list(whole.shape)} as {row.sharding}), found {row.bytes}"
+    for holder in plan.cost.holders:
+        if holder.name in sums and sums[holder.name] != holder.bytes:
+            yield "peak.tensors", f"expected {holder.bytes} bytes of {holder.name} together, as in cost.holders, found {sums[holder.name]}"
 
 
 def _certificate_faults(plan: Plan) -> Faults:

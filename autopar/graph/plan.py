@@ -69,6 +69,37 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
+class PeakTensor:
+    """One piece that a device holds at the peak.
+
+    Args:
+        tensor: the whole graph's value of which it is a piece; "" for the buffer through which a collective packs (`sharding` None).
+        sharding: of this piece: of a gathered parameter not the one in which it is stored.
+        holder: names as in `Holder`.
+        made_by: node of the program; "" where it enters the step.
+        last_read: node of the program after which it is dropped; "" where it is held to the end of the step.
+    """
+
+    tensor: str
+    sharding: Sharding | None
+    holder: str
+    bytes: int
+    made_by: str
+    last_read: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The node of the program at which one device holds most, where it comes from, and all that is held there but the reserve."""
+
+    node: str
+    phase: Phase
+    path: str
+    source: str
+    tensors: tuple[PeakTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Cost:
     """What one step costs, predicted. Tuples have one entry per pipeline stage."""
 
@@ -199,7 +230,10 @@ class RepeatPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer. `rules` are those that are not in the table: stated by the user, or discovered."""
+    """The answer. `rules` are those that are not in the table: stated by the user, or discovered. `peak`: None where no node runs.
+
+    `constraints`: what the user demanded, one line each; `free_step_s`: the step without them, as the solver adds it, None where nobody asked.
+    """
 
     format: str
     model: ModelInfo
@@ -218,3 +252,6 @@ class Plan:
     comms: tuple[CommPlan, ...]
     repeats: tuple[RepeatPlan, ...]
     rules: tuple[RuleRow, ...] = ()
+    peak: Peak | None = None
+    constraints: tuple[str, ...] = ()
+    free_step_s: float | None = None

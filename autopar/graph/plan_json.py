@@ -37,6 +37,7 @@ from .plan import (
     ModelInfo,
     NodePlan,
     ParamPlan,
+    Peak,
     Plan,
     RepeatPlan,
     TensorPlan,
@@ -59,6 +60,7 @@ class _MeshPart:
 class _AssignmentPart:
     storages: tuple[tuple[str, Sharding], ...]
     strategies: tuple[tuple[str, tuple[str, ...]], ...]
+    again: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,10 @@ class _Document:
     num_microbatches: int
     schedule: str
     cost: Cost
+    peak: Peak | None
     solve: Certificate
+    constraints: tuple[str, ...]
+    free_step_s: float | None
     params: tuple[ParamPlan, ...]
     assignment: _AssignmentPart
     rules: tuple[RuleRow, ...]
@@ -112,8 +117,8 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
     """
     document = _Document(
         plan.format, "", plan.model, plan.cluster, _MeshPart(plan.assignment.mesh.axes, plan.num_stages), plan.labels, plan.summary,
-        plan.num_microbatches, plan.schedule, plan.cost, plan.solve, plan.params,
-        _AssignmentPart(plan.assignment.storages, plan.assignment.strategies), plan.rules, plan.tensors, plan.nodes, plan.comms, plan.repeats,
+        plan.num_microbatches, plan.schedule, plan.cost, plan.peak, plan.solve, plan.constraints, plan.free_step_s, plan.params,
+        _AssignmentPart(plan.assignment.storages, plan.assignment.strategies, plan.assignment.again), plan.rules, plan.tensors, plan.nodes, plan.comms, plan.repeats,
     )  # fmt: skip
     try:
         data = typing.cast(dict[str, Json], _codec(_Document).encode(document))
@@ -146,9 +151,10 @@ def plan_from_json(data: object, where: str = "plan") -> Plan:
         raise PlanError(f"{where}: {wrong.path or 'the whole file'}: {wrong}; {CURE}") from None
     return Plan(
         document.format, document.model, document.cluster,
-        Assignment(Mesh(document.mesh.axes), document.assignment.storages, document.assignment.strategies),
+        Assignment(Mesh(document.mesh.axes), document.assignment.storages, document.assignment.strategies, document.assignment.again),
         document.mesh.num_stages, document.labels, document.summary, document.num_microbatches, document.schedule, document.cost,
-        document.solve, document.tensors, document.params, document.nodes, document.comms, document.repeats, document.rules,
+        document.solve, document.tensors, document.params, document.nodes, document.comms, document.repeats, document.rules, document.peak,
+        document.constraints, document.free_step_s,
     )  # fmt: skip
 
 

@@ -6,14 +6,16 @@ In: a graph with its rules applied, a mesh. Out: `Assignment`s. Readers: `autopa
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from .choice import Assignment
-from .cuts import find_cuts
+from .cuts import find_cuts, resolve_all
 from .graph import Graph, value_table
 from .mesh import Mesh, MeshAxis
 from .partition import node_cuts
-from .repeats import Fold
-from .rule import Signature, Site
+from .recompute import Recomputed, list_recomputable, recompute_graph
+from .repeats import Fold, fold_graph
+from .rule import Rule, Signature, Site
 from .sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
 from .strategy import Strategy, list_strategies
 
@@ -35,15 +37,29 @@ def mesh_shapes(num_ranks: int) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
+def draw_recomputed(graph: Graph, rules: Mapping[str, Rule], rng: random.Random | None) -> Recomputed:
+    """The graph with a random part of what may be recomputed made again, in equal blocks alike; without a generator as it is."""
+    if rng is None:
+        return recompute_graph(graph, ())
+    _, signatures = resolve_all(graph, rules)
+    fold, share = fold_graph(graph), rng.choice((0.2, 0.5, 1.0))
+    index = {node.name: i for i, node in enumerate(graph.nodes)}
+    drawn: dict[int, bool] = {}
+    names = list_recomputable(graph, signatures)
+    return recompute_graph(graph, [n for n in names if drawn.setdefault(fold.node_class[index[n]], rng.random() < share)])
+
+
 class Assigner:
     """Draws random legal assignments of one graph on one mesh; strategies are listed once.
 
     Args:
+        graph: with its copies, where something is recomputed.
         sites, signatures: of the graph's nodes (`resolve_all`).
+        again: what is recomputed in this graph (`recompute.recomputed_names`).
     """
 
-    def __init__(self, graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], mesh: Mesh) -> None:
-        self.graph, self.sites, self.signatures, self.mesh = graph, sites, signatures, mesh
+    def __init__(self, graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], mesh: Mesh, again: tuple[str, ...] = ()) -> None:
+        self.graph, self.sites, self.signatures, self.mesh, self.again = graph, sites, signatures, mesh, again
         self._sizes = tuple(axis.size for axis in mesh.axes)
         self.cuts = find_cuts(graph, signatures)
         self.options: list[tuple[Strategy, ...]] = []
@@ -90,4 +106,5 @@ class Assigner:
             self.mesh,
             tuple((name, stored[leader[name]]) for name in graph.inputs),
             tuple((node.name, picks[node_class[i]]) for i, node in enumerate(graph.nodes)),
+            self.again,
         )

@@ -14,8 +14,8 @@ What cannot be offered is told by `refusals`, with the reason; nothing is silent
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 
 from .node import input_names
@@ -49,6 +49,8 @@ def factor_cuts(signature: Signature, input_cuts: tuple[tuple[Cuts, ...], ...], 
     size = {f.name: f.size for f in signature.factors}
     for dims, cuts in zip((*signature.inputs, *signature.outputs), (*input_cuts, *output_cuts)):
         for names, dim_cuts in zip(dims, cuts):
+            if not dim_cuts:
+                continue
             right = 1
             for name in reversed(names):
                 for cut in dim_cuts:
@@ -91,6 +93,128 @@ def _parse_choice(choice: str, size: dict[str, int]) -> tuple[str, int]:
     return factor, int(upper) if upper else size[factor]
 
 
+Row = tuple[Placement, ...]  # what one axis does to each input, then to each output
+
+
+class _Splits:
+    """What choices make of one node, each choice worked out once.
+
+    Args:
+        site: the node with whole shapes.
+        sizes: of the mesh axes.
+        cuts: of each factor (`factor_cuts`).
+    """
+
+    def __init__(self, signature: Signature, site: Site, sizes: tuple[int, ...], cuts: dict[str, Cuts]) -> None:
+        self.signature, self.sizes, self.cuts = signature, sizes, cuts
+        self.names = input_names(site.node)
+        self.size = {f.name: f.size for f in signature.factors}
+        self.whole = {f.name: f.whole for f in signature.factors}
+        self.shapes = (*site.inputs, *site.outputs)
+        count = len(signature.inputs) + len(signature.outputs)
+        self.replicated: Row = (REPLICATE,) * count
+        self._digits: dict[str, tuple[str, int, int]] = {}
+        self._rows: dict[tuple[str, int], Row] = {}
+        self._shardings: list[dict[Row, tuple[int, Sharding, str]]] = [{} for _ in range(count)]
+
+    def take(self, choice: str, n: int, used: dict[tuple[str, int], int]) -> tuple[Row, dict[tuple[str, int], int]] | str:
+        """What an axis of size `n` does by this choice, or why it cannot.
+
+        Args:
+            used: (factor, block) -> stride of the digit that the axes before took last.
+        Returns:
+            The row, and what is used then.
+        """
+        if choice == REPLICATED:
+            return self.replicated, used
+        if choice.startswith("P("):
+            row = self._pass_through(choice)
+            return row if isinstance(row, str) else (row, used)
+        if choice not in self._digits:
+            factor, upper = _parse_choice(choice, self.size)
+            self._digits[choice] = factor, upper, max((c for c in self.cuts.get(factor, ()) if c < upper), default=1)
+        factor, upper, lower = self._digits[choice]
+        if self.whole[factor]:
+            return f"{factor} stays whole: {self.whole[factor]}"
+        stride = used.get((factor, upper), upper)
+        if stride % (n * lower):
+            what = f"{upper // lower}" if lower > 1 or upper != self.size[factor] else f"{self.size[factor]}"
+            return f"{factor} of size {what} does not divide by {n * (upper // stride)}"
+        stride //= n
+        row = self._rows.get((factor, stride))
+        if row is None:
+            row = self._rows[factor, stride] = self._split(factor, stride)
+        return row, {**used, (factor, upper): stride}
+
+    def _pass_through(self, choice: str) -> Row | str:
+        row = self._rows.get((choice, 0))
+        if row is None:
+            together = tuple(choice[2:-1].split(" "))
+            if together not in self.signature.linear or not all(n in self.names for n in together):
+                return f"{self.signature.rule.op} is not linear in {' and '.join(together)} here"
+            inputs = tuple(PARTIAL if name in together else REPLICATE for name in self.names)
+            row = self._rows[choice, 0] = inputs + (PARTIAL,) * len(self.signature.outputs)
+        return row
+
+    def _split(self, factor: str, stride: int) -> Row:
+        """The digit of a factor at this stride."""
+        signature = self.signature
+        where = [_find_dim(dims, factor, self.size) for dims in (*signature.inputs, *signature.outputs)]
+        outs = len(signature.inputs)
+        summed = [w is None and (not signature.same or factor not in signature.same[k]) for k, w in enumerate(where[outs:])]
+        reductions = signature.rule.reduce.split() * (1 if " " in signature.rule.reduce else len(signature.outputs))
+        row: list[Placement] = []
+        for k, found in enumerate(where):
+            if found is not None:
+                row.append(Shard(found[0], stride * found[1]))
+            elif k >= outs:
+                row.append(Partial(reductions[k - outs]) if summed[k - outs] else REPLICATE)
+            else:
+                row.append(PARTIAL if any(summed) and self.names[k] in signature.rule.owed else REPLICATE)
+        return tuple(row)
+
+    def join(self, choices: tuple[str, ...], rows: list[Row]) -> tuple[Strategy, tuple[int, ...]] | str:
+        """The strategy of one row per axis, or why it is not legal.
+
+        Returns:
+            The strategy, and a number per input and output: equal where the shardings are.
+        """
+        columns = tuple(zip(*rows)) if rows else ((),) * len(self.replicated)
+        found: list[Sharding] = []
+        numbers: list[int] = []
+        for shape, placements, known in zip(self.shapes, columns, self._shardings):
+            entry = known.get(placements)
+            if entry is None:
+                sharding = Sharding(placements)
+                entry = known[placements] = len(known), sharding, why_illegal(shape, sharding, self.sizes)
+            number, sharding, reason = entry
+            if reason:
+                return reason
+            numbers.append(number)
+            found.append(sharding)
+        outs = len(self.signature.inputs)
+        return Strategy(choices, tuple(found[:outs]), tuple(found[outs:])), tuple(numbers)
+
+    def list_all(self, per_axis: list[list[str]]) -> Iterator[tuple[Strategy, tuple[int, ...]]]:
+        """Every legal strategy of one choice per axis, the last axis varying fastest."""
+
+        def extend(
+            choices: tuple[str, ...], rows: list[Row], used: dict[tuple[str, int], int]
+        ) -> Iterator[tuple[Strategy, tuple[int, ...]]]:
+            axis = len(choices)
+            if axis == len(per_axis):
+                made = self.join(choices, rows)
+                if not isinstance(made, str):
+                    yield made
+                return
+            for choice in per_axis[axis]:
+                taken = self.take(choice, self.sizes[axis], used)
+                if not isinstance(taken, str):
+                    yield from extend((*choices, choice), [*rows, taken[0]], taken[1])
+
+        return extend((), [], {})
+
+
 def build_strategy(
     signature: Signature, site: Site, choices: tuple[str, ...], sizes: tuple[int, ...], cuts: dict[str, Cuts]
 ) -> Strategy | str:
@@ -104,57 +228,20 @@ def build_strategy(
     """
     if len(choices) != len(sizes):
         return f"{len(choices)} choices for {len(sizes)} mesh axes"
-    if len(choices) != len(sizes):
-        return f"{len(choices)} choices for {len(sizes)} mesh axes"
-    size = {f.name: f.size for f in signature.factors}
-    why = {f.name: f.whole for f in signature.factors}
-    names = input_names(site.node)
-    ins: list[list[Placement]] = [[] for _ in signature.inputs]
-    outs: list[list[Placement]] = [[] for _ in signature.outputs]
-    reductions = signature.rule.reduce.split() * (1 if " " in signature.rule.reduce else len(signature.outputs))
-    used: dict[tuple[str, int], int] = {}  # (factor, block) -> stride of the digit taken last
-    for choice, n in zip(choices, sizes):
-        if choice == REPLICATED:
-            for row in (*ins, *outs):
-                row.append(REPLICATE)
-            continue
-        if choice.startswith("P("):
-            together = tuple(choice[2:-1].split(" "))
-            if together not in signature.linear or not all(n in names for n in together):
-                return f"{signature.rule.op} is not linear in {' and '.join(together)} here"
-            for row, name in zip(ins, names):
-                row.append(PARTIAL if name in together else REPLICATE)
-            for row in outs:
-                row.append(PARTIAL)
-            continue
-        factor, upper = _parse_choice(choice, size)
-        if why[factor]:
-            return f"{factor} stays whole: {why[factor]}"
-        lower = max((c for c in cuts.get(factor, ()) if c < upper), default=1)
-        stride = used.get((factor, upper), upper)
-        if stride % (n * lower):
-            what = f"{upper // lower}" if lower > 1 or upper != size[factor] else f"{size[factor]}"
-            taken = upper // stride
-            return f"{factor} of size {what} does not divide by {n * taken}"
-        stride //= n
-        used[(factor, upper)] = stride
-        lacking = [k for k, dims in enumerate(signature.outputs) if _find_dim(dims, factor, size) is None]
-        summed = [k for k in lacking if not signature.same or factor not in signature.same[k]]
-        for k, (row, dims) in enumerate(zip((*ins, *outs), (*signature.inputs, *signature.outputs))):
-            where = _find_dim(dims, factor, size)
-            if where is not None:
-                row.append(Shard(where[0], stride * where[1]))
-            elif k >= len(signature.inputs):
-                out = k - len(signature.inputs)
-                row.append(Partial(reductions[out]) if out in summed else REPLICATE)
-            else:
-                row.append(PARTIAL if summed and names[k] in signature.rule.owed else REPLICATE)
-    strategy = Strategy(choices, tuple(Sharding(tuple(r)) for r in ins), tuple(Sharding(tuple(r)) for r in outs))
-    for shape, sharding in zip((*site.inputs, *site.outputs), (*strategy.inputs, *strategy.outputs)):
-        reason = why_illegal(shape, sharding, sizes)
-        if reason:
-            return reason
-    return strategy
+    made = _combine(_Splits(signature, site, sizes, cuts), choices)
+    return made if isinstance(made, str) else made[0]
+
+
+def _combine(splits: _Splits, choices: tuple[str, ...]) -> tuple[Strategy, tuple[int, ...]] | str:
+    rows: list[Row] = []
+    used: dict[tuple[str, int], int] = {}
+    for choice, n in zip(choices, splits.sizes):
+        taken = splits.take(choice, n, used)
+        if isinstance(taken, str):
+            return taken
+        row, used = taken
+        rows.append(row)
+    return splits.join(choices, rows)
 
 
 def _find_dim(dims: tuple[tuple[str, ...], ...], factor: str, size: dict[str, int]) -> tuple[int, int] | None:
@@ -177,22 +264,20 @@ def list_strategies(
     """
     choices = axis_choices(signature, cuts, input_names(site.node))
     refused = {Refusal(f.name, f"{f.name} (size {f.size}) stays whole: {f.whole}") for f in signature.factors if f.whole}
+    splits = _Splits(signature, site, sizes, cuts)
     per_axis: list[list[str]] = []
     for axis, n in enumerate(sizes):
         fine = []
         for choice in choices:
-            alone = tuple(choice if a == axis else REPLICATED for a in range(len(sizes)))
-            made = build_strategy(signature, site, alone, sizes, cuts)
+            made = _combine(splits, tuple(choice if a == axis else REPLICATED for a in range(len(sizes))))
             if isinstance(made, str):
                 refused.add(Refusal(choice, f"{made}, axis of {n}"))
             else:
                 fine.append(choice)
         per_axis.append(fine)
-    strategies: dict[tuple[tuple[Sharding, ...], tuple[Sharding, ...]], Strategy] = {}
-    for combo in product(*per_axis):
-        made = build_strategy(signature, site, combo, sizes, cuts)
-        if isinstance(made, Strategy):
-            strategies.setdefault((made.inputs, made.outputs), made)
+    strategies: dict[tuple[int, ...], Strategy] = {}
+    for strategy, numbers in splits.list_all(per_axis):
+        strategies.setdefault(numbers, strategy)
     return tuple(strategies.values()), tuple(sorted(refused, key=lambda r: (r.factor, r.reason)))
 
 

@@ -12,6 +12,7 @@ from math import fsum, isfinite
 
 from ..cost.estimate import estimate_program, node_seconds
 from ..cost.model import CostModel, node_flops
+from ..cost.peak import list_peak
 from ..graph.choice import Assignment
 from ..graph.graph import Graph, use_table, value_table
 from ..graph.mesh import axis_sizes
@@ -31,7 +32,8 @@ from ..graph.plan import (
     TensorPlan,
 )
 from ..graph.program import Program
-from ..graph.repeats import Fold, Repeat
+from ..graph.recompute import recompute_all
+from ..graph.repeats import Fold, Repeat, find_repeats, fold_graph
 from ..graph.rule import Signature, Site
 from ..graph.sharding import Sharding, local_shape
 from ..graph.strategy import REPLICATED, Strategy, axis_choices, build_strategy, list_strategies
@@ -61,6 +63,15 @@ class Case:
     repeats: tuple[Repeat, ...]
 
 
+def add_copies(case: Case, names: tuple[str, ...]) -> Case:
+    """The case of the graph in which these nodes are run again for the backward pass."""
+    if not names:
+        return case
+    graph, sites, signatures, cuts = recompute_all(case.graph, case.sites, case.signatures, case.cuts, names)
+    repeats = find_repeats(graph)
+    return Case(graph, sites, signatures, cuts, fold_graph(graph, repeats), repeats)
+
+
 def build_answer(
     case: Case,
     assignment: Assignment,
@@ -87,6 +98,7 @@ def build_answer(
         _node_plans(case, program, assignment, strategies, made, seconds, prices),
         _comm_plans(program, seconds),
         tuple(RepeatPlan(r.family, r.phase, tuple(tuple(graph.nodes[i].name for i in b.nodes) for b in r.blocks)) for r in case.repeats),
+        peak=list_peak(program, max(cost.moments, key=lambda m: m.bytes).node) if cost.moments else None,
     )  # fmt: skip
     return Answered(plan, program)
 

@@ -15,25 +15,38 @@ In: a `Problem`. Out: a `LinearProgram` (columns in whatever order), and the col
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
 from .ilp import LinearProgram, Rows, join_rows
-from .judge import WHOLE_ID
 from .problem import STORAGE, WHOLE, Endpoint, Group, Owner, Problem
+from .tables import NONE, WHOLE_ID
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """A linear expression: columns, their factors, and a constant."""
+class Port:
+    """In which sharding a port has its value, as expressions that are 1 where it is so: sums of the columns of a chooser's options.
 
-    columns: np.ndarray
-    factors: np.ndarray
-    constant: float = 0.0
+    Args:
+        ids: the shardings that occur, ascending.
+        place: per option of the chooser, the place of its sharding in `ids`.
+        first: column of the first option.
+        constant: of each expression; a port without a chooser has one sharding and no options.
+    """
 
+    ids: np.ndarray
+    place: np.ndarray
+    first: int
+    constant: float
+
+    def columns(self, place: int) -> np.ndarray:
+        """Columns of the options with the sharding at this place."""
+        return self.first + np.flatnonzero(self.place == place)
+
+
+Taker = tuple[int, int, bool, tuple[tuple[int, int], ...]]  # group, endpoint, as made, via: as in a `Hold`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +59,20 @@ class Flow:
 
     def moved_to(self, target: int) -> np.ndarray:
         """Columns whose sum is 1 where the endpoint needs a copy in this sharding."""
-        return self.columns[(self.wanted == target) & (self.made != target)]
+        return self.columns[(self.wanted == target) & self.moves]
 
     def taken_as(self, made: int) -> np.ndarray:
         """Columns whose sum is 1 where the endpoint takes the value as it was made."""
         return self.columns[(self.wanted == made) & (self.made == made)]
+
+    def read_of(self, made: int) -> np.ndarray:
+        """Columns whose sum is 1 where the endpoint reads the value, made like this, in whatever sharding."""
+        return self.columns[(self.made == made) & (self.wanted != NONE)]
+
+    @property
+    def moves(self) -> np.ndarray:
+        """Where the endpoint needs a copy."""
+        return (self.made != self.wanted) & (self.made != NONE) & (self.wanted != NONE)
 
 
 def count_columns(problem: Problem) -> int:
@@ -90,7 +112,12 @@ class Formulation:
         self._inside: set[int] = set()  # groups that never reshard
         self._held: dict[tuple, int] = {}
         self._memory_rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._ports: dict[Endpoint | tuple[int, int], Port] = {}
         self._add_choices()
+        for number, group in enumerate(problem.groups):
+            if all(self._is_inside(group.source, e) for e in group.endpoints):
+                self._inside.add(number)
+        self._fill_tables()
         for number, group in enumerate(problem.groups):
             self._add_group(number, group)
         self.num_structural = self.num_columns
@@ -116,38 +143,44 @@ class Formulation:
             self.offsets.append(first)
             self._add_rows(1, 1, np.zeros(n, np.int64), np.arange(first, first + n), np.ones(n), 1)
 
-    def port(self, endpoint: Endpoint | tuple[int, int]) -> dict[int, Terms]:
-        """Sharding id -> the expression that is 1 where the port has it. A tuple is (chooser, output): what is made."""
-        if isinstance(endpoint, Endpoint):
-            if endpoint.chooser == WHOLE:
-                return {WHOLE_ID: Terms(np.zeros(0, np.int64), np.zeros(0), 1.0)}
-            chooser = self.problem.choosers[endpoint.chooser]
-            ids = chooser.makes[0] if endpoint.position == STORAGE else chooser.wants[endpoint.position]
-            first = self.offsets[endpoint.chooser]
-        else:
-            ids = self.problem.choosers[endpoint[0]].makes[endpoint[1]]
-            first = self.offsets[endpoint[0]]
-        order = np.argsort(ids, kind="stable")
-        unique, starts = np.unique(ids[order], return_index=True)
-        return {int(u): Terms(first + part, np.ones(len(part))) for u, part in zip(unique, np.split(order, starts[1:]))}
+    def port(self, endpoint: Endpoint | tuple[int, int]) -> Port:
+        """Which sharding the port has. A tuple is (chooser, output): what is made."""
+        found = self._ports.get(endpoint)
+        if found is None:
+            found = self._ports[endpoint] = self._make_port(endpoint)
+        return found
 
-    def _prices(self, group: Group, made: Iterable[int], wanted: Iterable[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All possible (made, wanted) pairs and their seconds."""
-        table = self.problem.tables
-        pairs = [(a, b, table.reshard_seconds(group.value, a, b)) for a in made for b in wanted]
-        kept = [(a, b, c) for a, b, c in pairs if c < np.inf]
-        if not kept:
-            kept = []
-        a, b, c = (np.array(col) for col in zip(*kept)) if kept else (np.zeros(0, int), np.zeros(0, int), np.zeros(0))
-        return a, b, c
+    def _make_port(self, endpoint: Endpoint | tuple[int, int]) -> Port:
+        if isinstance(endpoint, Endpoint):
+            number, position = endpoint.chooser, endpoint.position
+            if number == WHOLE:
+                return Port(np.array([WHOLE_ID]), np.zeros(0, np.int64), 0, 1.0)
+            chooser = self.problem.choosers[number]
+            options = chooser.makes[0] if position == STORAGE else chooser.wants[position]
+        else:
+            number, position = endpoint
+            options = self.problem.choosers[number].makes[position]
+        ids, place = np.unique(options, return_inverse=True)
+        return Port(ids, place, self.offsets[number], 0.0)
+
+    def _fill_tables(self) -> None:
+        """Price what the groups of each shape need at once."""
+        asked: dict[object, list[Group]] = defaultdict(list)
+        for number, group in enumerate(self.problem.groups):
+            if number not in self._inside:
+                asked[group.value.shape, group.value.dtype].append(group)
+        for groups in asked.values():
+            made = np.unique(np.concatenate([self.port(g.source).ids for g in groups]))
+            wanted = np.unique(np.concatenate([self.port(e).ids for g in groups for e in g.endpoints]))
+            self.problem.tables.seconds_matrix(groups[0].value, made, wanted)
 
     def _add_group(self, number: int, group: Group) -> None:
+        if number in self._inside:
+            return
         made = self.port(group.source)
         wanted = [self.port(e) for e in group.endpoints]
-        if all(self._is_inside(group.source, e) for e in group.endpoints):
-            self._inside.add(number)  # never resharded
-        elif len(group.endpoints) == 1:
-            self._flows[number] = [self._add_flow(group, made, wanted[0], len(group.spans))]
+        if len(wanted) == 1:
+            self._flows[number] = [self._add_flow(group, group.endpoints[0], made, len(group.spans))[0]]
         else:
             self._add_shared(number, group, made, wanted)
 
@@ -159,46 +192,50 @@ class Formulation:
         wants = chooser.makes[0] if endpoint.position == STORAGE else chooser.wants[endpoint.position]
         return bool((chooser.makes[source[1]] == wants).all())
 
-    def _add_flow(self, group: Group, made: dict[int, Terms], wanted: dict[int, Terms], count: int) -> Flow:
-        """Strong linearisation of one endpoint; `count` reshards are paid on the flow itself."""
-        a, b, cost = self._prices(group, made, wanted)
-        first = self._add_columns(count * cost, False)
-        flow = Flow(a, b, np.arange(first, first + len(a)))
+    def _add_flow(self, group: Group, endpoint: Endpoint, made: Port, count: int) -> tuple[Flow, np.ndarray, np.ndarray]:
+        """Strong linearisation of one endpoint; `count` reshards are paid on the flow itself.
+
+        Returns:
+            The flow, and per column the places of what is made and wanted in their ports.
+        """
+        wanted = self.port(endpoint)
+        seconds = self.problem.tables.seconds_matrix(group.value, made.ids, wanted.ids)
+        possible = np.isfinite(seconds)
+        if endpoint.tied:
+            possible &= (made.ids == NONE)[:, None] == (wanted.ids == NONE)[None, :]
+        a, b = np.nonzero(possible)
+        first = self._add_columns(count * seconds[a, b], False)
+        flow = Flow(made.ids[a], wanted.ids[b], np.arange(first, first + len(a)))
         self._tie(flow.columns, a, made)
         self._tie(flow.columns, b, wanted)
-        return flow
+        return flow, a, b
 
-    def _tie(self, columns: np.ndarray, ids: np.ndarray, terms: dict[int, Terms]) -> None:
-        """For each id: the flow through it is its indicator."""
-        rows, cols, vals, right = [], [], [], []
-        for r, (key, term) in enumerate(terms.items()):
-            flow = columns[ids == key]
-            rows.append(np.full(len(flow) + len(term.columns), r))
-            cols += [flow, term.columns]
-            vals += [np.ones(len(flow)), -term.factors]
-            right.append(term.constant)
-        bounds = np.array(right)
-        self._rows.append(Rows(bounds, bounds, np.concatenate(rows), np.concatenate(cols), np.concatenate(vals)))
+    def _tie(self, columns: np.ndarray, places: np.ndarray, port: Port) -> None:
+        """For each sharding of the port: the flow through it is its indicator."""
+        count = len(port.place)
+        rows = np.concatenate([port.place, places])
+        cols = np.concatenate([np.arange(port.first, port.first + count), columns])
+        vals = np.ones(len(rows))
+        vals[:count] = -1.0
+        self._add_rows(port.constant, port.constant, rows, cols, vals, len(port.ids))
 
-    def _add_shared(self, number: int, group: Group, made: dict[int, Terms], wanted: list[dict[int, Terms]]) -> None:
+    def _add_shared(self, number: int, group: Group, made: Port, wanted: list[Port]) -> None:
         """w[g,a,c] >= f[e,a,c]: copies that several endpoints share."""
-        targets = list(dict.fromkeys(c for port in wanted for c in port))
-        a, c, cost = self._prices(group, made, targets)
-        real = a != c
-        a, c, cost = a[real], c[real], cost[real]
-        first = self._add_columns(len(group.spans) * cost, False)
-        width = len(self.problem.tables.shardings)
-        order = np.argsort(a * width + c)
-        keys = (a * width + c)[order]
+        targets = np.unique(np.concatenate([port.ids for port in wanted]))
+        seconds = self.problem.tables.seconds_matrix(group.value, made.ids, targets)
+        real = (made.ids != NONE)[:, None] & (targets != NONE)[None, :]
+        a, c = np.nonzero(np.isfinite(seconds) & real & (made.ids[:, None] != targets[None, :]))
+        copies = np.full(seconds.shape, -1)
+        copies[a, c] = self._add_columns(len(group.spans) * seconds[a, c], False) + np.arange(len(a))
         flows = []
-        for port in wanted:
-            flow = self._add_flow(group, made, port, 0)
+        for endpoint, port in zip(group.endpoints, wanted):
+            flow, a, b = self._add_flow(group, endpoint, made, 0)
             flows.append(flow)
-            moved = np.flatnonzero(flow.made != flow.wanted)
-            copies = first + order[np.searchsorted(keys, flow.made[moved] * width + flow.wanted[moved])]
+            moved = np.flatnonzero(flow.moves)
+            copy = copies[a[moved], np.searchsorted(targets, port.ids)[b[moved]]]
             rows = np.tile(np.arange(len(moved)), 2)
             signs = np.repeat([1.0, -1.0], len(moved))
-            self._add_rows(-np.inf, 0, rows, np.concatenate([flow.columns[moved], copies]), signs, len(moved))
+            self._add_rows(-np.inf, 0, rows, np.concatenate([flow.columns[moved], copy]), signs, len(moved))
         self._flows[number] = flows
 
     # --- memory
@@ -221,24 +258,29 @@ class Formulation:
             if max(0, life.first) <= point <= life.certain:
                 certain += 1
             elif life.certain < point:
-                takers = tuple((g, e) for g, e, last in life.longer if last >= point)
+                takers = tuple((hold.group, hold.endpoint, hold.as_made, hold.via) for hold in life.longer if hold.last >= point)
                 maybe[takers] += bool(takers)
-        table = self.problem.tables
-        for key, term in self.port(owner.source).items():
-            size = table.local_bytes(owner.value, key)
+        maybe = {takers: count for takers, count in maybe.items() if count}
+        if not certain and not maybe:
+            return
+        port = self.port(owner.source)
+        for place, made in enumerate(port.ids.tolist()):
+            size = self.problem.tables.local_bytes(owner.value, made)
             if certain:
-                columns.append(term.columns)
-                factors.append(certain * size * term.factors)
+                columns.append(port.columns(place))
+                factors.append(np.full(len(columns[-1]), float(certain * size)))
             for takers, count in maybe.items():
-                held = self._taken_columns(takers, key, term) if count else term.columns[:0]
-                columns.append(held)
-                factors.append(np.full(len(held), float(count * size)))
+                columns.append(self._taken_columns(takers, made, port.columns(place)))
+                factors.append(np.full(len(columns[-1]), float(count * size)))
 
-    def _taken_columns(self, takers: tuple[tuple[int, int], ...], made: int, term: Terms) -> np.ndarray:
-        """Columns whose sum is at least 1 where one of the takers reads the value as it was made."""
-        if any(g in self._inside for g, _ in takers):
-            return term.columns
-        taken = [self._flows[g][e].taken_as(made) for g, e in takers]
+    def _taken_columns(self, takers: tuple[Taker, ...], made: int, options: np.ndarray) -> np.ndarray:
+        """Columns whose sum is at least 1 where one of the takers reads the value as it was made (or at all); `options` make it so."""
+        if any(g in self._inside for g, *_ in takers):
+            return options
+        taken = []
+        for g, e, as_made, via in takers:
+            flow, ids = self._flows[g][e], [view for viewed, view in via if viewed == made] if via else [made]
+            taken += [flow.taken_as(i) if as_made else flow.read_of(i) for i in ids]
         taken = [columns for columns in taken if len(columns)]
         if len(taken) <= 1:
             return taken[0] if taken else np.zeros(0, np.int64)
@@ -259,27 +301,42 @@ class Formulation:
             if who:
                 self._hold_transients(number, group, who, count, columns, factors)
         for (before, after), count in shapes.items():
-            for target in sorted({int(t) for k in before for t in flows[k].wanted}):
+            if len(flows) == 1:
+                moved = flows[0].moves
+                columns.append(flows[0].columns[moved])
+                factors.append(float(count) * self._bytes_of(group, flows[0].wanted[moved]))
+                continue
+            for target in sorted({int(t) for k in before for t in np.unique(flows[k].wanted)}):
                 held = self._copy_columns(number, before, after, target)
                 size = self.problem.tables.local_bytes(group.value, target)
                 columns.append(held)
                 factors.append(np.full(len(held), float(count * size)))
+
+    def _bytes_of(self, group: Group, shardings: np.ndarray) -> np.ndarray:
+        """Bytes of the group's value in each of these shardings."""
+        ids, place = np.unique(shardings, return_inverse=True)
+        return np.array([self.problem.tables.local_bytes(group.value, i) for i in ids.tolist()], dtype=float)[place]
 
     def _hold_transients(
         self, number: int, group: Group, who: tuple[int, ...], count: int, columns: list[np.ndarray], factors: list[np.ndarray]
     ) -> None:
         """What the reshards that these endpoints ask for at once hold on their way."""
         flows = [self._flows[number][k] for k in who]
-        pairs = sorted({(int(a), int(c)) for flow in flows for a, c in zip(flow.made, flow.wanted) if a != c})
-        for a, c in pairs:
-            extra = self.problem.tables.transient_bytes(group.value, a, c)
-            if not extra:
-                continue
-            found = [flow.columns[(flow.made == a) & (flow.wanted == c)] for flow in flows]
-            found = [f for f in found if len(f)]
-            held = found[0] if len(found) == 1 else self._at_least(("way", number, who, a, c), [(f,) for f in found])
-            columns.append(held)
-            factors.append(np.full(len(held), float(count * extra)))
+        made, wanted = (np.concatenate([getattr(f, side) for f in flows]) for side in ("made", "wanted"))
+        sources, a = np.unique(made, return_inverse=True)
+        targets, b = np.unique(wanted, return_inverse=True)
+        extra = self.problem.tables.transient_matrix(group.value, sources, targets)[a, b]
+        chosen = np.flatnonzero((extra > 0) & (made != wanted))
+        pairs, which = np.unique(a[chosen] * len(targets) + b[chosen], return_inverse=True)
+        asked = np.concatenate([f.columns for f in flows])[chosen]
+        alone = np.bincount(which, minlength=len(pairs))[which] == 1
+        columns.append(asked[alone])
+        factors.append(count * extra[chosen][alone])
+        for pair in np.unique(which[~alone]).tolist():
+            mine = which == pair
+            key = (number, who, int(sources[pairs[pair] // len(targets)]), int(targets[pairs[pair] % len(targets)]))
+            columns.append(self._at_least(("way", *key), [(f,) for f in asked[mine][:, None]]))
+            factors.append(np.full(1, count * extra[chosen][mine][0]))
 
     def _copy_columns(self, number: int, before: tuple[int, ...], after: tuple[int, ...], target: int) -> np.ndarray:
         """Columns whose sum is at least 1 where a copy is held that one of `before` brought and one of `after` still reads."""

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
-from ortools.math_opt import model_pb2
+from ortools.math_opt import model_pb2, result_pb2, solution_pb2
+from ortools.math_opt.core.python import solver
 from ortools.math_opt.python import mathopt
 
 
@@ -42,12 +43,16 @@ class LinearProgram:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`values` is None where none was found; `bound` is a valid lower bound of the program (-inf where there is none)."""
+    """`values` is None where none was found; `bound` is a valid lower bound of the program (-inf where there is none).
+
+    `reduced`: of an LP solved to the end, by how much its optimum rises at least per unit of a column that it does not use; else None.
+    """
 
     status: str  # "optimal", "feasible", "infeasible", "unknown"
     values: np.ndarray | None
     objective: float
     bound: float
+    reduced: np.ndarray | None = None
 
 
 def join_rows(parts: list[Rows]) -> Rows:
@@ -71,11 +76,21 @@ def solve_program(
         relaxed: drop the integrality (a plain LP).
         relative_gap: a MIP may stop at this gap.
     """
-    model = mathopt.Model.from_model_proto(_to_proto(program, relaxed))
     limit = timedelta(seconds=max(0.05, time_limit_s))
-    parameters = mathopt.SolveParameters(time_limit=limit, relative_gap_tolerance=None if relaxed else relative_gap, absolute_gap_tolerance=None if relaxed else 0.0)
+    gaps = {} if relaxed else {"relative_gap_tolerance": relative_gap, "absolute_gap_tolerance": 0.0}
+    # straight to the solver: a `mathopt.Model`, and a solution over its variables, cost more than many of these programs
     with _quiet_stdout():
-        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=parameters)
+        result = solver.solve(
+            _to_proto(program, relaxed),
+            mathopt.SolverType.HIGHS.value,
+            mathopt.StreamableSolverInitArguments().to_proto(),
+            mathopt.SolveParameters(time_limit=limit, **gaps).to_proto(),
+            mathopt.ModelSolveParameters().to_proto(),
+            None,
+            mathopt.CallbackRegistration().to_proto(),
+            None,
+            None,
+        )
     return _read(result, len(program.cost))
 
 
@@ -106,34 +121,51 @@ def _to_proto(program: LinearProgram, relaxed: bool) -> model_pb2.ModelProto:
     proto.variables.upper_bounds.extend(program.upper)
     proto.variables.integers.extend([False] * count if relaxed else program.integer.tolist())
     priced = np.flatnonzero(program.cost)
-    proto.objective.linear_coefficients.ids.extend(priced.tolist())
+    proto.objective.linear_coefficients.ids.extend(priced)
     proto.objective.linear_coefficients.values.extend(program.cost[priced])
     proto.linear_constraints.ids.extend(range(len(rows.lower)))
     proto.linear_constraints.lower_bounds.extend(rows.lower)
     proto.linear_constraints.upper_bounds.extend(rows.upper)
-    # one entry per (row, column), in order, as MathOpt wants them
-    key = rows.row.astype(np.int64) * count + rows.column
-    unique, where = np.unique(key, return_inverse=True)
-    summed = np.bincount(where, weights=rows.value, minlength=len(unique))
-    kept = summed != 0
-    unique, summed = unique[kept], summed[kept]
-    proto.linear_constraint_matrix.row_ids.extend((unique // count).tolist())
-    proto.linear_constraint_matrix.column_ids.extend((unique % count).tolist())
-    proto.linear_constraint_matrix.coefficients.extend(summed)
+    row, column, value = _in_order(rows, count)
+    proto.linear_constraint_matrix.row_ids.extend(row)
+    proto.linear_constraint_matrix.column_ids.extend(column)
+    proto.linear_constraint_matrix.coefficients.extend(value)
     return proto
 
 
-def _read(result: mathopt.SolveResult, count: int) -> Solution:
+def _in_order(rows: Rows, num_columns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """One entry per (row, column), in order, none of them zero, as MathOpt wants them."""
+    key = rows.row.astype(np.int64) * num_columns + rows.column
+    order = np.argsort(key, kind="stable")  # the parts are nearly in order: a merge sort is quick there
+    key, value = key[order], rows.value[order]
+    starts = np.flatnonzero(np.diff(key, prepend=-1))
+    if len(starts) < len(key):
+        key, value = key[starts], np.add.reduceat(value, starts)
+    kept = value != 0
+    if not kept.all():
+        key, value = key[kept], value[kept]
+    return *np.divmod(key, num_columns), value
+
+
+def _read(result: result_pb2.SolveResultProto, count: int) -> Solution:
     reason = result.termination.reason
-    names = {mathopt.TerminationReason.OPTIMAL: "optimal", mathopt.TerminationReason.FEASIBLE: "feasible"}
-    status = names.get(reason, "unknown")
-    if reason in (mathopt.TerminationReason.INFEASIBLE, mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED):
+    if reason in (result_pb2.TERMINATION_REASON_INFEASIBLE, result_pb2.TERMINATION_REASON_INFEASIBLE_OR_UNBOUNDED):
         return Solution("infeasible", None, math.inf, math.inf)
+    names = {result_pb2.TERMINATION_REASON_OPTIMAL: "optimal", result_pb2.TERMINATION_REASON_FEASIBLE: "feasible"}
+    status = names.get(reason, "unknown")
     bound = result.termination.objective_bounds.dual_bound
-    if not result.has_primal_feasible_solution():
+    found = result.solutions[0].primal_solution if result.solutions else None
+    if found is None or found.feasibility_status != solution_pb2.SOLUTION_STATUS_FEASIBLE:
         return Solution(status, None, math.inf, bound)
-    found = result.variable_values()
     values = np.zeros(count)
-    for variable, value in found.items():
-        values[variable.id] = value
-    return Solution(status, values, result.objective_value(), bound)
+    values[np.array(found.variable_values.ids, dtype=np.int64)] = np.array(found.variable_values.values, dtype=float)
+    return Solution(status, values, found.objective_value, bound, _read_reduced(result, count) if status == "optimal" else None)
+
+
+def _read_reduced(result: result_pb2.SolveResultProto, count: int) -> np.ndarray | None:
+    found = result.solutions[0].dual_solution
+    if found.feasibility_status != solution_pb2.SOLUTION_STATUS_FEASIBLE:
+        return None
+    reduced = np.zeros(count)
+    reduced[np.array(found.reduced_costs.ids, dtype=np.int64)] = np.array(found.reduced_costs.values, dtype=float)
+    return reduced

@@ -17,9 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .problem import STORAGE, WHOLE, Endpoint, Group, Life, Problem
-
-WHOLE_ID = 0  # the sharding id of "whole everywhere": interned first
+from .problem import STORAGE, WHOLE, Endpoint, Group, Hold, Life, Problem
+from .tables import NONE, WHOLE_ID
 
 
 def made_id(problem: Problem, source: tuple[int, int], decisions: Sequence[int]) -> int:
@@ -40,7 +39,9 @@ def evaluate_seconds(problem: Problem, decisions: Sequence[int]) -> float:
     total = sum(float(c.seconds[k]) for c, k in zip(problem.choosers, decisions))
     for group in problem.groups:
         source = made_id(problem, group.source, decisions)
-        for target in {wanted_id(problem, e, decisions) for e in group.endpoints} - {source}:
+        if any(e.tied and (wanted_id(problem, e, decisions) == NONE) != (source == NONE) for e in group.endpoints):
+            return float("inf")
+        for target in {wanted_id(problem, e, decisions) for e in group.endpoints} - {source, NONE} if source != NONE else ():
             total += len(group.spans) * problem.tables.reshard_seconds(group.value, source, target)
     return total
 
@@ -73,8 +74,19 @@ def held_bytes(problem: Problem, decisions: Sequence[int]) -> np.ndarray:
 def held_until(problem: Problem, life: Life, source: tuple[int, int], decisions: Sequence[int]) -> int:
     """The last point of time at which a value is held as it was made."""
     made = made_id(problem, source, decisions)
-    taken = (last for g, e, last in life.longer if wanted_id(problem, problem.groups[g].endpoints[e], decisions) == made)
-    return max(life.certain, max(taken, default=-1))
+    until = life.certain
+    for hold in life.longer:
+        if hold.last > until and _holds(problem, hold, made, decisions):
+            until = hold.last
+    return until
+
+
+def _holds(problem: Problem, hold: Hold, made: int, decisions: Sequence[int]) -> bool:
+    group = problem.groups[hold.group]
+    wanted, there = wanted_id(problem, group.endpoints[hold.endpoint], decisions), made_id(problem, group.source, decisions)
+    if there == NONE or ((made, there) not in hold.via if hold.via else made != there):  # not there, or a view of a copy
+        return False
+    return wanted == there or (not hold.as_made and wanted != NONE)
 
 
 def copies_of(problem: Problem, group: Group, decisions: Sequence[int]) -> dict[int, list[int]]:
@@ -83,6 +95,6 @@ def copies_of(problem: Problem, group: Group, decisions: Sequence[int]) -> dict[
     found: dict[int, list[int]] = {}
     for k, endpoint in enumerate(group.endpoints):
         target = wanted_id(problem, endpoint, decisions)
-        if target != source:
+        if target != source and NONE not in (target, source):
             found.setdefault(target, []).append(k)
     return found

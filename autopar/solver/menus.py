@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -77,7 +78,7 @@ def _drop_idle_partials(
     """
     makes: dict[str, frozenset[int]] = {name: frozenset() for name in graph.inputs}  # by value class: axes that may be Partial
     kept = dict(menus)
-    users = use_table(graph)
+    readers = _reading_classes(graph, fold)
     todo = set(kept)
     members: dict[int, list[int]] = defaultdict(list)
     for i, root in enumerate(fold.node_class):
@@ -99,42 +100,53 @@ def _drop_idle_partials(
             root = fold.value_class[name]
             if axes - made.get(root, frozenset()):
                 made[root] = made.get(root, frozenset()) | axes
-                for member in members[index]:
-                    for out in graph.nodes[member].outputs:
-                        todo |= {fold.node_class[i] for i, _ in users.get(out, ())}
+                todo |= readers[index]
     dropped = sum((len(menus[i]) - len(kept[i])) for i in menus)
-    useful, useless = _drop_useless_partials(graph, fold, kept)
+    useful, useless = _drop_useless_partials(graph, readers, kept)
     return useful, {_WHY_IDLE: dropped, _WHY_USELESS: useless}
 
 
 _WHY_USELESS = "a Partial would pass through although no sum of Partials or smaller tensor follows: reducing it before moves as few bytes"
 
 
-def _drop_useless_partials(graph: Graph, fold: Fold, menus: dict[int, tuple[Strategy, ...]]) -> tuple[dict[int, tuple[Strategy, ...]], int]:
+def _drop_useless_partials(
+    graph: Graph, readers: Mapping[int, set[int]], menus: dict[int, tuple[Strategy, ...]]
+) -> tuple[dict[int, tuple[Strategy, ...]], int]:
     """Drop `P(...)` choices of nodes that only hand a Partial on, where nothing after them gains by it."""
-    values, uses = value_table(graph), use_table(graph)
+    values = value_table(graph)
     gains: set[int] = set()  # node classes that make something of a Partial
     passes: set[int] = set()
-    for i, node in enumerate(graph.nodes):
-        through = {c for s in menus[fold.node_class[i]] for c in s.choices if c.startswith("P(")}
+    for root, menu in menus.items():
+        node = graph.nodes[root]
+        through = {c for s in menu for c in s.choices if c.startswith("P(")}
         shrinks = sum(num_elements(values[o].shape) for o in node.outputs if o) < sum(num_elements(values[n].shape) for n in node.inputs[:1])
         if any(" " in c for c in through) or (through and shrinks and not is_view(node.op)):
-            gains.add(fold.node_class[i])
+            gains.add(root)
         elif through:
-            passes.add(fold.node_class[i])
+            passes.add(root)
     grew = True
     while grew:
         grew = False
-        for i in range(len(graph.nodes) - 1, -1, -1):
-            root = fold.node_class[i]
-            if root in passes and any(fold.node_class[j] in gains for o in graph.nodes[i].outputs if o for j, _ in uses[o]):
+        for root in sorted(passes, reverse=True):
+            if readers[root] & gains:
                 passes.discard(root)
                 gains.add(root)
                 grew = True
     found = dict(menus)
-    for root in passes - gains:
+    for root in passes:
         found[root] = tuple(s for s in menus[root] if not any(c.startswith("P(") for c in s.choices))
     return found, sum(len(menus[r]) - len(found[r]) for r in menus)
+
+
+def _reading_classes(graph: Graph, fold: Fold) -> dict[int, set[int]]:
+    """Node class -> the classes of the nodes that read what one of its nodes makes."""
+    makers = producer_table(graph)
+    found: dict[int, set[int]] = {root: set() for root in fold.node_class}
+    for i, node in enumerate(graph.nodes):
+        for name in node.inputs:
+            if name in makers:
+                found[fold.node_class[makers[name][0]]].add(fold.node_class[i])
+    return found
 
 
 def _arriving(graph: Graph, nodes: list[int], of_value) -> list[frozenset[int]]:
@@ -175,7 +187,8 @@ def list_storages(graph: Graph, fold: Fold, menus: Mapping[int, tuple[Strategy, 
     }
 
 
-def _plain_chunks(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[Sharding]:
+@lru_cache(maxsize=1 << 10)
+def _plain_chunks(shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Sharding, ...]:
     """Every way to give each axis a dim to cut into chunks, or none."""
     found = []
     for dims in product((-1, *range(len(shape))), repeat=len(sizes)):
@@ -190,4 +203,4 @@ def _plain_chunks(shape: tuple[int, ...], sizes: tuple[int, ...]) -> list[Shardi
                     placements[a] = cut.placements[a]
         else:
             found.append(Sharding(tuple(placements)))
-    return found
+    return tuple(found)

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..graph.choice import Assignment
+from ..graph.liveness import is_view
+from ..graph.recompute import recompute_graph, recomputed_names
 from ..graph.sharding import Sharding
 from ..graph.strategy import REPLICATED, Strategy
 from .formulate import Formulation
-from .ilp import LinearProgram, solve_program
+from .ilp import LinearProgram, Solution, solve_program
 from .judge import evaluate_seconds, held_bytes
 from .problem import Problem
 
@@ -31,6 +33,10 @@ _ROWS_PER_ROUND = 4
 _MAX_ROUNDS = 30
 _GOOD_GAP = 5e-3  # of a large program: the whole MIP seldom closes what is left
 _FEW_COLUMNS = 20_000  # up to here a proof to the last digit costs seconds
+_VERY_FEW_COLUMNS = 4_000  # with memory rows up to here
+_WIDTHS = (0.0, 0.003, 0.03, float("inf"))  # how much dearer than the relaxation's what may be chosen is, as a share of the whole
+_NUM_SHARES = 3  # a narrow MIP may take this part of the time that is left
+_SLACK = 5e-4  # of the limit: room that is left where a program holds more than the judge saw
 Decisions = tuple[int, ...]
 
 
@@ -39,7 +45,8 @@ class MeshAnswer:
     """What one mesh gives.
 
     Args:
-        status: "solved", "infeasible" (proven), "dominated" (its bound is not below the cutoff), "unknown" (out of time, no plan).
+        status: "solved", "infeasible" (proven), "dominated" (its bound is not below the cutoff), "unknown" (out of time, no plan), "tight"
+            (its fastest plan does not fit, and more was not asked for).
         decisions: option per chooser; () where there is none.
         bound_s: no plan on this mesh is faster; infinity where none fits.
         peak_bytes: by the judge.
@@ -64,6 +71,7 @@ def solve_mesh(
     gap: float = 1e-3,
     cutoff_s: float = float("inf"),
     measure: Callable[[Assignment], int] | None = None,
+    give_up_tight: bool = False,
 ) -> MeshAnswer:
     """Solve one mesh.
 
@@ -72,17 +80,10 @@ def solve_mesh(
         gap: good enough; smaller where it costs nothing.
         cutoff_s: stop as soon as the bound reaches this (a faster plan is known).
         measure: bytes at the peak of the program of an assignment; None: the judge's own figure is trusted.
+        give_up_tight: end with "tight" as soon as the fastest plan does not fit; its bound is that without memory.
     """
     work = _Work(problem, limit_bytes, time.monotonic() + time_limit_s, gap, measure)
-    status = work.relax(rows=False)
-    if status in ("infeasible", "unknown"):  # without rows only a program that cannot be resharded at all is infeasible
-        return work.answer(status)
-    while True:
-        if work.bound >= cutoff_s:
-            return work.answer("dominated")
-        status = work.choose()
-        if status != "again":
-            return work.answer(status)
+    return work.answer(work.run(cutoff_s, give_up_tight))
 
 
 def few_options(form: Formulation) -> np.ndarray:
@@ -95,7 +96,7 @@ def few_options(form: Formulation) -> np.ndarray:
 
 
 class _Work:
-    """The state of one solve: the formulation and the options to choose among grow, the bound rises."""
+    """The state of one solve: memory rows are only added, the bound rises, what is known not to be in a better plan is left out."""
 
     def __init__(
         self, problem: Problem, limit_bytes: float | None, deadline: float, gap: float, measure: Callable[[Assignment], int] | None
@@ -109,128 +110,117 @@ class _Work:
         self.best: _Found | None = None  # the fastest that fits so far
         self.objective, self.peak, self.bound = float("inf"), 0, 0.0
         self.rounds, self.how, self.tightened = 0, "", False
-        self.allowed = few_options(self.form)
-        self.proof = ""  # how far the proof went for the rows so far: "", "relaxed", "all"
+        self.relaxed: Solution | None = None  # of the rows so far
 
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
 
-    # --- what to choose among
-
-    def _allow_used(self, values: np.ndarray) -> bool:
-        """Also choose among what a relaxation used; False where that is nothing new."""
-        used = values[: len(self.allowed)] > _INTEGRAL
-        fresh = bool((used & ~self.allowed).any())
-        self.allowed = self.allowed | used
-        return fresh
-
-    # --- the steps
-
-    def relax(self, rows: bool) -> str:
-        """Solve the LP, raise the bound, widen the choice; take the answer where it is integral."""
-        program = self.form.build(self.limit if rows else None, self.scale)
-        found = solve_program(program, relaxed=True, time_limit_s=self.left_s())
-        if found.status == "infeasible":
-            return "infeasible"
-        if found.values is None:
-            return "late"
-        self._raise_bound(found.objective if found.status == "optimal" else found.bound)
-        self._allow_used(found.values)
-        if self._is_integral(found.values):
-            self._take(found.values, "the relaxation was integral")
-        return "relaxed"
-
-    def choose(self) -> str:
-        """One round: decisions for the rows so far, judged; "again" unless the work is done."""
-        self.rounds += 1
-        if not (self.rounds == 1 and self.decisions):
-            status = self._choose_options()
+    def run(self, cutoff_s: float, give_up_tight: bool) -> str:
+        """The status of the answer."""
+        while self.rounds < _MAX_ROUNDS:
+            self.rounds += 1
+            status = self.relax() or ("dominated" if self.bound >= cutoff_s else "") or self.choose()
             if status:
                 return status
-        if self._breaks_limit():
-            return "again" if self.rounds < _MAX_ROUNDS and self.left_s() > 0 else "unknown"
-        return self._prove()
+            if not self._fits():
+                if give_up_tight:
+                    return "tight"
+                if self.left_s() <= 0:
+                    break
+                continue
+            if self._gap() > self._fine_gap() and self.left_s() > 0 and not self.tightened and self.prove():
+                continue
+            return "solved"
+        return "unknown"
 
-    def _choose_options(self) -> str:
-        program = self.form.build(self.limit, self.scale)
-        every = bool(self.allowed[program.integer[: len(self.allowed)]].all())
-        found = solve_program(_restrict(program, self.allowed), relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
-        if found.values is not None:
-            self._take(found.values, "the whole MIP" if every else "a MIP over the options that relaxations used")
-            if every:
-                self._raise_bound(found.bound)
-                self.proof = "all"
-            return ""
-        if every and found.status == "infeasible":
+    # --- the steps: each gives the status with which the work ends, or ""
+
+    def relax(self) -> str:
+        """Solve the LP with the rows so far, raise the bound."""
+        found = solve_program(self._program(), relaxed=True, time_limit_s=self.left_s())
+        if found.status == "infeasible":
             return "unknown" if self.tightened else "infeasible"
-        if self.left_s() <= 0:
+        if found.values is None:
             return "unknown"
-        status = self.relax(rows=True) if self.proof == "" else "relaxed"
-        if status == "infeasible":
-            return "unknown" if self.tightened else "infeasible"
-        if status == "late":
-            return "unknown"
-        if self.proof == "" and self._is_fresh():
-            self.proof = "relaxed"
-            return self._choose_options()
-        whole = solve_program(program, relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
-        if whole.status == "infeasible":
-            return "unknown" if self.tightened else "infeasible"
-        if whole.values is None:
-            return "unknown"
-        self._raise_bound(whole.bound)
-        self._take(whole.values, "the whole MIP")
-        self.proof = "all"
+        self._raise_bound(found.objective if found.status == "optimal" else found.bound)
+        self.relaxed = found
         return ""
 
-    def _is_fresh(self) -> bool:
-        return not self.allowed.all()
+    def choose(self) -> str:
+        """Decisions for the rows so far: those of the LP where it is integral, else of a MIP over what is nearly as good as what it uses."""
+        assert self.relaxed is not None and self.relaxed.values is not None
+        if self._is_integral(self.relaxed.values):
+            self._take(self.relaxed.values, "the relaxation was integral")
+            return ""
+        program = self._program()
+        for width in _WIDTHS:
+            allowed = self._within(width * max(self.relaxed.objective, 0.0))
+            every = bool(allowed.all())
+            share = self.left_s() / (1 if every else _NUM_SHARES)
+            found = solve_program(_restrict(program, allowed), relaxed=False, time_limit_s=share, relative_gap=self._fine_gap())
+            if found.values is not None:
+                if every:
+                    self._raise_bound(found.bound)
+                self._take(found.values, "the whole MIP" if every else f"a MIP over what is within {width:.1%} of the relaxation")
+                return ""
+            if every and found.status == "infeasible":
+                return "unknown" if self.tightened else "infeasible"
+            if self.left_s() <= 0:
+                return "unknown"
+        return "unknown"
 
-    def _breaks_limit(self) -> bool:
+    def prove(self) -> bool:
+        """Close the gap: no better plan uses an option whose reduced cost exceeds what is left to gain. True where it gave other decisions."""
+        assert self.best is not None and self.relaxed is not None
+        allowed = self._within(self.best.objective_s * self.scale - self.relaxed.objective)
+        if self.form.num_columns > _FEW_COLUMNS and self._gap() <= _GOOD_GAP:
+            return False
+        found = solve_program(_restrict(self._program(), allowed), relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
+        known = self.best.objective_s * self.scale
+        self._raise_bound(min(known, found.bound) if found.status != "infeasible" else known)
+        if found.values is None or found.objective >= known * (1 - 1e-9):
+            return False
+        self._take(found.values, "a MIP over all that may be better")
+        if not self._fits():
+            return self.left_s() > 0
+        return False
+
+    def _program(self) -> LinearProgram:
+        return self.form.build(self.limit if self.form.num_memory_rows else None, self.scale)
+
+    def _within(self, room: float) -> np.ndarray:
+        """Columns that the relaxation uses, or would use if they cost this much less."""
+        assert self.relaxed is not None and self.relaxed.values is not None
+        used = self.relaxed.values > _INTEGRAL
+        if self.relaxed.reduced is None:
+            return np.ones(len(used), bool)
+        return used | (self.relaxed.reduced <= room + 1e-9 * abs(self.relaxed.objective))
+
+    def _fits(self) -> bool:
         """Judge the decisions; where they do not fit, ask for rows or leave room."""
         held = held_bytes(self.problem, self.decisions)
         self.peak = int(held.max())
         if self.limit is not None and self.peak > self.limit:
             self._ask_rows(held)
-            self.proof = ""
-            return True
+            return False
         if self.limit is not None and self.measure is not None:
             over = self.measure(build_assignment(self.problem, self.decisions)) - self.true_limit
             if over > 0:
-                self.tightened, self.proof = True, ""
-                self.limit -= over
+                self.tightened = True
+                self.limit -= over + _SLACK * self.true_limit
                 self._ask_rows(held)
-                return True
+                return False
         if self.best is None or self.objective < self.best.objective_s:
             self.best = _Found(self.decisions, self.objective, self.peak, self.how)
-        return False
-
-    def _prove(self) -> str:
-        """Done where the gap is small or time is out; else a better bound, and maybe a better plan."""
-        if self._gap() <= self._fine_gap() or self.left_s() <= 0 or self.tightened:
-            return "solved"
-        if self.proof == "":
-            self.proof = "relaxed"
-            late = self.relax(rows=True) == "late"
-            return "again" if self._gap() > self._fine_gap() and not late else "solved"
-        if self.proof == "all" or (self._gap() <= _GOOD_GAP and self.form.num_columns > _FEW_COLUMNS):
-            return "solved"
-        self.proof = "all"
-        program = self.form.build(self.limit, self.scale)
-        found = solve_program(program, relaxed=False, time_limit_s=self.left_s(), relative_gap=self._fine_gap())
-        self._raise_bound(found.bound)
-        if found.values is not None and found.objective / self.scale < self.best.objective_s:
-            self._take(found.values, "the whole MIP")
-            if self._breaks_limit():
-                return "again"
-        return "solved"
+        return True
 
     def _gap(self) -> float:
         assert self.best is not None
         return (self.best.objective_s - self.bound) / self.best.objective_s if self.best.objective_s > 0 else 0.0
 
     def _fine_gap(self) -> float:
-        return min(self.gap, 1e-6 if self.form.num_columns <= _FEW_COLUMNS else self.gap / 4)
+        few = _VERY_FEW_COLUMNS if self.form.num_memory_rows else _FEW_COLUMNS
+        return min(self.gap, 1e-6 if self.form.num_columns <= few else self.gap / 4)
 
     def _ask_rows(self, held: np.ndarray) -> None:
         """Rows for the highest points over the limit, far from one another."""
@@ -276,20 +266,26 @@ class _Found:
 
 
 def build_assignment(problem: Problem, decisions: Decisions) -> Assignment:
-    """The decisions, unfolded: every node and every input of the graph."""
+    """The decisions, unfolded: every node and every input of the graph, and the copies of what is recomputed, which decide as it does."""
     storages: dict[str, Sharding] = {}
     strategies: dict[str, tuple[str, ...]] = {}
+    again: list[str] = []
     for chooser, k in zip(problem.choosers, decisions):
         for part in chooser.parts:
             option = part.options[k]
+            if k >= chooser.num_kept and not is_view(problem.graph.nodes[part.node].op):
+                again += part.members
             for name in part.members:
                 if isinstance(option, Strategy):
                     strategies[name] = option.choices
                 else:
                     storages[name] = option
-    graph = problem.graph
+    found = recompute_graph(problem.graph, again)
     return Assignment(
-        problem.mesh, tuple((n, storages[n]) for n in graph.inputs), tuple((n.name, strategies[n.name]) for n in graph.nodes)
+        problem.mesh,
+        tuple((n, storages[n]) for n in problem.graph.inputs),
+        tuple((n.name, strategies[found.original.get(n.name, n.name)]) for n in found.graph.nodes),
+        recomputed_names(found),
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+
+import numpy as np
 
 from ..graph.sharding import Sharding
 from ..graph.strategy import Strategy
@@ -24,3 +26,20 @@ class Prices(Protocol):
     def write_seconds(self, value: Value, storage: Sharding) -> float:
         """To write the new version of a state into its storage."""
         ...
+
+
+@runtime_checkable
+class MatrixPrices(Prices, Protocol):
+    """Prices that give many reshards at once, faster than one by one."""
+
+    def reshard_matrix(self, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> np.ndarray:
+        """`reshard_seconds` of every source to every target."""
+        ...
+
+
+def reshard_matrix(prices: Prices, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> np.ndarray:
+    """Seconds of every source to every target, infinity where there is no way."""
+    if isinstance(prices, MatrixPrices):
+        return prices.reshard_matrix(value, sources, targets)
+    seconds = [0.0 if a == b else prices.reshard_seconds(value, a, b) for a in sources for b in targets]
+    return np.array(seconds, dtype=float).reshape(len(sources), len(targets))

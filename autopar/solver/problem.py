@@ -8,6 +8,10 @@ classes of the fold:
     group     instances of one value class that are read, in one phase, by the same set of endpoints: they share reshards, one per
               wanted sharding (the law of `graph.partition`); `count` of them pay it
 
+What may be recomputed (`again`) has each option twice: made once and kept, or made again for the backward pass in the same sharding. A port
+is then NONE where the choice makes nothing there or reads nothing there: that costs and holds nothing. The backward pass reads such a value
+from two groups, as kept and as made again, of which one is NONE.
+
 The new version of a state must reach the storage of that state: an endpoint whose chooser is the input class. The loss and outputs must
 be whole: an endpoint without a chooser. Invariant: a problem with the identity fold has exactly the semantics of the program.
 """
@@ -59,20 +63,26 @@ class Chooser:
         seconds: of all members together, per option.
         makes: per output of each part, the sharding id per option.
         wants: per input of each part, the sharding id per option.
+        num_kept: so many options come first that make their values once; the others are the same, with recompute.
     """
 
     parts: tuple[Part, ...]
     seconds: np.ndarray
     makes: tuple[np.ndarray, ...]
     wants: tuple[np.ndarray, ...]
+    num_kept: int
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Who wants a value: input `position` of a chooser's nodes, the storage of an input chooser, or nobody but the end (whole)."""
+    """Who wants a value: input `position` of a chooser's nodes, the storage of an input chooser, or nobody but the end (whole).
+
+    `tied`: it reads exactly where the value is there (a view of what is made again).
+    """
 
     chooser: int
     position: int
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +105,31 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Held until `last` if this endpoint takes the value as it was made; not `as_made`: if it reads it at all.
+
+    `via`: the endpoint reads a view of it; pairs of (sharding of what is viewed, sharding that the view then has).
+    """
+
+    group: int
+    endpoint: int
+    last: int
+    as_made: bool = True
+    via: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Life:
     """When a value is held as it was made.
 
     Args:
         first, certain: points of time from which and until which it is held whatever its readers want.
-        longer: (group, endpoint, last): held until `last` if that endpoint takes the value as it was made.
+        longer: what else holds it.
     """
 
     first: int
     certain: int
-    longer: tuple[tuple[int, int, int], ...]
+    longer: tuple[Hold, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +154,8 @@ class Problem:
     num_points: int
     pruned: tuple[Pruned, ...]
     tables: Tables
+
+    @property
+    def can_recompute(self) -> bool:
+        """Some value may be made again."""
+        return any(chooser.num_kept < len(chooser.seconds) for chooser in self.choosers)

@@ -1,11 +1,15 @@
 """Who reads what, and when: the groups that share reshards, and the values that own bytes with the life of each.
 
-In: a graph, its fold, which chooser makes and wants what. Out: `Group`s and `Owner`s of a `Problem`, by the laws of `graph.partition` (who
-shares a reshard) and `graph.liveness` (how long bytes are held).
+In: a graph, its fold, what may be recomputed, which chooser makes and wants what. Out: `Group`s and `Owner`s of a `Problem`, by the laws of
+`graph.partition` (who shares a reshard) and `graph.liveness` (how long bytes are held). Time is that of the graph in which all copies stand.
+
+A value that may be recomputed has three forms, each with a port of its chooser: as the forward pass made it, as kept from the start of the
+backward pass on, as made again there. Who reads it in the backward pass is an endpoint of both of the last two.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,16 +19,75 @@ from ..graph.graph import Graph, producer_table, value_table
 from ..graph.liveness import is_view, storage_bases
 from ..graph.node import Phase
 from ..graph.repeats import Fold
-from .problem import AFTER, BRING, MOMENTS, RUN, STORAGE, WHOLE, Endpoint, Group, Life, Owner
+from .again import Again
+from .problem import AFTER, BRING, MOMENTS, RUN, STORAGE, WHOLE, Chooser, Endpoint, Group, Hold, Life, Owner
 
 
-def list_sources(graph: Graph, fold: Fold, of_input: Mapping[str, int], of_node: Mapping[int, tuple[int, int, int]]) -> dict[str, tuple[int, int]]:
-    """For each value: (chooser, output) that makes it."""
-    found = {name: (of_input[fold.value_class[name]], 0) for name in graph.inputs}
-    for i, node in enumerate(graph.nodes):
+class Form(enum.Enum):
+    """How a value is there."""
+
+    MADE = "made"
+    KEPT = "kept"
+    AGAIN = "again"
+
+
+Item = tuple[str, Form]  # a value of the graph in one of its forms
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the decisions of a node class are: its chooser, and the first port of each kind in it.
+
+    Args:
+        outputs, inputs: as made in the forward pass; all there is for most nodes.
+        kept, again: outputs as kept for the backward pass and as made again; again_inputs: what the copy reads. Of what may be
+            recomputed; -1 for the rest.
+    """
+
+    chooser: int
+    outputs: int
+    inputs: int
+    kept: int = -1
+    again: int = -1
+    again_inputs: int = -1
+
+
+class Lanes:
+    """A graph beside its copies: which node and value each one is, and which chooser decides. Built once per problem."""
+
+    def __init__(self, graph: Graph, fold: Fold, again: Again, of_input: Mapping[str, int], of_node: Mapping[int, Ports]) -> None:
+        self.graph, self.fold, self.of_input, self.of_node = graph, fold, of_input, of_node
+        self.found, self.plus = again.found, again.found.graph
+        self.copies = set(again.found.original_values.values())
+        self.index = {node.name: i for i, node in enumerate(graph.nodes)}
+        self.ports = [of_node[fold.node_class[self.index[again.found.original.get(node.name, node.name)]]] for node in self.plus.nodes]
+        backward = next((i for i, node in enumerate(self.plus.nodes) if node.phase is Phase.BACKWARD), len(self.plus.nodes))
+        self.turn = MOMENTS * backward  # the first moment of the backward pass
+
+    def is_copy(self, node: str) -> bool:
+        return node in self.found.original
+
+    def class_of(self, item: Item) -> Item:
+        return self.fold.value_class[item[0]], item[1]
+
+    def forms_of(self, name: str) -> tuple[Item, ...]:
+        """What a reader of this value of the graph with copies reads."""
+        original = self.found.original_values.get(name)
+        if original is None:
+            return ((name, Form.MADE),)
+        return (original, Form.KEPT), (original, Form.AGAIN)
+
+
+def list_sources(lanes: Lanes) -> dict[Item, tuple[int, int]]:
+    """For each value in each form: (chooser, output) that makes it."""
+    found = {(name, Form.MADE): (lanes.of_input[lanes.fold.value_class[name]], 0) for name in lanes.graph.inputs}
+    for i, node in enumerate(lanes.graph.nodes):
+        ports = lanes.of_node[lanes.fold.node_class[i]]
         for k, out in enumerate(o for o in node.outputs if o):
-            chooser, first, _ = of_node[fold.node_class[i]]
-            found[out] = (chooser, first + k)
+            found[out, Form.MADE] = (ports.chooser, ports.outputs + k)
+            if out in lanes.copies:
+                found[out, Form.KEPT] = (ports.chooser, ports.kept + k)
+                found[out, Form.AGAIN] = (ports.chooser, ports.again + k)
     return found
 
 
@@ -42,40 +105,65 @@ def _held_until(graph: Graph) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reads:
-    """Who reads what: per (value, phase) the endpoints, each with the span in which a copy for it is held."""
+class Reads:
+    """Who reads what: per (value in a form, phase) the endpoints, each with the span in which a copy for it is held.
 
-    made: dict[str, int]
-    ends: dict[tuple[str, Phase], dict[Endpoint, tuple[int, int]]]
+    `made`: when it comes to be. `optional`: endpoints that may read nothing.
+    """
 
-    def add(self, name: str, phase: Phase, endpoint: Endpoint, first: int, last: int) -> None:
+    made: dict[Item, int]
+    ends: dict[tuple[Item, Phase], dict[Endpoint, tuple[int, int]]]
+    optional: set[Endpoint]
+
+    def add(self, item: Item, phase: Phase, endpoint: Endpoint, first: int, last: int) -> None:
         """One more read; reads by the same endpoint join."""
-        here = self.ends.setdefault((name, phase), {})
+        here = self.ends.setdefault((item, phase), {})
         low, high = here.get(endpoint, (first, last))
         here[endpoint] = (min(low, first), max(high, last))
 
 
-def list_reads(graph: Graph, fold: Fold, of_input: Mapping[str, int], of_node: Mapping[int, tuple[int, int, int]]) -> _Reads:
+def list_reads(lanes: Lanes) -> Reads:
     """By the law of `partition`: a final gradient that the update reads, a new state and what leaves are brought where they are made."""
-    end = MOMENTS * len(graph.nodes)
-    until = _held_until(graph)
-    made = {name: -1 for name in graph.inputs} | {name: MOMENTS * i + RUN for name, (i, _) in producer_table(graph).items()}
-    reads = _Reads(made, {})
+    graph, plus = lanes.graph, lanes.plus
+    end = MOMENTS * len(plus.nodes)
+    until = _held_until(plus)
+    reads = Reads(_list_made(lanes), {}, set())
     grads = {g for _, g in graph.grads}
     last_read: dict[str, int] = {}
-    for i, node in enumerate(graph.nodes):
+    for i, node in enumerate(plus.nodes):
+        ports = lanes.ports[i]
+        again, view = lanes.is_copy(node.name), is_view(node.op)
         for k, name in enumerate(node.inputs):
             last = MOMENTS * (until[i] if k == 0 else i) + RUN
             last_read[name] = max(last_read.get(name, -1), last)
-            first = _after(made[name]) if name in grads and node.phase is Phase.UPDATE else MOMENTS * i + BRING
-            chooser, _, port = of_node[fold.node_class[i]]
-            reads.add(name, node.phase, Endpoint(chooser, port + k), first, last)
+            forms = lanes.forms_of(name)
+            tied = again and view and len(forms) > 1  # the copy of a view is there exactly where its base is made again
+            endpoint = Endpoint(ports.chooser, (ports.again_inputs if again else ports.inputs) + k, tied=tied)
+            if again:
+                reads.optional.add(endpoint)
+            for item in forms[-1:] if tied else forms:
+                first = _after(reads.made[item]) if name in grads and node.phase is Phase.UPDATE else MOMENTS * i + BRING
+                reads.add(item, node.phase, endpoint, first, last)
     for old, new in graph.updates:
-        at = _after(made[new])
-        reads.add(new, Phase.UPDATE, Endpoint(of_input[fold.value_class[old]], STORAGE), at, max(at, _after(last_read.get(old, -1))))
+        at = _after(reads.made[new, Form.MADE])
+        storage = Endpoint(lanes.of_input[lanes.fold.value_class[old]], STORAGE)
+        reads.add((new, Form.MADE), Phase.UPDATE, storage, at, max(at, _after(last_read.get(old, -1))))
     for name in dict.fromkeys((*([graph.loss] if graph.loss else []), *graph.outputs)):
-        reads.add(name, Phase.UPDATE, Endpoint(WHOLE, 0), _after(made[name]), end)
+        reads.add((name, Form.MADE), Phase.UPDATE, Endpoint(WHOLE, 0), _after(reads.made[name, Form.MADE]), end)
     return reads
+
+
+def _list_made(lanes: Lanes) -> dict[Item, int]:
+    """When each value comes to be, in each form."""
+    made: dict[Item, int] = {(name, Form.MADE): -1 for name in lanes.graph.inputs}
+    for name, (i, _) in producer_table(lanes.plus).items():
+        original = lanes.found.original_values.get(name)
+        if original is None:
+            made[name, Form.MADE] = MOMENTS * i + RUN
+        else:
+            made[original, Form.AGAIN] = MOMENTS * i + RUN
+            made[original, Form.KEPT] = lanes.turn
+    return made
 
 
 def _after(moment: int) -> int:
@@ -83,44 +171,105 @@ def _after(moment: int) -> int:
     return moment - RUN + AFTER if moment >= 0 else 0
 
 
-def build_groups(
-    graph: Graph, fold: Fold, sources: Mapping[str, tuple[int, int]], reads: _Reads
-) -> tuple[tuple[Group, ...], dict[str, list[tuple[int, int]]]]:
+def build_groups(lanes: Lanes, sources: Mapping[Item, tuple[int, int]], reads: Reads) -> tuple[tuple[Group, ...], dict[Item, list[tuple[int, int]]]]:
     """The groups, and for each value where its reads are: (group, instance) pairs."""
-    values = value_table(graph)
-    groups: dict[tuple, list[tuple[str, tuple[tuple[int, int], ...]]]] = {}
-    for (name, phase), ends in reads.ends.items():
+    values = value_table(lanes.graph)
+    groups: dict[tuple, list[tuple[Item, tuple[tuple[int, int], ...]]]] = {}
+    for (item, phase), ends in reads.ends.items():
         order = tuple(sorted(ends, key=lambda e: (e.chooser, e.position)))
-        key = (fold.value_class[name], phase, order)
-        groups.setdefault(key, []).append((name, tuple(ends[e] for e in order)))
+        groups.setdefault((lanes.class_of(item), phase, order), []).append((item, tuple(ends[e] for e in order)))
     found = []
-    places: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for number, ((root, phase, order), instances) in enumerate(groups.items()):
-        source = {sources[name] for name, _ in instances}
+    places: dict[Item, list[tuple[int, int]]] = defaultdict(list)
+    for number, (((root, _), phase, order), instances) in enumerate(groups.items()):
+        source = {sources[item] for item, _ in instances}
         if len(source) != 1:
-            raise GraphError(f"{graph.name}: values of class {root} are made by different choosers: the fold is not consistent")
+            raise GraphError(f"{lanes.graph.name}: values of class {root} are made by different choosers: the fold is not consistent")
         found.append(Group(values[root], source.pop(), phase, order, tuple(spans for _, spans in instances)))
-        for k, (name, _) in enumerate(instances):
-            places[name].append((number, k))
+        for k, (item, _) in enumerate(instances):
+            places[item].append((number, k))
     return tuple(found), places
 
 
 def build_owners(
-    graph: Graph, fold: Fold, sources: Mapping[str, tuple[int, int]], reads: _Reads, groups: tuple[Group, ...], places: Mapping[str, list[tuple[int, int]]]
+    lanes: Lanes,
+    choosers: tuple[Chooser, ...],
+    sources: Mapping[Item, tuple[int, int]],
+    reads: Reads,
+    groups: tuple[Group, ...],
+    places: Mapping[Item, list[tuple[int, int]]],
 ) -> tuple[Owner, ...]:
-    values = value_table(graph)
-    base = storage_bases(graph)
-    lives: dict[tuple[str, tuple[int, int]], list[Life]] = defaultdict(list)
-    end = MOMENTS * len(graph.nodes)
+    """Every value with bytes of its own, in each of its forms."""
+    values = value_table(lanes.graph)
+    base = storage_bases(lanes.graph)
+    lives: dict[tuple[Item, tuple[int, int]], list[Life]] = defaultdict(list)
+    end = MOMENTS * len(lanes.plus.nodes)
+    vias = _list_vias(lanes, choosers)
+
+    def note(item: Item, life: Life) -> None:
+        lives[lanes.class_of(item), sources[item]].append(life)
+
+    def spans_of(item: Item) -> list[tuple[int, int, int, int]]:
+        return [(g, e, *groups[g].spans[k][e]) for g, k in places.get(item, ()) for e in range(len(groups[g].endpoints))]
+
     for name in values:
         if base.get(name) != name:
             continue
-        made = reads.made[name]
+        item = name, Form.MADE
+        made = reads.made[item]
         if made < 0:
-            life = Life(-1, end, ())
-        else:
-            spans = [(g, e, groups[g].spans[k][e]) for g, k in places.get(name, ()) for e in range(len(groups[g].endpoints))]
-            certain = max([made, *(first for _, _, (first, _) in spans)])
-            life = Life(made, certain, tuple((g, e, last) for g, e, (_, last) in spans if last > certain))
-        lives[(fold.value_class[name], sources[name])].append(life)
-    return tuple(Owner(values[root], source, tuple(found)) for (root, source), found in lives.items())
+            note(item, Life(-1, end, ()))
+            continue
+        spans = spans_of(item)
+        surely = [first for g, e, first, _ in spans if groups[g].endpoints[e] not in reads.optional]
+        certain = max([made, *surely])
+        holds = _holds(groups, spans, reads.optional, certain)
+        if name in lanes.copies:
+            at, later, again = reads.made[name, Form.AGAIN], [], []
+            for viewed, via in ((name, ()), *vias.get(name, {}).items()):
+                kept = spans_of((viewed, Form.KEPT))
+                holds += [Hold(g, e, lanes.turn - 1, False, via) for g, e, _, _ in kept]
+                later += _holds(groups, kept, None, lanes.turn - 1, via)
+                again += _holds(groups, spans_of((viewed, Form.AGAIN)), None, at, via)
+            note((name, Form.KEPT), Life(lanes.turn, lanes.turn - 1, tuple(later)))
+            note((name, Form.AGAIN), Life(at, at, tuple(again)))
+        note(item, Life(made, certain, tuple(holds)))
+    return tuple(Owner(values[root], source, tuple(found)) for ((root, _), source), found in lives.items())
+
+
+def _holds(
+    groups: tuple[Group, ...], spans: list[tuple[int, int, int, int]], optional: set[Endpoint] | None, certain: int, via: tuple[tuple[int, int], ...] = ()
+) -> list[Hold]:
+    """What holds a value longer than it is held for certain: who takes it as it was made, and who may read it at all.
+
+    Args:
+        optional: endpoints that may read nothing; None: all.
+        via: how the view that they read follows what it views; () where they read the value itself.
+    """
+    holds = []
+    for g, e, first, last in spans:
+        endpoint = groups[g].endpoints[e]
+        if last > certain and not endpoint.tied:  # the copy of a view holds it for those who read the view
+            holds.append(Hold(g, e, last, True, via))
+        if first > certain and (optional is None or endpoint in optional):
+            holds.append(Hold(g, e, first, False, via))
+    return holds
+
+
+def _list_vias(lanes: Lanes, choosers: tuple[Chooser, ...]) -> dict[str, dict[str, tuple[tuple[int, int], ...]]]:
+    """For each value with copies the views of it that have copies: pairs of (its sharding, theirs), as the views' strategies have them."""
+    found: dict[str, dict[str, tuple[tuple[int, int], ...]]] = defaultdict(dict)
+    roots: dict[str, str] = {}
+    for node in lanes.graph.nodes:
+        if node.phase is not Phase.FORWARD or not is_view(node.op) or not node.inputs or node.inputs[0] not in lanes.copies:
+            continue
+        ports = lanes.of_node[lanes.fold.node_class[lanes.index[node.name]]]
+        chooser, viewed = choosers[ports.chooser], node.inputs[0]
+        root = roots.get(viewed, viewed)
+        for k, out in enumerate(o for o in node.outputs if o):
+            if out not in lanes.copies:
+                continue
+            step = set(zip(chooser.wants[ports.inputs].tolist(), chooser.makes[ports.outputs + k].tolist()))
+            before = found[root].get(viewed)
+            pairs = step if before is None else {(a, c) for a, b in before for b2, c in step if b == b2}
+            roots[out], found[root][out] = root, tuple(sorted(pairs))
+    return found

@@ -55,12 +55,26 @@ def recognise(
     """
     strategies = assigned_strategies(graph, sites, signatures, cuts, assignment)
     axes = assignment.mesh.axes
+    again = _recompute_sentence(graph, sites, signatures, assignment)
     if not axes:
-        return (), "One device: nothing is split."
+        return (), " ".join(["One device: nothing is split.", *again])
     uses = [measure_axis(graph, sites, signatures, strategies, assignment, k) for k in range(len(axes))]
     labels = tuple((axis.name, _labels(use)) for axis, use in zip(axes, uses))
     sentences = [_sentence(axis.name, axis.size, use, names) for axis, use, (_, names) in zip(axes, uses, labels)]
-    return labels, " ".join(sentences)
+    return labels, " ".join([*sentences, *again])
+
+
+def _recompute_sentence(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], assignment: Assignment) -> list[str]:
+    """What is made again for the backward pass (activation checkpointing), where anything is."""
+    if not assignment.again:
+        return []
+    names, work, again = set(assignment.again), 0.0, 0.0
+    for node, site, signature in zip(graph.nodes, sites, signatures):
+        if node.phase is Phase.FORWARD and is_contraction(signature):
+            flops = node_flops(signature, site)
+            work, again = work + flops, again + flops * (node.name in names)
+    share = f"{again / work:.0%} of the forward matmul work" if work else "no matmul"
+    return [f"Recompute: {len(names)} of the forward ops, with {share}, run again for the backward pass instead of keeping what they make."]
 
 
 def measure_axis(

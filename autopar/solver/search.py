@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from math import inf, log, prod
 
 from ..cost.memory import Memory, estimate_memory
+from ..errors import ConstraintError
 from ..graph.choice import Assignment
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, print_mesh
 from ..graph.partition import partition
 from ..graph.plan import Certificate, Pruned
+from ..graph.recompute import recompute_all
 from ..graph.repeats import Fold
 from ..graph.rule import Signature, Site
 from .build import build_problem
@@ -28,6 +30,7 @@ from .judge import evaluate_seconds
 from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
 from .prices import Prices
 from .problem import Problem
+from .steer import Steer, describe_space
 
 _GAP = 1e-3
 _LEAST_S = 10.0  # for the plan of least memory, whatever the time limit
@@ -53,6 +56,7 @@ class Question:
         sites, signatures, cuts: of the graph (`cuts.resolve_all`, `cuts.find_cuts`).
         limit_bytes: per device; None: no limit.
         reserve_bytes: of the limit that tensors cannot have.
+        steer: what users demand of the plan; the meshes are then those of `role_meshes.label_meshes`.
     """
 
     graph: Graph
@@ -62,6 +66,7 @@ class Question:
     fold: Fold
     limit_bytes: int | None
     reserve_bytes: int = 0
+    steer: Steer | None = None
 
 
 def search(
@@ -102,6 +107,8 @@ class _Search:
         self.best: tuple[float, Problem, Decisions] | None = None
         self.answers: list[tuple[Mesh, MeshAnswer]] = []
         self.pruned: dict[Pruned, None] = {}
+        said = question.steer.constraints.recompute if question.steer is not None else None
+        self.recompute = said or "free"
 
     def run(self, meshes: Sequence[Mesh], try_changes: Callable[[], str] | None) -> SearchResult:
         problems = self.drop_large(self.build_some(meshes))
@@ -120,6 +127,7 @@ class _Search:
         """Tables of as many meshes as half of the time allows, and name the others: few axes first, of those the ones that
         keep most ranks of an axis inside of a host, then the most even."""
         problems: list[Problem] = []
+        refused: ConstraintError | None = None
         few: dict[int, int] = {}  # number of axes -> columns of the smallest program so far
         for mesh in sorted(meshes, key=_promise):
             name, axes = f"mesh {print_mesh(mesh)}", len(mesh.axes)
@@ -129,9 +137,16 @@ class _Search:
                 why = f"one axis less already has {few[axes - 1]:,} variables, and another multiplies them; not part of the search space"
                 self.pruned[Pruned(name, why)] = None
             else:
-                problems.append(self.build(mesh))
+                try:
+                    problems.append(self.build(mesh))
+                except ConstraintError as error:  # of this mesh; another may obey
+                    self.pruned[Pruned(name, str(error))] = None
+                    refused = refused or error
+                    continue
                 count = count_columns(problems[-1])
                 few[axes] = min(few.get(axes, count), count)
+        if refused is not None and not problems:
+            raise refused
         return problems
 
     def drop_large(self, problems: list[Problem]) -> list[Problem]:
@@ -146,10 +161,11 @@ class _Search:
                 self.pruned[Pruned(f"mesh {print_mesh(problem.mesh)}", why)] = None
         return kept
 
-    def build(self, mesh: Mesh) -> Problem:
+    def build(self, mesh: Mesh, recompute: str | None = None) -> Problem:
         began = time.monotonic()
         q = self.question
-        problem = build_problem(q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, self.prices_for_mesh(mesh))
+        prices, said = self.prices_for_mesh(mesh), recompute or ("full" if self.recompute == "full" else "none")
+        problem = build_problem(q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, prices, steer=q.steer, recompute=said)
         for pruned in problem.pruned:
             self.pruned[Pruned(f"{pruned.what} on mesh {print_mesh(mesh)}", pruned.why)] = None
         self.build_s += time.monotonic() - began
@@ -157,7 +173,8 @@ class _Search:
 
     def measure(self, assignment: Assignment) -> Memory:
         q = self.question
-        return estimate_memory(partition(q.graph, q.sites, q.signatures, q.cuts, assignment), q.reserve_bytes)
+        whole = recompute_all(q.graph, q.sites, q.signatures, q.cuts, assignment.again)
+        return estimate_memory(partition(*whole, assignment), q.reserve_bytes)
 
     def free_bytes(self) -> int | None:
         q = self.question
@@ -176,11 +193,7 @@ class _Search:
         if room is not None and room <= 0:
             answer = MeshAnswer("infeasible", (), inf, inf, 0, 0, 0, 0, "the reserve is all there is")
         else:
-            share = max(0.5, (self.deadline - began) / meshes_left)
-            answer = solve_mesh(
-                problem, room, time_limit_s=share, gap=_GAP, cutoff_s=best,
-                measure=lambda a: self.measure(a).peak_bytes - self.question.reserve_bytes,
-            )  # fmt: skip
+            problem, answer = self.solve(problem, room, max(0.5, (self.deadline - began) / meshes_left), best)
         self.solve_s += time.monotonic() - began
         answer = replace(answer, bound_s=max(answer.bound_s, bound))
         self.answers.append((problem.mesh, answer))
@@ -192,6 +205,40 @@ class _Search:
         if answer.status == "solved" and answer.objective_s < best:
             self.best = answer.objective_s, problem, answer.decisions
 
+    def solve(self, problem: Problem, room: int | None, share_s: float, cutoff_s: float) -> tuple[Problem, MeshAnswer]:
+        """Without recompute first: where the fastest plan fits, it is the answer. Else with recompute, and if that gives none, without."""
+        until = time.monotonic() + share_s
+
+        def answer_of(problem: Problem, parts: int, give_up_tight: bool) -> MeshAnswer:
+            return solve_mesh(
+                problem, room, time_limit_s=max(0.5, (until - time.monotonic()) / parts), gap=_GAP, cutoff_s=cutoff_s, give_up_tight=give_up_tight,
+                measure=lambda a: self.measure(a).peak_bytes - self.question.reserve_bytes,
+            )  # fmt: skip
+
+        answer = answer_of(problem, 1, self.recompute == "free")
+        if answer.status not in ("tight", "infeasible") or self.recompute != "free":
+            return problem, answer
+        wide = self.widen(problem)
+        if wide is problem:
+            return problem, answer_of(problem, 1, False)
+        found = answer_of(wide, 2, False)
+        if found.status == "unknown" and answer.status == "tight":
+            kept = answer_of(problem, 1, False)
+            if kept.status == "solved":
+                return problem, replace(kept, bound_s=min(found.bound_s, kept.objective_s))
+        return wide, found
+
+    def widen(self, problem: Problem) -> Problem:
+        """The same mesh with recompute; the problem itself where nothing may be recomputed or the program becomes too large."""
+        wide = self.build(problem.mesh, "free")
+        count = count_columns(wide)
+        if wide.can_recompute and count <= _MOST_COLUMNS:
+            return wide
+        if wide.can_recompute:
+            why = f"its program has {count:,} variables, more than the {_MOST_COLUMNS:,} that are solved; not part of the search space"
+            self.pruned[Pruned(f"recompute on mesh {print_mesh(problem.mesh)}", why)] = None
+        return problem
+
     def fall_back(self, problems: list[Problem], try_changes: Callable[[], str] | None) -> None:
         """No mesh gave a plan: the plan of least memory is one if it fits; else it says what is missing."""
         proven = all(answer.status == "infeasible" for _, answer in self.answers)
@@ -200,6 +247,8 @@ class _Search:
             room = self.deadline - time.monotonic()
             if number and room <= 0:
                 break
+            if self.recompute == "free":
+                problem = self.widen(problem)
             _, decisions = find_smallest(problem, max(_LEAST_S, room / 2))
             assignment = build_assignment(problem, decisions)
             memory = self.measure(assignment)
@@ -226,11 +275,19 @@ class _Search:
         classes = len(set(self.question.fold.node_class))
         total = len(self.question.graph.nodes)
         folded = f", equal blocks deciding alike ({classes} of {total} nodes decide)" if classes < total else ""
+        demanded = "" if self.question.steer is None else describe_space(self.question.steer.constraints)
         shapes = "; ".join(print_mesh(mesh) for mesh, _ in self.answers)
         return (
             f"every strategy that the rules allow on each of the meshes {shapes}, and every storage of states that a reader wants or that "
-            f"cuts dims into chunks{folded}; without what is listed as pruned; one stream, nothing overlaps"
+            f"cuts dims into chunks{folded}{demanded}; {_SPACE[self.recompute]}; without what is listed as pruned; one stream, nothing overlaps"
         )
+
+
+_SPACE = {
+    "none": "nothing is recomputed",
+    "full": "all that may be recomputed is",
+    "free": "values of a block kept or made again as they were made, elementwise nodes in a row together",
+}
 
 
 def _promise(mesh: Mesh) -> tuple[int, int, int]:

@@ -1,16 +1,32 @@
 """Tables: what reshards cost and what pieces weigh, by number of the sharding, filled on demand.
 
-In: the prices of one mesh. Out: seconds and bytes. A cache: same answers whatever was asked before; one per problem.
+In: the prices of one mesh. Out: seconds and bytes. A cache: same answers whatever was asked before; one per problem. Reshards are kept as
+matrices, one per shape and dtype: what a program needs of a shape is best asked for at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..graph.sharding import Sharding, local_shape
+import numpy as np
+
+from ..graph.sharding import Sharding, local_shape, replicated
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
-from .prices import Prices
-from .transients import transient_bytes
+from .prices import Prices, reshard_matrix
+from .transients import transient_bytes, transient_matrix
+
+WHOLE_ID, NONE = 0, 1  # the shardings of every table: whole everywhere; not there at all, which costs and holds nothing
+Kept = tuple[tuple[int, ...], str]  # shape and dtype: what reshards and bytes depend on
+
+
+@dataclass(slots=True)
+class _Matrix:
+    """Known entries, sources x targets: `rows` and `columns` give the place of each sharding id, -1 where it is not known."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    entries: np.ndarray
 
 
 @dataclass(slots=True)
@@ -21,9 +37,15 @@ class Tables:
     sizes: tuple[int, ...]
     shardings: list[Sharding]
     ids: dict[Sharding, int]
-    _seconds: dict[tuple[tuple[int, ...], str, int, int], float] = field(default_factory=dict)
+    _seconds: dict[Kept, _Matrix] = field(default_factory=dict)
+    _transients: dict[Kept, _Matrix] = field(default_factory=dict)
     _transient: dict[tuple[tuple[int, ...], str, int, int], int] = field(default_factory=dict)
     _bytes: dict[tuple[tuple[int, ...], str, int], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        whole = replicated(len(self.sizes))
+        self.shardings += [whole, whole]  # the second stands for NONE and is never asked for
+        self.ids[whole] = WHOLE_ID
 
     def intern(self, sharding: Sharding) -> int:
         """The id of a sharding."""
@@ -33,18 +55,30 @@ class Tables:
             self.shardings.append(sharding)
         return found
 
+    def seconds_matrix(self, value: Value, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Seconds of every source to every target (ids without repeats), infinity where there is no way."""
+
+        def make(rows: Sequence[Sharding], columns: Sequence[Sharding]) -> np.ndarray:
+            return reshard_matrix(self.prices, value, rows, columns)
+
+        return self._look_up(self._seconds, value, sources, targets, make)
+
+    def transient_matrix(self, value: Value, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Bytes that each reshard holds on its way, beside source and result; 0 where there is no way."""
+
+        def make(rows: Sequence[Sharding], columns: Sequence[Sharding]) -> np.ndarray:
+            return transient_matrix(value, rows, columns, self.sizes)
+
+        return self._look_up(self._transients, value, sources, targets, make)
+
     def reshard_seconds(self, value: Value, source: int, target: int) -> float:
         """Seconds of one reshard, infinity where there is no way."""
-        if source == target:
-            return 0.0
-        key = (value.shape, value.dtype, source, target)
-        found = self._seconds.get(key)
-        if found is None:
-            found = self._seconds[key] = self.prices.reshard_seconds(value, self.shardings[source], self.shardings[target])
-        return found
+        return 0.0 if source == target else float(self.seconds_matrix(value, np.array([source]), np.array([target]))[0, 0])
 
     def transient_bytes(self, value: Value, source: int, target: int) -> int:
-        """Bytes that a reshard holds on its way, beside source and result."""
+        """Bytes that a reshard holds on its way, beside source and result. There must be a way."""
+        if NONE in (source, target):
+            return 0
         key = (value.shape, value.dtype, source, target)
         found = self._transient.get(key)
         if found is None:
@@ -53,9 +87,54 @@ class Tables:
 
     def local_bytes(self, value: Value, sharding: int) -> int:
         """Bytes that one rank holds."""
+        if sharding == NONE:
+            return 0
         key = (value.shape, value.dtype, sharding)
         found = self._bytes.get(key)
         if found is None:
             shape = local_shape(value.shape, self.shardings[sharding], self.sizes)
             found = self._bytes[key] = num_elements(shape) * DTYPE_BYTES[value.dtype]
         return found
+
+    def _look_up(
+        self,
+        known: dict[Kept, _Matrix],
+        value: Value,
+        sources: np.ndarray,
+        targets: np.ndarray,
+        make: Callable[[Sequence[Sharding], Sequence[Sharding]], np.ndarray],
+    ) -> np.ndarray:
+        key = (value.shape, value.dtype)
+        matrix = known.get(key)
+        if matrix is None:
+            matrix = known[key] = _Matrix(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0)))
+        if len(matrix.rows) < len(self.shardings):
+            grown = np.full(len(self.shardings) - len(matrix.rows), -1)
+            matrix.rows, matrix.columns = np.concatenate([matrix.rows, grown]), np.concatenate([matrix.columns, grown])
+        rows, columns = matrix.rows[sources], matrix.columns[targets]
+        if (rows < 0).any() or (columns < 0).any():
+            self._extend(matrix, sources[rows < 0], targets[columns < 0], make)
+            rows, columns = matrix.rows[sources], matrix.columns[targets]
+        found = matrix.entries[rows[:, None], columns[None, :]]
+        found[sources == NONE, :] = found[:, targets == NONE] = 0.0
+        return found
+
+    def _extend(
+        self,
+        matrix: _Matrix,
+        rows: np.ndarray,
+        columns: np.ndarray,
+        make: Callable[[Sequence[Sharding], Sequence[Sharding]], np.ndarray],
+    ) -> None:
+        """Add rows and columns: the new rows to all columns, and the old rows to the new columns."""
+        old = np.flatnonzero(matrix.rows >= 0)[np.argsort(matrix.rows[matrix.rows >= 0])]
+        matrix.columns[columns] = np.arange(len(columns)) + matrix.entries.shape[1]
+        every = np.flatnonzero(matrix.columns >= 0)[np.argsort(matrix.columns[matrix.columns >= 0])]
+        matrix.rows[rows] = np.arange(len(rows)) + matrix.entries.shape[0]
+
+        def price(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+            if not len(some) or not len(others):
+                return np.zeros((len(some), len(others)))
+            return make([self.shardings[i] for i in some], [self.shardings[i] for i in others])
+
+        matrix.entries = np.block([[matrix.entries, price(old, columns)], [price(rows, every)]])

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from ..cost.model import step_copied_bytes
 from ..graph.reshard import Step, reshard_steps
+from ..graph.reshard_pairs import reshard_pairs
 from ..graph.sharding import Sharding, local_shape
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 
@@ -17,6 +22,17 @@ def transient_bytes(value: Value, source: Sharding, target: Sharding, sizes: tup
         before = num_elements(step.local_in) * width if number else 0  # the first step reads the value itself
         worst = max(worst, before + num_elements(step.local_out) * width + _packed(step, value.dtype, sizes))
     return max(0, worst - result)
+
+
+def transient_matrix(value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding], sizes: tuple[int, ...]) -> np.ndarray:
+    """`transient_bytes` of every source to every target; 0 where there is no way."""
+    width = DTYPE_BYTES[value.dtype]
+    results = np.array([num_elements(local_shape(value.shape, t, sizes)) for t in targets], dtype=np.int64)
+    worst = np.zeros(len(sources) * len(targets), np.int64)
+    for step in reshard_pairs(value.shape, sources, targets, sizes).steps:
+        held = step.elements_out + step.packed_elements + (0 if step.first else step.elements_in)  # the first step reads the value itself
+        worst[step.pairs] = np.maximum(worst[step.pairs], held)
+    return np.maximum(0, worst.reshape(len(sources), len(targets)) - results) * width
 
 
 def _packed(step: Step, dtype: str, sizes: tuple[int, ...]) -> int:

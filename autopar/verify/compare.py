@@ -21,7 +21,8 @@ from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.partition import partition
 from ..graph.plan import Plan
 from ..graph.program import check_program
-from ..graph.random_plans import Assigner, mesh_shapes, plain_mesh
+from ..graph.random_plans import Assigner, draw_recomputed, mesh_shapes, plain_mesh
+from ..graph.recompute import recompute_graph, recomputed_names
 from ..graph.registry import rules_in_force
 from ..graph.repeats import fold_graph
 from ..graph.rules.random_numbers import STATE as RANDOM_STATE
@@ -78,17 +79,22 @@ def verify_workload(
 
 
 def draw_plans(graph: Graph, plan: Plan, ranks: int, count: int) -> Iterator[tuple[str, Plan]]:
-    """(name, plan) of so many random legal plans of the same step; half of them let equal blocks decide alike, as the solver does."""
+    """(name, plan) of so many random legal plans of the same step; half of them recompute something, half of each let equal blocks decide
+    alike, as the solver does."""
     if not count:
         return
-    sites, signatures = resolve_all(graph, rules_in_force(plan.rules))
-    fold = fold_graph(graph)
-    shapes = mesh_shapes(ranks)
-    assigners = {sizes: Assigner(graph, sites, signatures, plain_mesh(sizes)) for sizes in shapes[:count]}
+    rules, shapes = rules_in_force(plan.rules), mesh_shapes(ranks)
+    forms = [draw_recomputed(graph, rules, None), draw_recomputed(graph, rules, random.Random(0))]
+    folds = [fold_graph(found.graph) for found in forms]
+    assigners: dict[tuple[int, tuple[int, ...]], Assigner] = {}
     for number in range(count):
-        sizes = shapes[number % len(shapes)]
-        assignment = assigners[sizes].draw(random.Random(number), fold if number // len(shapes) % 2 else None)
-        yield f"random plan {number} on {print_mesh(assignment.mesh)}", replace(plan, assignment=assignment)
+        sizes, form = shapes[number % len(shapes)], number // len(shapes) % 2
+        if (form, sizes) not in assigners:
+            found = forms[form]
+            assigners[form, sizes] = Assigner(found.graph, *resolve_all(found.graph, rules), plain_mesh(sizes), recomputed_names(found))
+        assignment = assigners[form, sizes].draw(random.Random(number), folds[form] if number // len(shapes) // 2 % 2 else None)
+        told = f", {len(assignment.again)} nodes run again" if assignment.again else ""
+        yield f"random plan {number} on {print_mesh(assignment.mesh)}{told}", replace(plan, assignment=assignment)
 
 
 def _refuse_unrepeatable(plan: Plan) -> None:
@@ -161,6 +167,7 @@ class _Emitted:
 
 
 def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> _Emitted:
+    graph = recompute_graph(graph, plan.assignment.again).graph
     sites, signatures = resolve_all(graph, rules_in_force(plan.rules))
     program = partition(graph, sites, signatures, find_cuts(graph, signatures), plan.assignment, keep_grads=True)
     check_program(program)

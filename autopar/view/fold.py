@@ -63,6 +63,21 @@ def fold_names(names: Sequence[str], keys: Sequence[Hashable]) -> tuple[NameFold
     return tuple(sorted(folds, key=lambda fold: fold.members[0]))
 
 
+def fold_places(places: Sequence[str], keys: Sequence[Hashable]) -> tuple[NameFold, ...]:
+    """`fold_names` for rows of which several may stand at one place: equal places are one where as many rows stand there.
+
+    Args:
+        places: dotted names.
+        keys: all that a row shows beside its place.
+    """
+    groups: dict[tuple[str, Hashable], list[int]] = {}
+    for i, group in enumerate(zip(places, keys)):
+        groups.setdefault(group, []).append(i)
+    distinct = list(groups)
+    folds = fold_names([place for place, _ in distinct], [(key, len(groups[place, key])) for place, key in distinct])
+    return tuple(NameFold(fold.name, tuple(i for m in fold.members for i in groups[distinct[m]])) for fold in folds)
+
+
 def _fold_group(names: Sequence[str], pattern: tuple[str, ...], members: list[int]) -> list[NameFold]:
     """One fold where the numbers are a full grid; else one per value of the outermost number that varies."""
     if len(members) == 1:

@@ -43,7 +43,7 @@ def page_data(plan: Plan) -> dict[str, Json]:
     texts = Texts()
     folds = fold_blocks(plan)
     small = replace(plan, cost=replace(plan.cost, moments=()), assignment=replace(plan.assignment, storages=(), strategies=()),
-                    tensors=(), params=(), nodes=(), comms=(), repeats=())  # fmt: skip
+                    tensors=(), params=(), nodes=(), comms=(), repeats=(), peak=None)  # fmt: skip
     whole = plan_to_json(small)
     cost = {key: entry for key, entry in _as_dict(whole["cost"]).items() if key != "moments"}
     head = {key: whole[key] for key in ("format", "model", "cluster", "mesh", "labels", "summary", "num_microbatches", "schedule", "solve", "rules")}

@@ -58,8 +58,18 @@ def _print_head(plan: Plan, console: Console) -> None:
     for axis, names in plan.labels:
         print_line(console, f"axis {axis}   {' + '.join(names) or 'replicated'}")
     print_line(console, f"steps    {plan.schedule}" + (f", {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""))
+    if plan.constraints:
+        print_line(console, f"fixed    {', '.join(plan.constraints)}")
     if plan.summary:
         print_line(console, plan.summary, "italic")
+    if plan.free_step_s is not None:
+        print_line(console, price_sentence(plan))
+
+
+def price_sentence(plan: Plan) -> str:
+    """`constraints cost 12.3 ms (step 45.6 ms with, 33.3 ms without)`."""
+    with_s, free_s = plan.solve.objective_s, plan.free_step_s or 0.0
+    return f"constraints cost {print_ms(with_s - free_s)} (step {print_ms(with_s)} with, {print_ms(free_s)} without)"
 
 
 def _state_shardings(param: Sharding, grad: Sharding | None, optim: Sharding | None) -> str:

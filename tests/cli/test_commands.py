@@ -24,7 +24,7 @@ def test_import_and_help_are_instant():
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("plan", "trace", "show", "emit", "run", "verify", "demo", "profile"):
+    for command in ("plan", "trace", "show", "diff", "explain", "emit", "run", "verify", "demo", "profile"):
         assert command in done.stdout
 
 

@@ -8,8 +8,13 @@ from autopar.graph.cuts import resolve_all
 from autopar.graph.partition import partition
 from autopar.graph.program import check_program
 from autopar.graph.random_plans import plain_mesh
+from autopar.graph.recompute import recomputed_names
 from autopar.graph.rules import RULES
 from autopar.graph.tensor import STATE_KINDS, Kind
+
+
+SMALL = 1e-10  # a difference up to here is a rounding
+ROUNDINGS = 1000.0  # a plan adds up in another order: so many roundings are no mistake
 
 
 def make_mesh(sizes):
@@ -19,8 +24,10 @@ def make_mesh(sizes):
 class Assigner(random_plans.Assigner):
     """The package's, and what makes programs of its assignments."""
 
-    def __init__(self, graph, sizes, rules=RULES):
-        super().__init__(graph, *resolve_all(graph, rules), make_mesh(sizes))
+    def __init__(self, graph, sizes, rules=RULES, recompute=None):
+        """`recompute`: a random generator; a part of the graph's values is made again."""
+        found = random_plans.draw_recomputed(graph, rules, recompute)
+        super().__init__(found.graph, *resolve_all(found.graph, rules), make_mesh(sizes), recomputed_names(found))
 
     def program(self, assignment, keep_grads=True):
         program = partition(self.graph, self.sites, self.signatures, self.cuts, assignment, keep_grads)
@@ -95,20 +102,48 @@ class Control:
         env = first_states(workload, traced, torch.float64)
         _, _, self.batch = batch(workload, traced, True, 1)
         self.expected = run_graph(self.graph, {k: v.clone() for k, v in {**env, **self.batch}.items()})
+        self._given = {**env, **self.batch}
+        self._moved = None
         self.storage = {v.name: v.storage for v in self.graph.values if v.kind in STATE_KINDS}
         self.states = {self.storage[n]: env[n] for n in self.graph.inputs if n in self.storage}
 
     def worst(self, program):
         """(largest difference, whose): of every rank's loss, every gradient and every new state, as emitted and run on all ranks.
 
-        Relative to the larger of 1 and the tensor's largest magnitude; what is not a number is infinitely far.
+        Relative to the larger of 1 and the tensor's largest magnitude; what is not a number is infinitely far. What a rounding of the inputs
+        moves as far in the plain step (a gradient that is zero but for rounding, after Adam) says nothing and counts as equal.
         """
+        pairs = self._pairs(program)
+        name, found, wanted = max(pairs, key=lambda pair: relative_difference(*pair[1:]))
+        if relative_difference(found, wanted) > SMALL:  # rare, so that what is moved is worked out once it matters
+            pairs = [pair for pair in pairs if not relative_difference(*pair[1:]) <= ROUNDINGS * self._noise(pair[2])]
+        return max(((relative_difference(found, wanted), name) for name, found, wanted in pairs), default=(0.0, "nothing"))
+
+    def _noise(self, wanted):
+        """How far a value of `expected` moves when every input moves by a rounding."""
+        import torch
+
+        from autopar.runtime.execute import run_graph
+
+        if self._moved is None:
+            generator = torch.Generator().manual_seed(0)
+
+            def move(t):
+                if not t.dtype.is_floating_point:
+                    return t.clone()
+                return t * (1 + 2.0**-52 * torch.randint(-1, 2, t.shape, generator=generator).to(t.dtype))
+
+            self._moved = run_graph(self.graph, {k: move(v) for k, v in self._given.items()})
+        name = next(name for name, value in self.expected.items() if value is wanted)
+        return relative_difference(self._moved[name], wanted)
+
+    def _pairs(self, program):
         states = {k: v.clone() for k, v in self.states.items()}
         results, after = run_source(source_of(self.graph, program), program, self.graph, states, self.batch)
         pairs = [(f"loss of rank {r}", loss, self.expected[self.graph.loss]) for r, (loss, _) in enumerate(results)]
         pairs += [(f"gradient of {p}", g, self.expected[wanted]) for g, (p, wanted) in zip(results[0][1], self.graph.grads, strict=True)]
         pairs += [(old, after[self.storage[old]], self.expected[new]) for old, new in self.graph.updates]
-        return max((relative_difference(found, wanted), name) for name, found, wanted in pairs)
+        return pairs
 
 
 def relative_difference(found, wanted):

@@ -25,16 +25,18 @@ def reference(states, x, num_blocks):
 
 @pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2), (3,), (2, 3), (2, 2, 2)], ids=str)
 @pytest.mark.parametrize("folded", [True, False], ids=["folded", "free"])
-def test_random_plans_of_a_chain(sizes, folded):
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
+def test_random_plans_of_a_chain(sizes, folded, again):
     graph = chain_graph(4, batch=24, width=24)
-    assigner = Assigner(graph, sizes)
+    assigner = Assigner(graph, sizes, recompute=random.Random(5) if again else None)
+    assert bool(assigner.again) == again
     rng = random.Random(hash((sizes, folded)) & 0xFFFF)
     generator = torch.Generator().manual_seed(0)
     states = {f"h.{i}.w": torch.randn(24, 24, generator=generator, dtype=torch.float64) for i in range(4)}
     batch = {"input:0": torch.randn(24, 24, generator=generator, dtype=torch.float64)}
     loss, grads, updated = reference(states, batch["input:0"], 4)
-    fold = fold_graph(graph) if folded else None
-    for _ in range(8):
+    fold = fold_graph(assigner.graph) if folded else None
+    for _ in range(4):
         assignment = assigner.draw(rng, fold)
         program = assigner.program(assignment)
         text = source_of(graph, program)

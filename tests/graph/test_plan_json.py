@@ -139,6 +139,13 @@ def test_a_wrong_value_is_a_plan_error_or_fine_never_another_exception():
         (("solve", "gap"), 0.5, "plan.json: solve.gap: expected 0.00"),
         (("model", "num_params"), 1, "plan.json: model.num_params: expected "),
         (("cost", "holders", "gathered"), 1, "plan.json: cost.holders: expected a sum of "),
+        (("peak", "node"), "view_3", "plan.json: peak.node: expected the node of the moment that holds the peak of "),
+        (("peak", "tensors", 0, "bytes"), 7, "plan.json: peak.tensors[0] (tokens).bytes: expected 1024 (int64[8, 32] as S0/4,R), found 7"),
+        (("peak", "tensors", 0, "sharding"), None, "plan.json: peak.tensors[0] (tokens).sharding: expected a sharding, found none"),
+        (("peak", "tensors", 0, "sharding"), "S3/1,R", "plan.json: peak.tensors[0] (tokens).sharding: S3/1,R is not legal for shape [8, 32]"),
+        (("peak", "tensors", 0, "tensor"), "nobody", "plan.json: peak.tensors[0] (nobody).tensor: expected the name of a tensor, found 'nobody'"),
+        (("peak", "tensors", 0, "holder"), "luggage", "plan.json: peak.tensors[0] (tokens).holder: expected a holder of the peak (parameters, "),
+        (("peak", "tensors"), [], "plan.json: peak.tensors: expected 199808 bytes of parameters together, as in cost.holders, found 0"),
     ],
 )  # fmt: skip
 def test_the_error_says_where_expected_and_found(path, wrong, message):

@@ -72,10 +72,11 @@ def test_random_reshards():
     assert kinds == set(StepKind)
 
 
-def test_never_more_than_gathering_everything():
+def test_hardly_more_than_gathering_everything():
+    """An outer axis weighs a hundredth more per axis inside of it, so a path may move that much more."""
     for shape, sizes, source, target in cases(400):
         moved = sum(moved_elements(s, sizes[s.axis]) for s in reshard_steps(shape, source, target, sizes))
-        assert moved <= gather_everything(shape, source, target, sizes) + 0.02, f"{shape} {sizes}: {source} -> {target}"
+        assert moved <= 1.02 * gather_everything(shape, source, target, sizes) + 0.02, f"{shape} {sizes}: {source} -> {target}"
 
 
 def path(shape, source, target, sizes):
@@ -97,7 +98,13 @@ def path(shape, source, target, sizes):
         ((8, 6), "S0/4", "S0/2", (2,), "all_gather:a slice:a"),  # another digit of the same dim
         ((8, 6), "P,R", "R,S0/4", (2, 2), "slice:b all_reduce:a"),  # cut before reducing
         ((8, 8), "S0/4,P", "R,S1/4", (2, 2), "reduce_scatter:b all_gather:a"),  # reduce the small one
-        ((8, 8), "P,P", "S0/4,S0/2", (2, 2), "reduce_scatter:a reduce_scatter:b"),
+        ((8, 8), "P,P", "S0/4,S0/2", (2, 2), "reduce_scatter:b reduce_scatter:a"),  # across, the outer axis, with the smaller piece
+        ((8, 8), "S0/4,S0/2", "R,R", (2, 2), "all_gather:a all_gather:b"),  # the same
+        ((8, 8), "P,P", "S1/4,S1/1", (2, 4), "reduce_scatter:b reduce_scatter:a"),
+        ((8, 8), "R,R", "S0/4,S1/2", (2, 4), "slice:b slice:a"),  # the larger cut first: less is written
+        ((8, 8), "R,P", "S0/4,R", (2, 4), "slice:a all_reduce:b"),
+        ((8, 8), "S0/4,S0/2", "S0/2,S0/4", (2, 2), "all_gather:a all_gather:b slice:b slice:a"),  # each digit is in the other's way
+        ((8, 8), "S0/4,S0/1,P", "S0/2,S1/2,P", (2, 4, 2), "all_to_all:b all_gather:a slice:a"),  # a Partial that stays
         ((8,), "S0/4,R", "R,S0/4", (2, 2), "all_gather:a slice:b"),  # no rank holds what its neighbour needs: a permute would be a new step
         ((8, 6), "P", "Pmax", (2,), None),
         ((8, 6), "R", "Pmax", (2,), None),

@@ -1,10 +1,11 @@
 """Strategies: what each choice makes of inputs and outputs, and why others are refused."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
-from autopar.graph.node import Node, Phase, Ref
+from autopar.graph.node import Node, Phase, Ref, input_names
 from autopar.graph.rule import Rule, Site, resolve
 from autopar.graph.strategy import Strategy, axis_choices, build_strategy, factor_cuts, list_strategies, split_share
 
@@ -162,6 +163,24 @@ def test_equal_strategies_are_listed_once():
     """The same set in two orders is the same strategy; the first stands for both."""
     strategies, _ = listed("..., ... -> ...", [(4,), (4,)], [(4,)], (2,), linear=(("self", "other"), ("other", "self")))
     assert strategies == ["R", ".0", "P(self other)"]
+
+
+def test_the_list_is_every_legal_combination():
+    """In the order of the product, the last axis fastest; the first of equal ones stands for them."""
+    cases = [
+        ("b s k, i k -> b s i", [(4, 6, 24), (8, 24)], [(4, 6, 8)], {"linear": (("self",), ("other",))}, {"k": (2, 6)}),
+        ("..., ... -> ...", [(8, 12), (8, 12)], [(8, 12)], {"linear": (("self", "other"), ("other", "self"))}, {".0": (2, 4)}),
+    ]
+    for text, inputs, outputs, row, cuts in cases:
+        signature, site = apply(text, inputs, outputs, **row)
+        choices = axis_choices(signature, cuts, input_names(site.node))
+        for sizes in [(2,), (2, 2), (4, 2), (2, 3, 2)]:
+            expected = {}
+            for combo in product(choices, repeat=len(sizes)):
+                made = build_strategy(signature, site, combo, sizes, cuts)
+                if isinstance(made, Strategy):
+                    expected.setdefault((made.inputs, made.outputs), made)
+            assert list_strategies(signature, site, sizes, cuts)[0] == tuple(expected.values())
 
 
 def test_no_axes():

@@ -5,6 +5,7 @@ The numbers are a simple arithmetic of their own (no solver, no cost model), but
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from autopar.graph.choice import Assignment
@@ -22,6 +23,8 @@ from autopar.graph.plan import (
     Moment,
     NodePlan,
     ParamPlan,
+    Peak,
+    PeakTensor,
     Plan,
     Pruned,
     RepeatPlan,
@@ -222,25 +225,74 @@ def make_plan(num_layers: int = 2, update_ops: int = 4, mesh: Mesh | None = None
     return _finish(b, num_layers, folded, memory_bytes)
 
 
+@dataclass
+class _Held:
+    """What is held while one node runs, beside the states and the batch."""
+
+    acts: list[str]
+    grads: dict[str, None]
+    act_bytes: int = 0
+    grad_bytes: int = 0
+    gathered: list[PeakTensor] = field(default_factory=list)
+    temporaries: list[PeakTensor] = field(default_factory=list)
+
+
+def _walk(b: _Builder) -> Iterator[tuple[NodePlan, _Held]]:
+    """Activations come to be in the forward phase and go one after the other in the backward; a gradient goes with its parameter's update."""
+    num_backward = sum(n.phase is Phase.BACKWARD for n in b.nodes)
+    comms: dict[str, list[CommPlan]] = {}
+    for c in b.comms:
+        comms.setdefault(c.reader, []).append(c)
+    held, done, most = _Held([], {}), 0, 0
+    for node in b.nodes:
+        out = b.tensors[node.outputs[0]]
+        held.temporaries = []
+        if node.phase is Phase.FORWARD:
+            held.acts.append(out.name)
+            held.act_bytes, most = held.act_bytes + out.bytes, len(held.acts)
+        elif out.kind is Kind.GRAD:
+            held.grads[out.name] = None
+            held.grad_bytes += out.bytes
+        else:
+            held.temporaries = [PeakTensor(out.name, out.sharding, "temporaries", out.bytes, node.name, node.name)]
+        if node.phase is Phase.BACKWARD:
+            done += 1
+            while len(held.acts) > most * (num_backward - done) // num_backward:
+                held.act_bytes -= b.tensors[held.acts.pop()].bytes
+        elif out.kind is Kind.PARAM:
+            del held.grads[f"grad:{out.name[:-2]}"]
+            held.grad_bytes -= b.tensors[f"grad:{out.name[:-2]}"].bytes
+        held.gathered = [
+            PeakTensor(c.value, c.target_sharding, "gathered", _piece_bytes(b, c.value, c.target_sharding), c.name, node.name)
+            for c in comms.get(node.name, ()) if c.kind == "all_gather"
+        ]  # fmt: skip
+        yield node, held
+
+
+def _piece_bytes(b: _Builder, name: str, sharding: Sharding) -> int:
+    t = b.tensors[name]
+    return num_elements(local_shape(t.shape, sharding, b.sizes)) * DTYPE_BYTES[t.dtype]
+
+
+def _list_peak(b: _Builder, at: str) -> Peak:
+    made = {n.outputs[0]: n.name for n in b.nodes}
+    readers = {name: n.name for n in b.nodes for name in n.inputs}
+    states = {Kind.PARAM: "parameters", Kind.OPTIM: "optimizer", Kind.BATCH: "batch"}
+    rows = [PeakTensor(name, s, states[b.tensors[name].kind], b.tensors[name].bytes, "", "") for name, s in b.storages]
+    node, held = next((node, held) for node, held in _walk(b) if node.name == at)
+    for holder, names in (("activations", held.acts), ("gradients", held.grads)):
+        rows += [PeakTensor(name, b.tensors[name].sharding, holder, b.tensors[name].bytes, made[name], readers.get(name, "")) for name in names]
+    return Peak(node.name, node.phase, node.path, node.source, (*rows, *held.gathered, *held.temporaries))
+
+
 def _finish(b: _Builder, num_layers: int, folded: bool, memory_bytes: int) -> Plan:
     params, optim = (sum(getattr(p, f) for p in b.params) for f in ("param_bytes", "optim_bytes"))
     batch = sum(t.bytes for t in b.tensors.values() if t.kind is Kind.BATCH)
-    grads = acts = 0
     moments = []
-    forward_bytes = [b.tensors[n.outputs[0]].bytes for n in b.nodes if n.phase is Phase.FORWARD]
-    freed = sum(forward_bytes) / max(1, sum(n.phase is Phase.BACKWARD for n in b.nodes))
-    for node in b.nodes:
-        out = b.tensors[node.outputs[0]]
-        gathered = sum(c.bytes for c in b.comms if c.reader == node.name and c.kind == "all_gather") if len(b.nodes) < 1000 else out.bytes
-        if node.phase is Phase.FORWARD:
-            acts += out.bytes
-        elif node.phase is Phase.BACKWARD:
-            acts = max(0, acts - round(freed))
-            grads += out.bytes if out.kind is Kind.GRAD else 0
-        elif out.kind is Kind.PARAM:
-            grads = max(0, grads - b.tensors[f"grad:{out.name[:-2]}"].bytes)
-        held = (("parameters", params), ("gradients", grads), ("optimizer", optim), ("batch", batch), ("activations", acts), ("gathered", gathered), ("temporaries", out.bytes))
-        holders = tuple(Holder(name, count) for name, count in held)
+    for node, held in _walk(b):
+        rows = (("parameters", params), ("gradients", held.grad_bytes), ("optimizer", optim), ("batch", batch), ("activations", held.act_bytes),
+                ("gathered", sum(r.bytes for r in held.gathered)), ("temporaries", sum(r.bytes for r in held.temporaries)))  # fmt: skip
+        holders = tuple(Holder(name, count) for name, count in rows)
         moments.append(Moment(node.name, node.phase, sum(x.bytes for x in holders), holders))
     peak = max(moments, key=lambda m: m.bytes)
     repeats = []
@@ -277,4 +329,5 @@ def _finish(b: _Builder, num_layers: int, folded: bool, memory_bytes: int) -> Pl
         repeats=tuple(repeats),
         rules=(RuleRow(b.nodes[0].op, "discovered", (b.nodes[0].name,), "b s, [v] d -> b s d", (("weight",),), ("bias",), "sum", 1.0,
                        "not found splittable by discovery", 216, 0.4),),
+        peak=_list_peak(b, peak.node),
     )  # fmt: skip

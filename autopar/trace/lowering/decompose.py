@@ -142,9 +142,9 @@ def _floor_divide(b: Draft, a: dict) -> object:
 
 
 def _axes(x: Val, dim: object) -> list[int]:
-    if dim is None or dim == []:
+    if dim is None or dim == [] or not x.shape:  # a scalar takes 0 and -1 as dims, too
         return list(range(len(x.shape)))
-    return [d % max(len(x.shape), 1) for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
+    return [d % len(x.shape) for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
 
 
 def _keep(b: Draft, thin: Val, x: Val, dims: list[int], keepdim: bool) -> Val:

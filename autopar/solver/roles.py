@@ -1,0 +1,179 @@
+"""Roles: what it means for an op to split by the batch, by the sequence, or by anything else.
+
+In: a graph with its rules and cuts. Out: `Roles`: which digits of which values are the batch, which the sequence. Each comes from a dim of a
+batch input, followed through the whole step along factors (`graph.opportunities.spans`). Among the spans that enter with batch inputs
+
+    features      some matmul reads the span in an operand that depends on parameters alone (the hidden size, classes): neither batch nor sequence
+    reaches       a forward op sums it into a scalar (the loss does); without a loss: it stands in an output
+    mixes         samples meet along it: a forward matmul or attention sums over it or needs it whole, or a forward value has it in two dims
+
+    the batch     of the spans that are no features: first those that reach, then those that do not mix, then by the outermost dim, then by how
+                  many batch inputs they stand in. An input that it does not reach (a second tower) joins with its outermost dim of the same size,
+                  unless that dim runs through an input that it does reach.
+    the sequence  every other span of batch inputs that is no features (tokens in a text, height and width of an image)
+
+Everything else that can be split (features, heads, channels, vocabulary, experts) is what tensor parallelism splits. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..constraints import DATA, SEQUENCE, TENSOR
+from ..cost.model import is_contraction
+from ..graph.cuts import CutTable
+from ..graph.graph import Graph, value_table
+from ..graph.node import Node, Phase
+from ..graph.opportunities.spans import Span, find_spans
+from ..graph.rule import Signature, Site
+from ..graph.sharding import Shard
+from ..graph.strategy import Strategy
+from ..graph.tensor import Kind, num_elements
+
+Piece = tuple[int, int, int, str]  # dim, lower and upper stride of the digits, role
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """Where batch and sequence lie.
+
+    Args:
+        pieces: for each value the parts of its dims that are batch or sequence.
+        splits: for each node the roles by whose factors its rule can split it.
+        of_params: nodes that depend on parameters and on no batch input.
+        batch, sequence: (input, dim, size) where they enter.
+    """
+
+    pieces: Mapping[str, tuple[Piece, ...]]
+    splits: tuple[frozenset[str], ...]
+    of_params: frozenset[int]
+    batch: tuple[tuple[str, int, int], ...]
+    sequence: tuple[tuple[str, int, int], ...]
+
+    def available(self) -> tuple[str, ...]:
+        """Roles that an axis can have in this model."""
+        return (*((DATA,) if self.batch else ()), TENSOR, *((SEQUENCE,) if self.sequence else ()))
+
+
+def role_of_choice(roles: Roles, node: Node, strategy: Strategy, axis: int, size: int) -> str:
+    """By what a strategy splits a node along an axis: `dp`, `sp`, `tp` (anything else), or "" where it does not split."""
+    found = ""
+    for name, sharding in zip((*node.inputs, *(o for o in node.outputs if o)), (*strategy.inputs, *strategy.outputs)):
+        placement = sharding.placements[axis]
+        if isinstance(placement, Shard):
+            found = found or TENSOR
+            for dim, lower, upper, role in roles.pieces.get(name, ()):
+                if dim == placement.dim and lower <= placement.stride and placement.stride * size <= upper:
+                    return role
+    return found
+
+
+def find_roles(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable) -> Roles:
+    """See the head of this file."""
+    values = value_table(graph)
+    spans = find_spans(graph, sites, signatures, cuts)
+    entering = {name for name in graph.inputs if values[name].kind is Kind.BATCH}
+    of_param_values, of_params = _dependence(graph, entering)
+    facts = {
+        k: _look(graph, signatures, span, entering, of_param_values) for k, span in enumerate(spans) if any(n in entering for n, _ in span.places)
+    }
+    plain = [k for k, fact in facts.items() if not fact.features]
+    best = min(plain, key=lambda k: facts[k].order, default=None)
+    batch: set[int] = set() if best is None else _whole_dims(spans, entering, {best}, plain)
+    if best is not None:
+        sizes = {values[n].shape[d.dim] for n, d in spans[best].places if n in entering}
+        reached = {n for k in batch for n, _ in spans[k].places if n in entering}
+        for name in (n for n in graph.inputs if n in entering and n not in reached):
+            alone = [k for k in plain if not any(n in reached for n, _ in spans[k].places)]
+            alike = [k for k in alone if any(n == name and values[n].shape[d.dim] in sizes for n, d in spans[k].places)]
+            batch |= _whole_dims(spans, entering, {min(alike, key=lambda k: facts[k].order)}, plain) if alike else set()
+    sequence = [k for k in plain if k not in batch and facts[k].carried]
+    roles = {**{k: SEQUENCE for k in sequence}, **{k: DATA for k in batch}}
+    pieces: dict[str, list[Piece]] = {}
+    splits: list[set[str]] = [set() for _ in graph.nodes]
+    for k, role in roles.items():
+        for name, digit in spans[k].places:
+            pieces.setdefault(name, []).append((digit.dim, digit.lower, digit.upper, role))
+        for i, letter in spans[k].letters:
+            if not letter.whole:
+                splits[i].add(role)
+    return Roles(
+        {name: _join(found) for name, found in pieces.items()}, tuple(map(frozenset, splits)), of_params,
+        _places(graph, spans, batch, entering), _places(graph, spans, sequence, entering),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    features: bool
+    reaches: bool
+    carried: bool
+    order: tuple
+
+
+def _look(graph: Graph, signatures: Sequence[Signature], span: Span, entering: set[str], of_param_values: set[str]) -> _Facts:
+    """What is known of one span that enters with a batch input."""
+    values = value_table(graph)
+    features = reaches = mixes = carried = False
+    for i, letter in span.letters:
+        node = graph.nodes[i]
+        if node.phase is not Phase.FORWARD:
+            continue
+        product = is_contraction(signatures[i])
+        held = [name for name, digit in zip(node.inputs, letter.inputs) if digit is not None]
+        shapes = [values[o].shape for o in node.outputs if o]
+        gone = bool(held) and any(digit is None and num_elements(shape) > 1 for digit, shape in zip(letter.outputs, shapes))
+        features |= product and any(name in of_param_values for name in held)
+        reaches |= bool(held) and all(num_elements(shape) == 1 for shape in shapes)
+        mixes |= product and (gone or bool(letter.whole))
+        carried |= any(digit is not None for digit in letter.outputs)
+    dims: dict[str, set[int]] = {}
+    for name, digit in span.places:
+        dims.setdefault(name, set()).add(digit.dim)
+    forward = {o for node in graph.nodes if node.phase is Phase.FORWARD for o in node.outputs}
+    mixes |= any(len(found) > 1 for name, found in dims.items() if name in forward)
+    if not graph.loss:
+        reaches |= any(name in dims for name in graph.outputs)
+    inside = [(name, min(dims[name])) for name in entering if name in dims]
+    order = (not reaches, mixes, min(dim for _, dim in inside), -len(inside), min(graph.inputs.index(name) for name, _ in inside))
+    return _Facts(features, reaches, carried, order)
+
+
+def _dependence(graph: Graph, entering: set[str]) -> tuple[set[str], frozenset[int]]:
+    """(values that depend on parameters and on no batch input, the nodes that make them)."""
+    values = value_table(graph)
+    fed = set(entering)
+    of_param = {name for name in graph.inputs if values[name].kind is Kind.PARAM}
+    nodes = set()
+    for i, node in enumerate(graph.nodes):
+        outputs = [o for o in node.outputs if o]
+        if any(name in fed for name in node.inputs):
+            fed.update(outputs)
+        elif any(name in of_param for name in node.inputs):
+            of_param.update(outputs)
+            nodes.add(i)
+    return of_param, frozenset(nodes)
+
+
+def _whole_dims(spans: tuple[Span, ...], entering: set[str], some: set[int], plain: Iterable[int]) -> set[int]:
+    """These spans and the other digits of the dims of batch inputs that they stand in."""
+    dims = {(name, digit.dim) for k in some for name, digit in spans[k].places if name in entering}
+    return some | {k for k in plain if any((name, digit.dim) in dims for name, digit in spans[k].places)}
+
+
+def _join(pieces: list[Piece]) -> tuple[Piece, ...]:
+    """Neighbouring digits of one role become one piece."""
+    found: list[Piece] = []
+    for dim, lower, upper, role in sorted(pieces):
+        if found and found[-1][0] == dim and found[-1][2] == lower and found[-1][3] == role:
+            found[-1] = (dim, found[-1][1], upper, role)
+        else:
+            found.append((dim, lower, upper, role))
+    return tuple(found)
+
+
+def _places(graph: Graph, spans: tuple[Span, ...], some: Iterable[int], entering: set[str]) -> tuple[tuple[str, int, int], ...]:
+    values = value_table(graph)
+    found = {(name, digit.dim) for k in some for name, digit in spans[k].places if name in entering}
+    return tuple((name, dim, values[name].shape[dim]) for name, dim in sorted(found, key=lambda p: (graph.inputs.index(p[0]), p[1])))

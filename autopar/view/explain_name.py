@@ -1,0 +1,274 @@
+"""One parameter, tensor or op of a plan: what was chosen for it, what else was offered and at which price, and what it touches.
+
+In: a plan and a name as a person types it: whole, the end of one (`c_fc.weight`), or with `*`. Out: `NameReport`s, equal ones of equal
+blocks folded. Everything is an entry of the plan; the prices of alternatives are those that were stored, with the neighbours as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from ..errors import OptionsError
+from ..graph.node import Phase
+from ..graph.plan import CommPlan, NodePlan, ParamPlan, Plan, TensorPlan
+from ..graph.sharding import Sharding
+from ..graph.tensor import Kind
+from .fold import fold_names, fold_places
+from .split_text import print_choices, print_op, print_split
+
+PARAM, TENSOR, OP = "parameter", "tensor", "op"
+NUM_NEAR, NUM_LISTED = 5, 8
+_JOINTS = (".", ":", "/")  # before the end of a name that is given without the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """How one thing lies on a rank, or works."""
+
+    what: str
+    split: str
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A strategy that was not taken; the seconds as the plan has them: of the node with its reshards, its neighbours as they are."""
+
+    strategy: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """An op or tensor beside it. `role`: `made by`, `read by`, `reads`; `split`: how the tensor is made, `strategy`: how the op works."""
+
+    role: str
+    tensor: str
+    node: str
+    op: str
+    phase: str
+    split: str
+    strategy: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommAt:
+    """A communication of it or before it."""
+
+    name: str
+    kind: str
+    axis: str
+    phase: str
+    value: str
+    reader: str
+    source: str
+    target: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NameReport:
+    """What the plan knows of one name.
+
+    Args:
+        name: with the numbers of equal blocks folded; `members`: all of them, the first of which is told.
+        sort: `parameter`, `tensor` or `op`.
+        about: shape, dtype, place.
+        peak_bytes: what it holds at the peak of the plan.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    sort: str
+    about: tuple[tuple[str, str], ...]
+    chosen: tuple[Chosen, ...]
+    seconds: float | None
+    reason: str
+    offers: tuple[Offer, ...]
+    refused: tuple[str, ...]
+    neighbours: tuple[Neighbour, ...]
+    comms: tuple[CommAt, ...]
+    peak_bytes: int
+
+
+def explain_name(plan: Plan, word: str) -> tuple[NameReport, ...]:
+    """Tell what was chosen for what a word names.
+
+    Raises:
+        OptionsError: nothing has this name, or several have this end; names that are near are listed.
+    """
+    tables = _Tables(plan)
+    reports = [tables.report(name) for name in _find(tables, word)]
+    places = [tables.nodes[r.name].path if r.sort == OP else r.name for r in reports]
+    return tuple(_folded(fold.name, [reports[i] for i in fold.members]) for fold in fold_places(places, [_equality(r) for r in reports]))
+
+
+def _find(tables: _Tables, word: str) -> list[str]:
+    names = tables.names
+    if word in names:
+        return [word]
+    if any(c in word for c in "*?["):
+        found = [name for name in names if fnmatchcase(name, word)]
+        if found:
+            return found
+    by_sort = ([name for name in sort if _ends(name, word)] for sort in (tables.params, tables.nodes, tables.tensors))
+    ends = next((found for found in by_sort if found), [])  # the first sort that has it is meant
+    if len(ends) == 1:
+        return ends
+    if ends:
+        listed = [fold.name for fold in fold_names(ends, [None] * len(ends))]
+        more = f", and {len(listed) - NUM_LISTED} more" if len(listed) > NUM_LISTED else ""
+        raise OptionsError(
+            f"{word!r}: {len(ends)} names end so: {', '.join(listed[:NUM_LISTED])}{more}; give one of them whole, or '*{word}' for all"
+        )
+    near = _near([name for name in names if "@" not in name], word)
+    told = f"near: {', '.join(near)}" if near else "`autopar show` and the page (--html) list names"
+    raise OptionsError(
+        f"{word!r}: the plan of {tables.plan.model.name} has no parameter, tensor or op of this name; {told}. Names may be given "
+        "whole, by their end (c_fc.weight), or with * for any part"
+    )
+
+
+def _ends(name: str, word: str) -> bool:
+    return name.endswith(word) and name[: -len(word)].endswith(_JOINTS)
+
+
+def _near(names: Iterable[str], word: str) -> list[str]:
+    """Names that a mistyped word may mean; of equal blocks one."""
+    inside = [name for name in names if word.lower() in name.lower()]
+    close = inside or get_close_matches(word, list(names), NUM_NEAR * 4, 0.6)
+    ends = {name: name.rpartition(".")[2] for name in names}
+    if not close:
+        tails = set(get_close_matches(word.rpartition(".")[2], list(set(ends.values())), NUM_NEAR, 0.6))
+        close = [name for name in names if ends[name] in tails]
+    folds = fold_names(close, [None] * len(close))
+    return [close[fold.members[0]] for fold in folds][:NUM_NEAR]
+
+
+def _equality(report: NameReport) -> Hashable:
+    """What members of one fold have in common: all that is decided, not the names of neighbours."""
+    beside = tuple((n.role, n.op, n.phase, n.split, n.strategy) for n in report.neighbours)
+    comms = tuple((c.kind, c.axis, c.phase, c.source, c.target, c.bytes, c.seconds) for c in report.comms)
+    about = tuple(pair for pair in report.about if pair[0] != "in")
+    chosen = tuple((c.split, c.bytes) for c in report.chosen)
+    return (report.sort, about, chosen, report.seconds, report.reason, report.offers, report.refused, beside, comms, report.peak_bytes)
+
+
+def _folded(place: str, reports: list[NameReport]) -> NameReport:
+    first = reports[0]
+    name = place
+    if first.sort == OP:
+        name = first.name + (" and its like" if len(reports) > 1 else "") + (f" in {place}" if len(reports) > 1 and place else "")
+    return NameReport(
+        name, tuple(r.name for r in reports), first.sort, first.about, first.chosen, first.seconds, first.reason, first.offers,
+        first.refused, first.neighbours, first.comms, first.peak_bytes,
+    )  # fmt: skip
+
+
+class _Tables:
+    """The plan's tables by name, made once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.mesh = plan, plan.assignment.mesh
+        self.params = {p.name: p for p in plan.params}
+        self.nodes = {n.name: n for n in plan.nodes}
+        self.tensors = {t.name: t for t in plan.tensors}
+        self.names = tuple(dict.fromkeys((*self.params, *self.nodes, *self.tensors)))
+        self.maker: dict[str, NodePlan] = {}
+        self.readers: dict[str, list[NodePlan]] = {}
+        for node in plan.nodes:
+            self.maker.update((out, node) for out in node.outputs if out)
+            for name in dict.fromkeys(node.inputs):
+                self.readers.setdefault(name, []).append(node)
+        self.held: dict[str, int] = {}
+        for row in plan.peak.tensors if plan.peak else ():
+            self.held[row.tensor] = self.held.get(row.tensor, 0) + row.bytes
+
+    def report(self, name: str) -> NameReport:
+        """A parameter before an op before a tensor, where several bear the name."""
+        if name in self.params:
+            return self._param(self.params[name])
+        return self._op(self.nodes[name]) if name in self.nodes else self._tensor(self.tensors[name])
+
+    def _param(self, p: ParamPlan) -> NameReport:
+        tensor = self.tensors.get(f"{p.name}@0") or self.tensors[p.name]
+        states = [
+            t.name
+            for t in self.plan.tensors
+            if t.kind is Kind.OPTIM and t.version == 0 and t.name.partition(":")[2] in (f"{p.name}@0", p.name)
+        ]
+        mine = {tensor.name, *states}
+        updates = [node for node in self.plan.nodes if node.phase is Phase.UPDATE and not mine.isdisjoint(node.inputs)]
+        mine |= {name for node in updates for name in node.inputs if self._is_grad(name, p)}
+        chosen = [Chosen("stored", self._split(p.shape, p.param), p.param_bytes)]
+        if p.grad is not None:
+            chosen.append(Chosen("gradient", self._split(p.shape, p.grad), p.grad_bytes))
+        if p.optim is not None:
+            chosen.append(Chosen("optimizer state", self._split(p.shape, p.optim), p.optim_bytes))
+        readers = tuple(self._reader(tensor, node) for node in self.readers.get(tensor.name, ()))
+        return NameReport(
+            p.name, (p.name,), PARAM, (("is", f"{tensor.dtype} {_print_shape(p.shape)}"),), tuple(chosen), None, "", (), (), readers,
+            self._comms(c for c in self.plan.comms if c.value in mine), sum(self.held.get(name, 0) for name in mine),
+        )  # fmt: skip
+
+    def _is_grad(self, name: str, p: ParamPlan) -> bool:
+        """True for what the backward phase made in the shape of the parameter (the sum of two gradients is of no kind of its own)."""
+        return name in self.maker and self.maker[name].phase is Phase.BACKWARD and self.tensors[name].shape == p.shape
+
+    def _tensor(self, t: TensorPlan) -> NameReport:
+        about = (("is", f"{t.kind.value}, {t.dtype} {_print_shape(t.shape)}"),)
+        maker = (self._maker(t),) if t.name in self.maker else ()
+        readers = tuple(self._reader(t, node) for node in self.readers.get(t.name, ()))
+        chosen = Chosen("made" if maker else "enters", self._split(t.shape, t.sharding), t.bytes)
+        return NameReport(
+            t.name, (t.name,), TENSOR, about, (chosen,), None, "", (), (), maker + readers,
+            self._comms(c for c in self.plan.comms if c.value == t.name), self.held.get(t.name, 0),
+        )  # fmt: skip
+
+    def _op(self, n: NodePlan) -> NameReport:
+        about = [
+            ("is", f"{print_op(n.op)}, {n.phase.value}"),
+            *([("in", n.path)] if n.path else []),
+            *([("at", n.source)] if n.source else []),
+        ]
+        outputs = [self.tensors[name] for name in n.outputs if name]
+        chosen = [Chosen("strategy", print_choices(n.choices, self.mesh))]
+        chosen += [Chosen(f"makes {t.name}", self._split(t.shape, t.sharding), t.bytes) for t in outputs]
+        reads = tuple(self._maker(self.tensors[name], "reads") for name in dict.fromkeys(n.inputs))
+        readers = tuple(self._reader(t, node) for t in outputs for node in self.readers.get(t.name, ()))
+        mine = {t.name for t in outputs}
+        offers = tuple(Offer(print_choices(other.choices, self.mesh), other.seconds) for other in n.alternatives)
+        return NameReport(
+            n.name, (n.name,), OP, tuple(about), tuple(chosen), n.seconds, n.reason, offers, n.refused, reads + readers,
+            self._comms(c for c in self.plan.comms if c.reader == n.name or c.value in mine), sum(self.held.get(name, 0) for name in mine),
+        )  # fmt: skip
+
+    def _split(self, shape: tuple[int, ...], sharding: Sharding) -> str:
+        return print_split(shape, sharding, self.mesh)
+
+    def _maker(self, t: TensorPlan, role: str = "made by") -> Neighbour:
+        node = self.maker.get(t.name)
+        split = self._split(t.shape, t.sharding)
+        if node is None:
+            return Neighbour(role, t.name, "", "", "", split, "")
+        return Neighbour(role, t.name, node.name, print_op(node.op), node.phase.value, split, print_choices(node.choices, self.mesh))
+
+    def _reader(self, t: TensorPlan, node: NodePlan) -> Neighbour:
+        split = self._split(t.shape, t.sharding)
+        return Neighbour("read by", t.name, node.name, print_op(node.op), node.phase.value, split, print_choices(node.choices, self.mesh))
+
+    def _comms(self, comms: Iterable[CommPlan]) -> tuple[CommAt, ...]:
+        rows = []
+        for c in comms:
+            shape = self.tensors[c.value].shape
+            ends = self._split(shape, c.source_sharding), self._split(shape, c.target_sharding)
+            rows.append(CommAt(c.name, c.kind, c.axis, c.phase.value, c.value, c.reader, *ends, c.bytes, c.seconds))
+        return tuple(rows)
+
+
+def _print_shape(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"

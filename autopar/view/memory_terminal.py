@@ -1,0 +1,108 @@
+"""The peak of a plan as text: what `autopar explain PLAN --memory` prints.
+
+In: a `PeakReport`. Out: lines that never exceed the width; what a holder's list leaves out is counted in its last line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from .explain_memory import ORDER, HeldRow, HolderReport, PeakReport
+from .lines import print_heading, print_line, print_text
+from .memory_chart import draw_chart, holder_letters
+from .units import print_bytes, print_percent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..graph.plan_json import Json
+
+TENSOR_ROWS = 5
+CHART_WIDTH = 100
+
+
+def print_peak(report: PeakReport, console: Console) -> None:
+    """Print who holds the peak.
+
+    Args:
+        console: a rich console.
+    """
+    from rich.text import Text
+
+    used, limit = report.bytes, report.limit_bytes
+    room = f"{print_bytes(limit - used)} left" if used <= limit else f"{print_bytes(used - limit)} too much"
+    console.print(Text(f"{report.model} on {report.cluster}: memory of one device", style="bold"))
+    print_line(console, f"peak  {print_bytes(used)} of {print_bytes(limit)}, {print_percent(used / limit)}: {room}")
+    if report.node:
+        place = ", ".join(part for part in (f"in {report.path}" if report.path else "", report.source) if part)
+        number = f"moment {report.position + 1:,} of {len(report.moments):,}"
+        print_line(console, f"when  {report.op} ({report.node}), {report.phase}{', ' + place if place else ''}; {number}")
+    names = [name for name in ORDER if any(h.name == name and h.bytes for m in report.moments for h in m.holders)]
+    names += sorted({h.name for m in report.moments for h in m.holders if h.bytes} - set(names))
+    letters = holder_letters(names)
+    _print_chart(report, letters, console)
+    print_heading(console, "Who holds it", f"at the peak; of {print_bytes(used)}")
+    for holder in report.holders:
+        if holder.bytes:
+            _print_holder(holder, used, console)
+    if not report.known:
+        print_line(console, "the plan does not say which tensors these are: make it again with `autopar plan`", "yellow")
+    print_line(console, "not counted: scratch space inside kernels, fragmentation, other programs", "dim")
+
+
+def peak_text(report: PeakReport, width: int = 100) -> str:
+    """The same as plain text.
+
+    Args:
+        width: in columns.
+    """
+    return print_text(lambda console: print_peak(report, console), width)
+
+
+def peak_to_json(report: PeakReport) -> dict[str, Json]:
+    """Everything as plain data (docs/cli.md, section explain)."""
+    data = {**asdict(report), "phase_s": dict(report.phase_s)}
+    moments = [
+        {"node": m.node, "phase": m.phase.value, "bytes": m.bytes, "holders": {h.name: h.bytes for h in m.holders}} for m in report.moments
+    ]
+    return {"format": "autopar-memory-1", **data, "room_bytes": report.limit_bytes - report.bytes, "moments": moments}
+
+
+def _print_chart(report: PeakReport, letters: dict[str, str], console: Console) -> None:
+    shown = {name: letter for name, letter in letters.items() if name != "reserve"}
+    lines = draw_chart(report.moments, shown, dict(report.phase_s), min(CHART_WIDTH, console.width - 2))
+    if not lines:
+        return
+    print_heading(
+        console,
+        "Over the step",
+        "phases as wide as their time, at least visible; ^ the peak" + ("; without the reserve" if shown != letters else ""),
+    )
+    for line in lines:
+        print_line(console, line)
+    print_line(console, "  ".join(f"{letter}={name}" for name, letter in reversed(shown.items())), "dim")
+
+
+def _print_holder(holder: HolderReport, whole: int, console: Console) -> None:
+    print_line(console, f"{holder.name}  {print_bytes(holder.bytes)}, {print_percent(holder.bytes / whole)}", "bold")
+    if holder.name == "reserve":
+        print_line(console, "what the device and the allocator keep for themselves", "dim", indent=6)
+    for row in holder.rows[:TENSOR_ROWS]:
+        _print_held(row, console)
+    rest = holder.rows[TENSOR_ROWS:]
+    if rest:
+        size = sum(row.bytes * len(row.tensors) for row in rest)
+        print_line(console, f"and {sum(len(row.tensors) for row in rest):,} smaller, {print_bytes(size)}", "dim", indent=4)
+
+
+def _print_held(row: HeldRow, console: Console) -> None:
+    count = len(row.tensors)
+    size = f"x{count}  {print_bytes(row.bytes * count)}, {print_bytes(row.bytes)} each" if count > 1 else print_bytes(row.bytes)
+    print_line(console, f"{row.name}  {size}", indent=4)
+    if row.split:
+        shape, piece = ("x".join(map(str, dims)) or "scalar" for dims in (row.shape, row.local_shape))
+        lies = f"{row.dtype} {shape}" + (f", {row.split}: {piece} here" if piece != shape else "" if row.split == "R" else f", {row.split}")
+        print_line(console, f"{lies}; {row.why}", "dim", indent=6)
+    else:
+        print_line(console, row.why, "dim", indent=6)
