@@ -264,6 +264,12 @@ class Formulation:
         if not certain and not maybe:
             return
         port = self.port(owner.source)
+        copies = {viewed for takers in maybe for *_, via in takers for viewed, _ in via} - set(port.ids.tolist())
+        for copy in sorted(copies):  # never made like this, but a view of a copy may be read in the backward pass
+            size = self.problem.tables.local_bytes(owner.value, copy)
+            for takers, count in maybe.items():
+                columns.append(self._taken_columns(tuple(t for t in takers if t[3]), copy, np.zeros(0, np.int64)))
+                factors.append(np.full(len(columns[-1]), float(count * size)))
         for place, made in enumerate(port.ids.tolist()):
             size = self.problem.tables.local_bytes(owner.value, made)
             if certain:

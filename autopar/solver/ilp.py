@@ -96,7 +96,7 @@ def solve_program(
 
 @contextlib.contextmanager
 def _quiet_stdout() -> Iterator[None]:
-    """HiGHS 1.x prints some debugging lines with printf, whatever it is told; they go to stderr, for stdout may be somebody's JSON."""
+    """HiGHS 1.x prints some debugging lines with printf, whatever it is told; nobody wants them, and stdout may be somebody's JSON."""
     try:
         saved = os.dup(1)
     except OSError:  # no stdout at all
@@ -105,7 +105,9 @@ def _quiet_stdout() -> Iterator[None]:
     libc = ctypes.CDLL(None)
     try:
         libc.fflush(None)
-        os.dup2(2, 1)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
         yield
     finally:
         libc.fflush(None)

@@ -5,10 +5,12 @@
     bytes(t)  every owner's bytes in the sharding in which it is made: from there until the last reader of any phase could bring a copy,
               and on to the last reader that takes it as it was made,
             + what reshards hold on their way, where an endpoint asks for them,
-            + every resharded copy, from the first to the last of the endpoints of its group that want it
+            + every resharded copy, from the first to the last of the endpoints of its group that want it, and, where the backward pass
+              reads a view of it, on to the last that takes the view as it was made
 
 Time has three points per node: its inputs are brought (sources and copies are held), it runs (copies and outputs), what leaves is
-brought. The program brings one after another, and not again what another endpoint has brought, so the bytes here are at least its own.
+brought. The program brings one after another, and not again what another endpoint has brought, so the bytes here are at least its own
+(but for copies of copies that views of views hang on, with recompute: the built program is measured in any case).
 """
 
 from __future__ import annotations
@@ -59,6 +61,8 @@ def held_bytes(problem: Problem, decisions: Sequence[int]) -> np.ndarray:
         size = problem.tables.local_bytes(owner.value, made_id(problem, owner.source, decisions))
         for life in owner.lives:
             add(life.first, held_until(problem, life, owner.source, decisions), size)
+            for other, last in _viewed_copies(problem, life, owner.source, decisions).items():
+                add(life.certain + 1, last, problem.tables.local_bytes(owner.value, other))
     for group in problem.groups:
         source = made_id(problem, group.source, decisions)
         for target, who in copies_of(problem, group, decisions).items():
@@ -79,6 +83,20 @@ def held_until(problem: Problem, life: Life, source: tuple[int, int], decisions:
         if hold.last > until and _holds(problem, hold, made, decisions):
             until = hold.last
     return until
+
+
+def _viewed_copies(problem: Problem, life: Life, source: tuple[int, int], decisions: Sequence[int]) -> dict[int, int]:
+    """Sharding -> last point of time at which a copy is held because the backward pass reads a view of it."""
+    made, found = made_id(problem, source, decisions), {}
+    for hold in life.longer:
+        group = problem.groups[hold.group]
+        there = made_id(problem, group.source, decisions)
+        viewed = [a for a, view in hold.via if view == there]
+        if there != NONE and viewed and made not in viewed and hold.last > life.certain:
+            wanted = wanted_id(problem, group.endpoints[hold.endpoint], decisions)
+            if wanted == there or (not hold.as_made and wanted != NONE):
+                found[viewed[0]] = max(found.get(viewed[0], -1), hold.last)
+    return found
 
 
 def _holds(problem: Problem, hold: Hold, made: int, decisions: Sequence[int]) -> bool:

@@ -12,7 +12,6 @@ from autopar.graph.recompute import recomputed_names
 from autopar.graph.rules import RULES
 from autopar.graph.tensor import STATE_KINDS, Kind
 
-
 SMALL = 1e-10  # a difference up to here is a rounding
 ROUNDINGS = 1000.0  # a plan adds up in another order: so many roundings are no mistake
 
