@@ -20,12 +20,12 @@ from ..graph.repeats import Fold
 from ..graph.rule import Signature, Site
 from ..graph.sharding import Sharding
 from ..graph.strategy import Strategy
-from .again import Again, find_again, no_recompute
 from .clusters import find_clusters
 from .menus import WHY_TOGETHER, align, list_menus, list_storages
 from .prices import Prices
 from .problem import MOMENTS, Chooser, Part, Problem
-from .reads import Lanes, Ports, build_groups, build_owners, list_reads, list_sources
+from .reads import build_owners
+from .skeleton import Skeleton, build_skeleton
 from .steer import Steer, part_clusters, steer_menus, steer_storages
 from .tables import NONE, Tables
 
@@ -34,6 +34,7 @@ def build_problem(
     graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, fold: Fold, mesh: Mesh, prices: Prices, cluster: bool = True,
     steer: Steer | None = None,
     recompute: str = "none",
+    skeleton: Skeleton | None = None,
 ) -> Problem:
     """The tables of one mesh.
 
@@ -44,6 +45,7 @@ def build_problem(
         cluster: elementwise nodes in a row decide together.
         steer: what users demand of the plan; the roles of the axes are their names (`role_meshes`).
         recompute: `none`, `free` (values may be made again for the backward pass) or `full` (all that may be is).
+        skeleton: of this graph without recompute, where it is at hand; used if its clusters are those of this mesh.
     Raises:
         ConstraintError: this mesh cannot obey.
     """
@@ -65,62 +67,51 @@ def build_problem(
     exempt: tuple[Pruned, ...] = ()
     if steer is not None:
         storages, exempt = steer_storages(steer, graph, fold, storages, mesh)
-    again = find_again(graph, signatures, fold, clusters) if recompute != "none" else no_recompute(graph)
-    choosers, of_input, of_node = _build_choosers(graph, fold, menus, storages, clusters, again, recompute == "full", tables)
-    lanes = Lanes(graph, fold, again, of_input, of_node)
-    sources, reads = list_sources(lanes), list_reads(lanes)
-    groups, places = build_groups(lanes, sources, reads)
-    owners = build_owners(lanes, choosers, sources, reads, groups, places)
+    if skeleton is None or skeleton.clusters != clusters or recompute != "none":
+        skeleton = build_skeleton(graph, signatures, fold, clusters, recompute != "none")
+    choosers = _build_choosers(graph, skeleton, menus, storages, recompute == "full", fold, tables)
+    groups, lanes = skeleton.groups, skeleton.lanes
+    owners = skeleton.owners
+    if owners is None:
+        owners = build_owners(lanes, choosers, skeleton.sources, skeleton.reads, groups, skeleton.places)
     pruned = tuple(Pruned(f"{count} strategies", why) for why, count in dropped.items() if count) + exempt
     return Problem(graph, mesh, tuple(tables.shardings), choosers, groups, owners, MOMENTS * len(lanes.plus.nodes), pruned, tables)
 
 
 def _build_choosers(
-    graph: Graph, fold: Fold, menus: Mapping[int, tuple[Strategy, ...]], storages: Mapping[str, tuple[Sharding, ...]], clusters: Mapping[int, int],
-    again: Again, always: bool, tables: Tables,
-) -> tuple[tuple[Chooser, ...], dict[str, int], dict[int, Ports]]:
+    graph: Graph, skeleton: Skeleton, menus: Mapping[int, tuple[Strategy, ...]], storages: Mapping[str, tuple[Sharding, ...]], always: bool, fold: Fold, tables: Tables
+) -> tuple[Chooser, ...]:
+    """In the order, and with the ports, of the skeleton."""
     choosers: list[Chooser] = []
-    of_input: dict[str, int] = {}
-    of_node: dict[int, Ports] = {}
-    classes: dict[str, list[str]] = defaultdict(list)
     values = value_table(graph)
     replaced = {old for old, new in graph.updates if new != old}
-    for name in graph.inputs:
-        classes[fold.value_class[name]].append(name)
-    for root, names in classes.items():
-        of_input[root] = len(choosers)
+    for root, names in skeleton.inputs.items():
         options = storages[root]
         made = np.array([tables.intern(s) for s in options])
         written = values[root] if any(name in replaced for name in names) else None
         seconds = np.array([tables.prices.write_seconds(written, s) if written else 0.0 for s in options])
-        choosers.append(Chooser((Part(-1, tuple(names), options, 0, 0),), len(names) * seconds, (made,), (), len(options)))
+        choosers.append(Chooser((Part(-1, names, options, 0, 0),), len(names) * seconds, (made,), (), len(options)))
     members: dict[int, list[str]] = defaultdict(list)
     for i, root in enumerate(fold.node_class):
         members[root].append(graph.nodes[i].name)
-    together: dict[int, list[int]] = defaultdict(list)
-    for root in sorted(members):
-        together[clusters[root]].append(root)
-    for roots in together.values():
+    for roots in skeleton.together:
         parts, makes, wants = [], [], []
-        twice = roots[0] in again.classes
+        twice = roots[0] in skeleton.again.classes
         for root in roots:
             node, options = graph.nodes[root], menus[root]
             wanted = [np.array([tables.intern(s.inputs[k]) for s in options]) for k in range(len(node.inputs))]
             made = [np.array([tables.intern(s.outputs[k]) for s in options]) for k in range(sum(1 for o in node.outputs if o))]
-            first_out, first_in = len(makes), len(wants)
-            parts.append(Part(root, tuple(members[root]), options + options if twice else options, first_out, first_in))
-            if not twice:
-                of_node[root] = Ports(len(choosers), first_out, first_in)
-                makes, wants = makes + made, wants + wanted
-                continue
-            o, i, nothing = len(made), len(wanted), np.full(len(options), NONE)
-            of_node[root] = Ports(len(choosers), first_out, first_in, first_out + o, first_out + 2 * o, first_in + i)
-            makes += [np.concatenate(pair) for pair in (*((m, m) for m in made), *((m, nothing) for m in made), *((nothing, m) for m in made))]
-            wants += [np.concatenate(pair) for pair in (*((w, w) for w in wanted), *((nothing, w) for w in wanted))]
+            parts.append(Part(root, tuple(members[root]), options + options if twice else options, len(makes), len(wants)))
+            if twice:  # in any case; as kept; as made again
+                nothing = np.full(len(options), NONE)
+                made = [np.concatenate(pair) for pair in (*((m, m) for m in made), *((m, nothing) for m in made), *((nothing, m) for m in made))]
+                wanted = [np.concatenate(pair) for pair in (*((w, w) for w in wanted), *((nothing, w) for w in wanted))]
+            makes += made
+            wants += wanted
         seconds = sum(len(p.members) * np.array(tables.prices.node_seconds(p.node, menus[p.node]), dtype=float) for p in parts)
         chooser = Chooser(tuple(parts), np.concatenate([seconds, 2 * seconds]) if twice else seconds, tuple(makes), tuple(wants), len(seconds))
         choosers.append(_only_again(chooser) if twice and always else chooser)
-    return tuple(choosers), of_input, of_node
+    return tuple(choosers)
 
 
 def _only_again(chooser: Chooser) -> Chooser:

@@ -36,6 +36,7 @@ _FEW_COLUMNS = 20_000  # up to here a proof to the last digit costs seconds
 _VERY_FEW_COLUMNS = 4_000  # with memory rows up to here
 _WIDTHS = (0.0, 0.003, 0.03, float("inf"))  # how much dearer than the relaxation's what may be chosen is, as a share of the whole
 _NUM_SHARES = 3  # a narrow MIP may take this part of the time that is left
+_SURE = 0.9  # of the limit: without recompute the judge's bytes are at least the program's, so that up to here building it tells nothing new
 _SLACK = 5e-4  # of the limit: room that is left where a program holds more than the judge saw
 Decisions = tuple[int, ...]
 
@@ -203,7 +204,7 @@ class _Work:
         if self.limit is not None and self.peak > self.limit:
             self._ask_rows(held)
             return False
-        if self.limit is not None and self.measure is not None:
+        if self.limit is not None and self.measure is not None and (self.problem.can_recompute or self.peak > _SURE * self.limit):
             over = self.measure(build_assignment(self.problem, self.decisions)) - self.true_limit
             if over > 0:
                 self.tightened = True

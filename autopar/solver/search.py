@@ -24,12 +24,14 @@ from ..graph.recompute import recompute_all
 from ..graph.repeats import Fold
 from ..graph.rule import Signature, Site
 from .build import build_problem
+from .clusters import find_clusters
 from .formulate import count_columns
 from .infeasible import MemoryShortage, describe_nearest
 from .judge import evaluate_seconds
 from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
 from .prices import Prices
 from .problem import Problem
+from .skeleton import Skeleton, build_skeleton
 from .steer import Steer, describe_space
 
 _GAP = 1e-3
@@ -107,6 +109,7 @@ class _Search:
         self.best: tuple[float, Problem, Decisions] | None = None
         self.answers: list[tuple[Mesh, MeshAnswer]] = []
         self.pruned: dict[Pruned, None] = {}
+        self.skeleton: Skeleton | None = None
         said = question.steer.constraints.recompute if question.steer is not None else None
         self.recompute = said or "free"
 
@@ -165,7 +168,11 @@ class _Search:
         began = time.monotonic()
         q = self.question
         prices, said = self.prices_for_mesh(mesh), recompute or ("full" if self.recompute == "full" else "none")
-        problem = build_problem(q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, prices, steer=q.steer, recompute=said)
+        if self.skeleton is None:
+            self.skeleton = build_skeleton(q.graph, q.signatures, q.fold, find_clusters(q.graph, q.signatures, q.fold), False)
+        problem = build_problem(
+            q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, prices, steer=q.steer, recompute=said, skeleton=self.skeleton
+        )
         for pruned in problem.pruned:
             self.pruned[Pruned(f"{pruned.what} on mesh {print_mesh(mesh)}", pruned.why)] = None
         self.build_s += time.monotonic() - began

@@ -1,0 +1,75 @@
+"""The skeleton of a problem: what no mesh changes. Which chooser and which of its ports decide for a node, who reads what, who shares reshards.
+
+In: a graph, its fold and clusters, what may be recomputed. Out: a `Skeleton`, built once for all meshes with the same clusters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..graph.graph import Graph
+from ..graph.repeats import Fold
+from ..graph.rule import Signature
+from .again import Again, find_again, no_recompute
+from .problem import Group, Owner
+from .reads import Item, Lanes, Ports, Reads, build_groups, build_owners, list_reads, list_sources
+
+
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """Args:
+    clusters: node class -> the class that leads its cluster.
+    inputs: names of each class of graph inputs, in the order of their choosers, which come first.
+    together: node classes of each chooser that follows, in order.
+    lanes, sources, reads, groups, places: as `reads` makes them.
+    owners: None with recompute, where they depend on the shardings of views.
+    """
+
+    clusters: Mapping[int, int]
+    inputs: Mapping[str, tuple[str, ...]]
+    together: tuple[tuple[int, ...], ...]
+    again: Again
+    lanes: Lanes
+    sources: Mapping[Item, tuple[int, int]]
+    reads: Reads
+    groups: tuple[Group, ...]
+    places: Mapping[Item, list[tuple[int, int]]]
+    owners: tuple[Owner, ...] | None
+
+
+def build_skeleton(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, clusters: Mapping[int, int], recompute: bool) -> Skeleton:
+    """Number the choosers and their ports, then read the graph."""
+    again = find_again(graph, signatures, fold, clusters) if recompute else no_recompute(graph)
+    inputs: dict[str, list[str]] = defaultdict(list)
+    for name in graph.inputs:
+        inputs[fold.value_class[name]].append(name)
+    together: dict[int, list[int]] = defaultdict(list)
+    for root in sorted(set(fold.node_class)):
+        together[clusters[root]].append(root)
+    lanes = Lanes(graph, fold, again, {root: k for k, root in enumerate(inputs)}, _number_ports(graph, len(inputs), tuple(together.values()), again))
+    sources, reads = list_sources(lanes), list_reads(lanes)
+    groups, places = build_groups(lanes, sources, reads)
+    return Skeleton(
+        dict(clusters), {k: tuple(v) for k, v in inputs.items()}, tuple(map(tuple, together.values())), again, lanes, sources, reads, groups, places,
+        None if recompute else build_owners(lanes, (), sources, reads, groups, places),
+    )  # fmt: skip
+
+
+def _number_ports(graph: Graph, first: int, together: tuple[tuple[int, ...], ...], again: Again) -> dict[int, Ports]:
+    """For each node class its chooser, and its ports there: one per input and output of each member of the cluster, three of each output
+    and two of each input of what may be recomputed."""
+    found: dict[int, Ports] = {}
+    for chooser, roots in enumerate(together, first):
+        num_out = num_in = 0
+        for root in roots:
+            node = graph.nodes[root]
+            o, i = sum(1 for out in node.outputs if out), len(node.inputs)
+            if root in again.classes:
+                found[root] = Ports(chooser, num_out, num_in, num_out + o, num_out + 2 * o, num_in + i)
+                num_out, num_in = num_out + 3 * o, num_in + 2 * i
+            else:
+                found[root] = Ports(chooser, num_out, num_in)
+                num_out, num_in = num_out + o, num_in + i
+    return found
