@@ -58,7 +58,7 @@ def build_workload(spec: tuple, batch: int, seq: int):  # noqa: ANN201 - torch i
     return Workload(model=model, example_inputs=(tokens,), example_targets=(tokens,), loss=loss, optimizer=torch.optim.AdamW, init=init)
 
 
-def run_case(name: str, time_limit_s: float) -> None:
+def run_case(name: str, time_limit_s: float, verbose: bool = False) -> None:
     from autopar.api import build_case
     from autopar.cluster import parse_cluster
     from autopar.cost.model import build_cost_model, list_meshes
@@ -79,7 +79,7 @@ def run_case(name: str, time_limit_s: float) -> None:
     model = build_cost_model(cluster)
     meshes = [m for m in list_meshes(cluster) if sizes is None or axis_sizes(m) == sizes]
     question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, cluster.device.memory_bytes, model.reserve_bytes)
-    found = search(question, meshes, lambda m: build_prices(model, m, case.graph, case.sites, case.signatures), time_limit_s=time_limit_s)
+    found = search(question, meshes, lambda m: build_prices(model, m, case.graph, case.sites, case.signatures), time_limit_s=time_limit_s, report=print if verbose else None)
     marks.append(("search", time.process_time()))
     certificate = replace(found.certificate)
     steps = " ".join(f"{what} {now - before:.1f}" for (what, now), before in zip(marks, [0.0, *(t for _, t in marks)]))
@@ -96,15 +96,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--time-limit", type=float, default=60.0)
+    parser.add_argument("--verbose", action="store_true", help="what each mesh gave")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        run_case(asked.cases[0], asked.time_limit)
+        run_case(asked.cases[0], asked.time_limit, asked.verbose)
         return
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     print(f"{'case':20} {'wall s':>7} {'CPU s':>7} {'GB':>6} {'step ms':>10} {'gap':>8} {'mesh':>14} {'again':>6} {'pruned':>6}  CPU s by step (wall s of the search)", flush=True)
     for name in asked.cases or DEFAULT:
-        subprocess.run([sys.executable, __file__, name, "--one", "--time-limit", str(asked.time_limit)], check=False)
+        subprocess.run([sys.executable, __file__, name, "--one", "--time-limit", str(asked.time_limit), *(["--verbose"] if asked.verbose else [])], check=False)
 
 
 if __name__ == "__main__":

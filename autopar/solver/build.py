@@ -45,7 +45,7 @@ def build_problem(
         cluster: elementwise nodes in a row decide together.
         steer: what users demand of the plan; the roles of the axes are their names (`role_meshes`).
         recompute: `none`, `free` (values may be made again for the backward pass) or `full` (all that may be is).
-        skeleton: of this graph without recompute, where it is at hand; used if its clusters are those of this mesh.
+        skeleton: of this graph, where it is at hand; used if its clusters are those of this mesh and it knows of recompute as asked.
     Raises:
         ConstraintError: this mesh cannot obey.
     """
@@ -67,7 +67,7 @@ def build_problem(
     exempt: tuple[Pruned, ...] = ()
     if steer is not None:
         storages, exempt = steer_storages(steer, graph, fold, storages, mesh)
-    if skeleton is None or skeleton.clusters != clusters or recompute != "none":
+    if skeleton is None or skeleton.clusters != clusters or skeleton.recompute != (recompute != "none"):
         skeleton = build_skeleton(graph, signatures, fold, clusters, recompute != "none")
     choosers = _build_choosers(graph, skeleton, menus, storages, recompute == "full", fold, tables)
     groups, lanes = skeleton.groups, skeleton.lanes

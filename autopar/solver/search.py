@@ -8,7 +8,7 @@ certificate names. Equal inputs give equal answers, as long as no time limit str
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, prod
 
@@ -35,7 +35,9 @@ from .skeleton import Skeleton, build_skeleton
 from .steer import Steer, describe_space
 
 _GAP = 1e-3
-_LEAST_S = 10.0  # for the plan of least memory, whatever the time limit
+_NOT_TRIED = MeshAnswer("unknown", (), inf, 0.0, 0, 0, 0, 0, "")
+_LEAST_S = 10.0  # for the plan of least memory of a mesh, whatever the time limit
+_LEAST_MESHES = 2  # that are asked for it
 _MOST_COLUMNS = 400_000
 _AXIS_GROWTH = 8  # a third axis multiplied the columns of GPT-2 by 22; small models grow less
 
@@ -97,8 +99,27 @@ def _silent(line: str) -> None:
     """Tell nobody."""
 
 
+@dataclass(slots=True)
+class _Try:
+    """A mesh on its way through the search: `problem` is without recompute (or with all of it, if that is demanded)."""
+
+    problem: Problem
+    bound_s: float
+    answer: MeshAnswer = _NOT_TRIED
+    full: MeshAnswer | None = None
+
+    def close(self, status: str, how: str) -> None:
+        """No plan of this mesh is wanted."""
+        self.answer = MeshAnswer(status, (), inf, self.bound_s, 0, self.answer.num_variables, 0, 0, how)
+
+
+def _countdown(tries: Sequence[_Try]) -> Iterator[tuple[int, _Try]]:
+    """Each with how many are left, itself included."""
+    return zip(range(len(tries), 0, -1), tries)
+
+
 class _Search:
-    """One search; lives for one call."""
+    """One search; lives for one call. First every mesh without memory limits (few programs need more), then the tight ones, best bound first."""
 
     def __init__(self, question: Question, prices_for_mesh: Callable[[Mesh], Prices], time_limit_s: float, report: Callable[[str], None]) -> None:
         self.question, self.prices_for_mesh, self.report = question, prices_for_mesh, report
@@ -109,18 +130,28 @@ class _Search:
         self.best: tuple[float, Problem, Decisions] | None = None
         self.answers: list[tuple[Mesh, MeshAnswer]] = []
         self.pruned: dict[Pruned, None] = {}
-        self.skeleton: Skeleton | None = None
+        self.skeletons: dict[bool, Skeleton] = {}  # with recompute or without
         said = question.steer.constraints.recompute if question.steer is not None else None
         self.recompute = said or "free"
 
     def run(self, meshes: Sequence[Mesh], try_changes: Callable[[], str] | None) -> SearchResult:
         problems = self.drop_large(self.build_some(meshes))
-        bounds = [least_seconds(problem) for problem in problems]
-        order = sorted(range(len(problems)), key=lambda k: (_class_of(bounds[k]), count_columns(problems[k]), k))
-        for left, k in zip(range(len(order), 0, -1), order):
-            self.try_mesh(problems[k], bounds[k], left)
+        tries = [_Try(problem, least_seconds(problem)) for problem in problems]
+        tries.sort(key=lambda t: (_class_of(t.bound_s), count_columns(t.problem)))
+        for left, each in _countdown(tries):
+            self.relax(each, left)
+        # with no plan at all yet, what is left of the time goes to a few meshes rather than in slices too thin for any
+        tight = sorted((each for each in tries if each.answer.status == "tight"), key=lambda t: t.bound_s)
+        if self.recompute == "free":
+            for left, each in _countdown(tight):
+                self.make_all_again(each, 2 if self.best is None else 2 * left)
+        for left, each in _countdown(tight):
+            self.finish(each, left if self.best is not None else min(left, 3))
+        self.answers = [(each.problem.mesh, each.answer) for each in tries]
+        for each in tries:
+            self.note_pruned(each)
         if self.best is None:
-            self.fall_back([problems[k] for k in order], try_changes)
+            self.fall_back([each.problem for each in sorted(tries, key=lambda t: t.bound_s)], try_changes)
         assert self.best is not None
         objective, problem, decisions = self.best
         assignment = build_assignment(problem, decisions)
@@ -168,10 +199,11 @@ class _Search:
         began = time.monotonic()
         q = self.question
         prices, said = self.prices_for_mesh(mesh), recompute or ("full" if self.recompute == "full" else "none")
-        if self.skeleton is None:
-            self.skeleton = build_skeleton(q.graph, q.signatures, q.fold, find_clusters(q.graph, q.signatures, q.fold), False)
+        may = said != "none"
+        if may not in self.skeletons:
+            self.skeletons[may] = build_skeleton(q.graph, q.signatures, q.fold, find_clusters(q.graph, q.signatures, q.fold), may)
         problem = build_problem(
-            q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, prices, steer=q.steer, recompute=said, skeleton=self.skeleton
+            q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, prices, steer=q.steer, recompute=said, skeleton=self.skeletons[may]
         )
         for pruned in problem.pruned:
             self.pruned[Pruned(f"{pruned.what} on mesh {print_mesh(mesh)}", pruned.why)] = None
@@ -187,53 +219,72 @@ class _Search:
         q = self.question
         return None if q.limit_bytes is None else q.limit_bytes - q.reserve_bytes
 
-    def try_mesh(self, problem: Problem, bound: float, meshes_left: int) -> None:
-        """Solve one mesh, unless its bound says that it cannot win."""
-        best = self.best[0] if self.best else inf
-        name = print_mesh(problem.mesh)
-        if bound >= best * (1 - _GAP):
-            self.pruned[Pruned(f"mesh {name}", f"its compute alone takes {bound:.4g} s, the best plan {best:.4g} s")] = None
-            self.answers.append((problem.mesh, MeshAnswer("dominated", (), inf, bound, 0, 0, 0, 0, "roofline")))
-            return
+    def solve(self, each: _Try, problem: Problem, parts: float, give_up_tight: bool) -> MeshAnswer:
+        """Solve a program of a mesh in one of `parts` of the time that is left, and take its plan if it is the best so far."""
         began = time.monotonic()
         room = self.free_bytes()
+        best = self.best[0] if self.best else inf
         if room is not None and room <= 0:
             answer = MeshAnswer("infeasible", (), inf, inf, 0, 0, 0, 0, "the reserve is all there is")
         else:
-            problem, answer = self.solve(problem, room, max(0.5, (self.deadline - began) / meshes_left), best)
-        self.solve_s += time.monotonic() - began
-        answer = replace(answer, bound_s=max(answer.bound_s, bound))
-        self.answers.append((problem.mesh, answer))
-        self.report(f"mesh {name}: {answer.status}, {answer.objective_s:.4g} s, at least {answer.bound_s:.4g} s ({answer.how})")
-        if answer.status == "dominated":
-            self.pruned[Pruned(f"mesh {name}", f"its relaxation takes {answer.bound_s:.4g} s, the best plan {best:.4g} s")] = None
-        if answer.status == "infeasible":
-            self.pruned[Pruned(f"mesh {name}", "no plan fits the memory")] = None
-        if answer.status == "solved" and answer.objective_s < best:
-            self.best = answer.objective_s, problem, answer.decisions
-
-    def solve(self, problem: Problem, room: int | None, share_s: float, cutoff_s: float) -> tuple[Problem, MeshAnswer]:
-        """Without recompute first: where the fastest plan fits, it is the answer. Else with recompute, and if that gives none, without."""
-        until = time.monotonic() + share_s
-
-        def answer_of(problem: Problem, parts: int, give_up_tight: bool) -> MeshAnswer:
-            return solve_mesh(
-                problem, room, time_limit_s=max(0.5, (until - time.monotonic()) / parts), gap=_GAP, cutoff_s=cutoff_s, give_up_tight=give_up_tight,
+            answer = solve_mesh(
+                problem, room, time_limit_s=max(0.5, (self.deadline - began) / parts), gap=_GAP, cutoff_s=best, give_up_tight=give_up_tight,
                 measure=lambda a: self.measure(a).peak_bytes - self.question.reserve_bytes,
             )  # fmt: skip
+        self.solve_s += time.monotonic() - began
+        self.report(
+            f"mesh {print_mesh(problem.mesh)}: {answer.status}, {answer.objective_s:.4g} s, at least {max(answer.bound_s, each.bound_s):.4g} s ({answer.how})"
+        )
+        if answer.status == "solved" and answer.objective_s < best:
+            self.best = answer.objective_s, problem, answer.decisions
+        return answer
 
-        answer = answer_of(problem, 1, self.recompute == "free")
-        if answer.status not in ("tight", "infeasible") or self.recompute != "free":
-            return problem, answer
-        wide = self.widen(problem)
-        if wide is problem:
-            return problem, answer_of(problem, 1, False)
-        found = answer_of(wide, 2, False)
-        if found.status == "unknown" and answer.status == "tight":
-            kept = answer_of(problem, 1, False)
-            if kept.status == "solved":
-                return problem, replace(kept, bound_s=min(found.bound_s, kept.objective_s))
-        return wide, found
+    def is_beaten(self, each: _Try) -> bool:
+        """Its bound says that it cannot win any more."""
+        return self.best is not None and each.bound_s >= self.best[0] * (1 - _GAP)
+
+    def relax(self, each: _Try, meshes_left: int) -> None:
+        """The fastest plan, memory aside: the answer where it fits, else a bound."""
+        if self.is_beaten(each):
+            each.close("dominated", "roofline")
+            return
+        answer = self.solve(each, each.problem, meshes_left, True)
+        each.bound_s = max(each.bound_s, answer.bound_s)
+        each.answer = replace(answer, bound_s=each.bound_s)
+
+    def make_all_again(self, each: _Try, parts: int) -> None:
+        """The fastest plan that recomputes all it may: soon found, and often one that fits."""
+        if self.is_beaten(each) or time.monotonic() > self.deadline:
+            return
+        full = self.build(each.problem.mesh, "full")
+        if full.can_recompute:
+            each.full = self.solve(each, full, parts, False)
+
+    def finish(self, each: _Try, meshes_left: int) -> None:
+        """The best plan of a mesh whose fastest does not fit, with recompute where that is free, and its bound."""
+        if self.is_beaten(each):
+            each.close("dominated", "relaxation")
+            return
+        found = MeshAnswer("unknown", (), inf, each.bound_s, 0, 0, 0, 0, "")
+        if time.monotonic() < self.deadline:
+            wide = self.widen(each.problem) if self.recompute == "free" else each.problem
+            found = self.solve(each, wide, meshes_left, False)
+            if found.status == "unknown" and self.best is None and wide is not each.problem:
+                kept = self.solve(each, each.problem, meshes_left, False)
+                found = replace(kept, bound_s=min(found.bound_s, kept.bound_s)) if kept.status == "solved" else found
+        each.bound_s = max(each.bound_s, found.bound_s)
+        if each.full is not None and each.full.status == "solved" and each.full.objective_s < found.objective_s:
+            found = each.full
+        each.answer = replace(found, bound_s=min(each.bound_s, found.objective_s))
+
+    def note_pruned(self, each: _Try) -> None:
+        """What became of a mesh that gave no plan, for the certificate."""
+        name, best = f"mesh {print_mesh(each.problem.mesh)}", self.best[0] if self.best else inf
+        if each.answer.status == "dominated":
+            what = "compute alone" if each.answer.how == "roofline" else "relaxation"
+            self.pruned[Pruned(name, f"its {what} takes {each.bound_s:.4g} s, the best plan {best:.4g} s")] = None
+        if each.answer.status == "infeasible":
+            self.pruned[Pruned(name, "no plan fits the memory")] = None
 
     def widen(self, problem: Problem) -> Problem:
         """The same mesh with recompute; the problem itself where nothing may be recomputed or the program becomes too large."""
@@ -250,12 +301,13 @@ class _Search:
         """No mesh gave a plan: the plan of least memory is one if it fits; else it says what is missing."""
         proven = all(answer.status == "infeasible" for _, answer in self.answers)
         smallest: tuple[Memory, Assignment] | None = None
-        for number, problem in enumerate(sorted(problems, key=count_columns)):
+        for number, problem in enumerate(problems):
             room = self.deadline - time.monotonic()
-            if number and room <= 0:
+            if number >= _LEAST_MESHES and room <= 0:
                 break
             if self.recompute == "free":
-                problem = self.widen(problem)
+                full = self.build(problem.mesh, "full")
+                problem = full if full.can_recompute else problem
             _, decisions = find_smallest(problem, max(_LEAST_S, room / 2))
             assignment = build_assignment(problem, decisions)
             memory = self.measure(assignment)

@@ -21,6 +21,7 @@ from .reads import Item, Lanes, Ports, Reads, build_groups, build_owners, list_r
 class Skeleton:
     """Args:
     clusters: node class -> the class that leads its cluster.
+    recompute: values may be made again (`again` says which).
     inputs: names of each class of graph inputs, in the order of their choosers, which come first.
     together: node classes of each chooser that follows, in order.
     lanes, sources, reads, groups, places: as `reads` makes them.
@@ -28,6 +29,7 @@ class Skeleton:
     """
 
     clusters: Mapping[int, int]
+    recompute: bool
     inputs: Mapping[str, tuple[str, ...]]
     together: tuple[tuple[int, ...], ...]
     again: Again
@@ -52,7 +54,7 @@ def build_skeleton(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, 
     sources, reads = list_sources(lanes), list_reads(lanes)
     groups, places = build_groups(lanes, sources, reads)
     return Skeleton(
-        dict(clusters), {k: tuple(v) for k, v in inputs.items()}, tuple(map(tuple, together.values())), again, lanes, sources, reads, groups, places,
+        dict(clusters), recompute, {k: tuple(v) for k, v in inputs.items()}, tuple(map(tuple, together.values())), again, lanes, sources, reads, groups, places,
         None if recompute else build_owners(lanes, (), sources, reads, groups, places),
     )  # fmt: skip
 
