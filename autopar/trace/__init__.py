@@ -12,6 +12,7 @@ import torch
 
 from ..graph.graph import Graph
 from .capture import Captured, capture_step
+from .counted import Counted, check_counted
 from .load import load_workload
 from .lowering.lower import lower
 from .precision import float64_everywhere
@@ -60,8 +61,14 @@ def trace_step(workload: Workload, precision: str = "fp32") -> Traced:
     """Trace and lower the whole step.
 
     Raises:
-        InputError, TraceError: see `capture_step`.
+        InputError, TraceError: see `capture_step` and `counted`.
     """
+    traced, counted = _trace(workload, precision)
+    check_counted(counted, traced, lambda: _trace(workload, precision)[0])
+    return traced
+
+
+def _trace(workload: Workload, precision: str) -> tuple[Traced, tuple[Counted, ...]]:
     with _without_collector():
         start = time.perf_counter()
         captured = capture_step(workload, precision)
@@ -69,8 +76,9 @@ def trace_step(workload: Workload, precision: str = "fp32") -> Traced:
         graph, constants = lower(captured, workload.name or type(workload.model).__name__)
         end = time.perf_counter()
     batch = [n for n in graph.inputs if n.startswith(("input:", "target:")) and "@" not in n]
-    return Traced(
+    traced = Traced(
         graph, captured.init_optim, constants, tuple(n for n in batch if n.startswith("input:")),
         tuple(n for n in batch if n.startswith("target:")), captured.output_spec, captured.aliases,
         {"capture_s": middle - start, "lower_s": end - middle},
     )  # fmt: skip
+    return traced, captured.counted

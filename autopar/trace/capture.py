@@ -17,6 +17,7 @@ from ..errors import AutoparError, InputError, TraceError
 from ..graph.node import Phase
 from ..graph.tensor import Kind
 from .blocks import BlockCopies
+from .counted import Counted, moved_numbers, plain_numbers
 from .drawn import refuse_drawn_numbers
 from .held import carry_hooks, check_carried, plain_attributes, unchanged
 from .loss_held import refuse_trained, widened
@@ -60,6 +61,7 @@ class Captured:
         init_optim: initial value of each optimizer state: ("fill", number) or ("param", parameter name).
         copies: parameter -> the one whose update stands on the tape for both.
         aliases: other names of tied parameters and buffers -> the storage.
+        counted: numbers that the modules have changed meanwhile.
     """
 
     tape: Tape
@@ -73,6 +75,7 @@ class Captured:
     init_optim: dict[str, tuple[str, object]]
     copies: dict[str, str]
     aliases: dict[str, str]
+    counted: tuple[Counted, ...] = ()
 
 
 def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
@@ -126,6 +129,7 @@ class _Attempt:
         self.tape = Tape(self.places)
         self.blocks = BlockCopies(self.tape, workload.model, compile_flag, fewest=_FEWEST_BLOCKS if copying else None)
         self.entries: list[Entry] = []
+        self.counted: tuple[Counted, ...] = ()
         self.own_dtypes = {p.dtype for p in workload.model.parameters()}
 
     def run(self) -> Captured:
@@ -166,7 +170,7 @@ class _Attempt:
         return Captured(
             self.tape, tuple(self.entries), (*finals, *update.finals), grads, self.tape.uid(loss) if loss is not None else -1,
             tuple(self.tape.uid(t) for _, t in outs), output_spec(output, [t for _, t in outs]) if w.loss is None else None,
-            num_before_update, update.init, update.copies, aliases,
+            num_before_update, update.init, update.copies, aliases, self.counted,
         )  # fmt: skip
 
     # -- what enters -------------------------------------------------------------------------------------------------------------
@@ -258,7 +262,7 @@ class _Attempt:
             stack.enter_context(transformers_as_eager(not self.compile_flag))
             stack.enter_context(torch.set_grad_enabled(w.loss is not None))
             self.tape.phase = Phase.FORWARD
-            attributes = plain_attributes(w.model)
+            attributes, numbers = plain_attributes(w.model), plain_numbers(w.model)
             with explain_errors("the model's forward", self._print_inputs()), compiling(self.compile_flag):
                 narrow = {n: self._narrow(t) for n, t in inputs.items()}
                 values = map_tensors("input:", w.example_inputs, narrow)
@@ -266,6 +270,7 @@ class _Attempt:
                 if self.precision == "bf16" and w.loss is not None:
                     output = widen_output(output)
             check_carried(attributes, self.tape)
+            self.counted = moved_numbers(w.model, numbers)
             if w.loss is None:
                 return None, output
             with explain_errors("the loss", self._print_targets()), compiling(self.compile_flag):

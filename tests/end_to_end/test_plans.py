@@ -107,21 +107,23 @@ def measured_bytes(plan):
 
 
 def test_tighter_memory_moves_from_replicated_to_split_and_is_never_faster():
+    """Below half of what is comfortable, where almost everything is recomputed, the proof may not close in time; the gap then says so."""
     ample = plan_of(cluster="cpu:2")
     peak, last, states = ample.cost.peak_bytes[0], ample.cost.step_s, []
-    fitted = 0
-    for share in (1.0, 0.8, 0.6, 0.5, 0.4, 0.3):
+    for share in (1.0, 0.8, 0.6, 0.5):
         limit = int(peak * share)
-        try:
-            plan = plan_of(cluster="cpu:2", memory=limit)
-        except InfeasibleError as error:
-            assert "too much" in str(error) and "largest:" in str(error) and "nearest change that fits" in str(error)
-            break
-        fitted += 1
+        plan = plan_of(cluster="cpu:2", memory=limit)
         assert plan.cost.peak_bytes[0] <= limit
         assert plan.cost.step_s >= last * (1 - plan.solve.gap - 1e-9)
         assert plan.solve.gap <= 0.01
         assert plan.cost.state_bytes[0] == pytest.approx(measured_bytes(plan), rel=0.03)
         last = plan.cost.step_s
         states.append(plan.cost.state_bytes[0])
-    assert fitted >= 2 and states[-1] < states[0]
+    assert states[-1] < states[0] and plan.assignment.again
+
+
+def test_what_does_not_fit_at_all_says_what_is_missing():
+    peak = plan_of(cluster="cpu:2").cost.peak_bytes[0]
+    with pytest.raises(InfeasibleError) as error:
+        plan_of(cluster="cpu:2", memory=peak // 10)
+    assert "too much" in str(error.value) and "largest:" in str(error.value) and "nearest change that fits" in str(error.value)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from autopar.errors import TraceError
 from autopar.trace import Workload, trace_step
 from autopar.trace.build import build_lightly
 from autopar.trace.private import FakeTensor, gradient_hooks
@@ -130,3 +131,37 @@ def test_caches_of_functions_are_emptied_before_and_after():
         assert trace_step(workload, precision).graph.nodes
     assert type(cached_grid(3, torch.float32)) is torch.Tensor
     torch.testing.assert_close(model(torch.zeros(1, 3))[0], model.bias * torch.arange(3) + torch.arange(3))
+
+
+def counting_model(use: str) -> nn.Module:
+    """Counts its calls; `use`: what it does with the count."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin, self.calls, self.ready = nn.Linear(6, 5), 0, False
+
+        def forward(self, x):
+            self.calls += 1
+            if use == "flag" and not self.ready:
+                x = x - x.mean(0)
+            self.ready = True
+            scale = torch.tensor(1.0 / self.calls) if use == "constant" else 1.0 / self.calls if use == "number" else 1.0
+            return self.lin(x) * scale
+
+    return Model()
+
+
+@pytest.mark.parametrize(("use", "name"), [("number", "calls (from 0 to 1)"), ("constant", "calls (from 0 to 1)"), ("flag", "ready (from False to True)")])
+def test_a_number_that_a_module_changes_and_computes_with_is_refused(use, name):
+    model = counting_model(use)
+    with pytest.raises(TraceError) as error:
+        trace_step(step_of(model))
+    assert name in str(error.value) and "self.register_buffer(" in str(error.value)
+    assert (model.calls, model.ready) == (0, False)
+
+
+def test_a_number_that_only_counts_is_fine():
+    model = counting_model("nothing")
+    assert trace_step(step_of(model)).graph.nodes
+    assert model.calls == 0
