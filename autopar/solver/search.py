@@ -232,9 +232,10 @@ class _Search:
                 measure=lambda a: self.measure(a).peak_bytes - self.question.reserve_bytes,
             )  # fmt: skip
         self.solve_s += time.monotonic() - began
-        self.report(
-            f"mesh {print_mesh(problem.mesh)}: {answer.status}, {answer.objective_s:.4g} s, at least {max(answer.bound_s, each.bound_s):.4g} s ({answer.how})"
-        )
+        at_least = max(answer.bound_s, each.bound_s)
+        told = f"{answer.objective_s:.4g} s, at least {at_least:.4g} s ({answer.how})" if answer.status == "solved" else _TOLD[answer.status]
+        bound = f"; at least {at_least:.4g} s" if answer.status != "solved" and at_least < inf else ""
+        self.report(f"mesh {print_mesh(problem.mesh)}{_FORM[problem.can_recompute]}: {told}{bound}")
         if answer.status == "solved" and answer.objective_s < best:
             self.best = answer.objective_s, problem, answer.decisions
         return answer
@@ -342,6 +343,13 @@ class _Search:
         )
 
 
+_FORM = {False: "", True: " with recompute"}
+_TOLD = {
+    "tight": "the fastest plan does not fit",
+    "infeasible": "nothing fits",
+    "dominated": "cannot beat the best plan",
+    "unknown": "time was up",
+}
 _SPACE = {
     "none": "nothing is recomputed",
     "full": "all that may be recomputed is",
