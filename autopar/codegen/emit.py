@@ -17,6 +17,7 @@ from ..graph.mesh import num_ranks, print_mesh
 from ..graph.node import Phase
 from ..graph.plan import Plan
 from ..graph.program import Program
+from ..graph.recompute import AGAIN
 from ..graph.sharding import Sharding
 from ..graph.tensor import STATE_KINDS, Kind
 from .body import Body, fold_names, print_bodies
@@ -96,6 +97,8 @@ def _notes(plan: Plan) -> dict[str, str]:
     """Node -> what each mesh axis does there, the sharding of its output, and why."""
     axes = [axis.name for axis in plan.assignment.mesh.axes]
     sharding = {t.name: t.sharding for t in plan.tensors}
+    first = {node.name for node in plan.nodes if node.phase is Phase.FORWARD}
+    copies = {name + AGAIN for name in first} & {node.name for node in plan.nodes if node.phase is Phase.BACKWARD}
     notes = {}
     for node in plan.nodes:
         if all(choice == "R" for choice in node.choices):
@@ -103,7 +106,7 @@ def _notes(plan: Plan) -> dict[str, str]:
         else:
             chosen = ", ".join(f"{axis} {'splits ' if choice[:2] != 'P(' else ''}{choice}" for axis, choice in zip(axes, node.choices) if choice != "R")
         made = next((str(sharding[o]) for o in node.outputs if o), "")
-        notes[node.name] = f"{chosen} -> {made}; {node.reason}"
+        notes[node.name] = f"{'run again; ' if node.name in copies else ''}{chosen} -> {made}; {node.reason}"
     return notes
 
 
