@@ -12,7 +12,6 @@ import resource
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 LLAMA = ("llama", dict(hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, intermediate_size=14336, vocab_size=128256))
 CASES = {  # model, global batch, sequence, cluster, mesh (None: chosen)
@@ -81,7 +80,7 @@ def run_case(name: str, time_limit_s: float, verbose: bool = False) -> None:
     question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, cluster.device.memory_bytes, model.reserve_bytes)
     found = search(question, meshes, lambda m: build_prices(model, m, case.graph, case.sites, case.signatures), time_limit_s=time_limit_s, report=print if verbose else None)
     marks.append(("search", time.process_time()))
-    certificate = replace(found.certificate)
+    certificate = found.certificate
     steps = " ".join(f"{what} {now - before:.1f}" for (what, now), before in zip(marks, [0.0, *(t for _, t in marks)]))
     inner = " ".join(f"{key.removesuffix('_s')} {value:.1f}" for key, value in certificate.phases)
     used = resource.getrusage(resource.RUSAGE_SELF)

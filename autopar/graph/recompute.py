@@ -106,8 +106,6 @@ class _Builder:
         made = {out for i in chosen for out in graph.nodes[i].outputs if out}
         views = {i for i, n in enumerate(graph.nodes) if n.phase is Phase.FORWARD and is_view(n.op) and base[n.inputs[0]] in made}
         self.again = chosen | views  # nodes that a copy may be made of
-        self.new_nodes: list[Node] = []
-        self.new_values: dict[str, list[Value]] = defaultdict(list)
         self.copies: dict[str, str] = {}  # value -> its copy
 
     def build(self) -> Recomputed:

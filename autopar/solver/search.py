@@ -37,6 +37,7 @@ from .steer import Steer, describe_space
 _GAP = 1e-3
 _NOT_TRIED = MeshAnswer("unknown", (), inf, 0.0, 0, 0, 0, 0, "")
 _LEAST_S = 10.0  # for the plan of least memory of a mesh, whatever the time limit
+_THICK = 3  # the part of the time that is left which a mesh gets as long as there is no plan
 _LEAST_MESHES = 2  # that are asked for it
 _MOST_COLUMNS = 400_000
 _AXIS_GROWTH = 8  # a third axis multiplied the columns of GPT-2 by 22; small models grow less
@@ -140,13 +141,13 @@ class _Search:
         tries.sort(key=lambda t: (_class_of(t.bound_s), count_columns(t.problem)))
         for left, each in _countdown(tries):
             self.relax(each, left)
-        # with no plan at all yet, what is left of the time goes to a few meshes rather than in slices too thin for any
         tight = sorted((each for each in tries if each.answer.status == "tight"), key=lambda t: t.bound_s)
+        # as long as there is no plan at all, time goes to a few meshes in thick slices: thin ones would be too thin for any
         if self.recompute == "free":
             for left, each in _countdown(tight):
-                self.make_all_again(each, 2 if self.best is None else 2 * left)
+                self.make_all_again(each, 2 if self.best is None else 2 * left)  # the other half is for `finish`
         for left, each in _countdown(tight):
-            self.finish(each, left if self.best is not None else min(left, 3))
+            self.finish(each, left if self.best is not None else min(left, _THICK))
         self.answers = [(each.problem.mesh, each.answer) for each in tries]
         for each in tries:
             self.note_pruned(each)
