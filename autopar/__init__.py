@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "api": ("compile", "opportunities", "plan", "compile_workload", "launch", "Compiled"),
+    "alternatives": ("explain", "Explained"),
     "trace": ("Workload",),
     "trace.discovery.region": ("region",),
     "trace.discovery.register": ("register_rule",),

@@ -8,7 +8,6 @@ executable (`compile`). Every pass is a function of the floors below; nothing is
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -19,53 +18,53 @@ import torch
 
 from .cluster import Cluster, num_devices, parse_cluster
 from .codegen.emit import ModelFacts, emit_files
-from .constraints import check_searched, print_constraints
-from .cost.model import CostModel, build_cost_model, list_meshes
+from .constraints import PIPELINE, Constraints, print_constraints
+from .cost.estimate import estimate_program
+from .cost.model import CostModel, build_cost_model, staged_model
 from .cost.prices import build_prices
 from .cost.rows import load_profile
-from .errors import AutoparError, InfeasibleError, PlanError, RankError
+from .errors import AutoparError, ConstraintError, InfeasibleError, PlanError, RankError
+from .graph.case import Case, build_case, decided_case
 from .graph.check_plan import check_plan
 from .graph.choice import Assignment
-from .graph.cuts import find_cuts, resolve_all
 from .graph.graph import Graph, check_graph, count_params, graph_hash
 from .graph.mesh import Mesh, MeshAxis
 from .graph.opportunities.find import find_opportunities
+from .graph.partition import assigned_strategies, partition
 from .graph.plan import Certificate, ClusterInfo, ModelInfo, Plan
 from .graph.plan_json import print_plan_json
 from .graph.program import Program, check_program
-from .graph.recompute import recompute_graph
 from .graph.registry import RuleRow, rules_in_force
-from .graph.repeats import find_repeats, fold_graph
-from .graph.rule import Rule
-from .graph.rules import RULES
 from .graph.rules.random_numbers import STATE as RANDOM_STATE
 from .graph.text import print_graph, print_program
+from .nearest import Means, Setting, find_nearest
 from .options import Options
 from .runtime import Comm, Executable, ProcessComm, initial_state, read_torchrun_env, start_process_group, state_of_module
-from .solver.answer import Answered, Case, add_copies, build_answer
-from .solver.obeyed import require_obeyed
+from .solver.answer import Answered, build_answer
+from .solver.answer_stages import build_staged_answer
+from .solver.decide import Ask, Decision, decide
+from .solver.infeasible import MemoryShortage
+from .solver.pipeline import Staged
 from .solver.recognise import recognise
-from .solver.role_meshes import label_meshes
-from .solver.search import Question, SearchResult, search
-from .solver.steer import Steer, prepare_steer, refine_fold
 from .trace import Traced, Workload, trace_step
 from .trace.discovery.discover import CACHE_PATH, NOT_THE_SAME, find_rows
 from .trace.discovery.homes import find_homes
 from .view.shown import ShownOpportunities, ShownPlan, load_plan, show_opportunities, show_plan
 
 PROFILE_PATH = Path.home() / ".cache" / "autopar" / "profile-cpu.json"
+STAGES_NOT_RUN = "programs in stages are planned but not yet emitted or run; plan with --fix pp=1"
 _INLINE_ELEMENTS = 4096  # a constant buffer up to this size is written into the program's text
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compiling gives, stage by stage."""
+    """What compiling gives, pass by pass. `program`: None where the plan has pipeline stages, which are planned but not yet run."""
 
     workload: Workload
     traced: Traced
     plan: ShownPlan
-    program: Program
+    program: Program | None
     files: Mapping[str, str]
 
 
@@ -166,7 +165,7 @@ def launch(
 ) -> Executable:
     """The executable of a workload on this rank (see `compile`)."""
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
-    options = replace(options, price=False)  # nobody reads it here, and ranks wait
+    options = replace(options, price=False, stages=False)  # nobody reads the price here, and ranks wait
     env = read_torchrun_env()
     limits = {} if timeout_s is None else {"timeout_s": timeout_s}
     if env is None:
@@ -242,8 +241,8 @@ def compile_workload(
         rows_path: the measured figures of this machine's CPU, if `autopar profile` made them.
         cache_path: folder in which discovered rules are kept; None: nowhere.
     """
+    require_one_stage(options, given_plan)
     say = report or (lambda line: None)
-    check_searched(options.constraints)
     dump = _Dump(options.dump_dir)
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     precision = options.precision or ("bf16" if cluster.device.kind == "cuda" else "fp32")
@@ -270,8 +269,19 @@ def compile_workload(
     rules_s = time.perf_counter() - began
 
     if given_plan is None:
-        case, assignment, certificate, free_s = _solve(case, cluster, model, options, say, (("trace_s", trace_s), ("rules_s", rules_s)))
+        try:
+            solved = _solve(case, cluster, model, options, say, (("trace_s", trace_s), ("rules_s", rules_s)))
+        except MemoryShortage as error:
+            if not options.price:
+                raise
+            setting = Setting(workload, precision, cluster, options, case)
+            raise find_nearest(error, setting, _means_again(rows_path, cache_path), say) from None
+        decision, free_s = solved
         demanded = print_constraints(options.constraints)
+        if decision.staged is not None:
+            return _in_stages(decision, decision.staged, workload, traced, cluster, model, options, precision, source, rows, demanded, free_s)
+        assert decision.assignment is not None
+        case, assignment, certificate = decision.case, decision.assignment, decision.certificate
     else:
         assignment, certificate, free_s, demanded = given_plan.assignment, given_plan.solve, given_plan.free_step_s, given_plan.constraints
     dump("assignment", lambda: _print_assignment(assignment))
@@ -282,58 +292,98 @@ def compile_workload(
     check_program(answered.program)
     dump("program", lambda: print_program(answered.program))
 
-    whole = recompute_graph(graph, assignment.again).graph
+    whole = decided_case(case, assignment).graph
     files = emit_files(answered.program, whole, answered.plan, model_facts(workload, traced), print_plan_json(answered.plan))
     dump("emitted", lambda: files["program.py"])
     return Compiled(workload, traced, show_plan(answered.plan), answered.program, files)
 
 
-def build_case(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Case:
-    """The graph with its rules, cuts and folds: all that solver and answer need of it."""
-    sites, signatures = resolve_all(graph, rules)
-    repeats = find_repeats(graph)
-    return Case(graph, sites, signatures, find_cuts(graph, signatures), fold_graph(graph, repeats), repeats)
+def require_one_stage(options: Options, given_plan: Plan | None) -> None:
+    """Refuse stages where a program is wanted, before anything slow begins.
+
+    Raises:
+        PlanError: the given plan has stages.
+        ConstraintError: stages are demanded of a plan that is to be run (`Options.stages`).
+    """
+    if given_plan is not None and given_plan.pipeline is not None:
+        raise PlanError(f"the plan has {given_plan.num_stages} pipeline stages; {STAGES_NOT_RUN}")
+    c = options.constraints
+    words = [f"{PIPELINE}={degree}" for role, degree in c.degrees if role == PIPELINE and degree > 1]
+    words += [f"require {PIPELINE}"] * (PIPELINE in c.require) + ([f"vpp={c.vpp}"] if (c.vpp or 1) > 1 else [])
+    words += [f"schedule={c.schedule}"] if c.schedule else []
+    if words and not options.stages:
+        raise ConstraintError(f"{', '.join(words)}: {STAGES_NOT_RUN}")
+
+
+def _in_stages(
+    decision: Decision,
+    staged: Staged,
+    workload: Workload,
+    traced: Traced,
+    cluster: Cluster,
+    model: CostModel,
+    options: Options,
+    precision: str,
+    source: ModelInfo | None,
+    rows: tuple[RuleRow, ...],
+    demanded: tuple[str, ...],
+    free_s: float | None,
+) -> Compiled:
+    """A plan in pipeline stages: all of it but the program."""
+    info = model_info(decision.case, workload, precision, source)
+    of_stages = staged_model(model, staged.layout.place.num_stages, num_devices(cluster))
+    plan = build_staged_answer(decision.case, staged, decision.certificate, of_stages, info, cluster_info(cluster, model, options, precision))
+    plan = replace(plan, rules=rows, constraints=demanded, free_step_s=free_s)
+    check_plan(plan)
+    return Compiled(workload, traced, show_plan(plan), None, {"plan.json": print_plan_json(plan)})
+
+
+def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
+    """The passes up to the solver, to be run again with something changed."""
+
+    def model_of(cluster: Cluster) -> CostModel:
+        return build_cost_model(cluster, load_profile(rows_path) if cluster.device.kind == "cpu" else None)
+
+    def trace(workload: Workload, precision: str) -> Case:
+        graph = trace_step(workload, precision).graph
+        check_graph(graph)
+        return build_case(graph, rules_in_force(find_rows(graph, (), cache_path)))
+
+    def solve(s: Setting) -> tuple[float, int]:
+        decision, _ = _solve(s.case, s.cluster, model_of(s.cluster), replace(s.options, price=False), lambda line: None, ())
+        if decision.staged is not None:
+            return decision.staged.step_s, max(stage.memory.peak_bytes for stage in decision.staged.stages if stage.memory is not None)
+        assert decision.assignment is not None
+        return estimate(s, decision.assignment)
+
+    def estimate(s: Setting, assignment: Assignment) -> tuple[float, int]:
+        case = decided_case(s.case, assignment)
+        strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, assignment)
+        program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
+        cost = estimate_program(model_of(s.cluster), program, case.sites, case.signatures, strategies)
+        return cost.step_s, max(cost.peak_bytes)
+
+    return Means(trace, solve, estimate)
 
 
 def _solve(
     case: Case, cluster: Cluster, model: CostModel, options: Options, say: Report, phases: tuple[tuple[str, float], ...]
-) -> tuple[Case, Assignment, Certificate, float | None]:
+) -> tuple[Decision, float | None]:
     """The answer under the user's constraints, and the seconds of a step without them (None: nobody asked)."""
-    free_case, meshes = case, list_meshes(cluster)
-
-    def run(case: Case, meshes: tuple[Mesh, ...], steer: Steer | None, try_changes: Callable[[], str] | None = None) -> SearchResult:
-        limit = options.memory_bytes or cluster.device.memory_bytes
-        question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, limit, model.reserve_bytes, steer=steer)
-        return search(
-            question, meshes, lambda mesh: build_prices(model, mesh, case.graph, case.sites, case.signatures),
-            time_limit_s=options.time_limit_s, try_changes=try_changes, report=say,
-        )  # fmt: skip
-
-    def run_free() -> SearchResult | None:
+    limit = options.memory_bytes or cluster.device.memory_bytes
+    ask = Ask(case, model, options.constraints, limit, options.time_limit_s, None if options.stages else 1, say)
+    found = decide(ask)
+    found, free_s = replace(found, certificate=replace(found.certificate, phases=(*phases, *found.certificate.phases))), None
+    if options.price and options.constraints:
         say("solving again without the constraints")
+        began, free_s = time.perf_counter(), found.certificate.objective_s  # what obeys is free to be chosen, too, also where the free search was late
         try:
-            return run(free_case, meshes, None)
+            free_s = min(free_s, decide(replace(ask, constraints=Constraints())).certificate.objective_s)
         except InfeasibleError:
-            return None
-
-    def without_constraints() -> str:
-        free = run_free()
-        return "" if free is None else f"without {', '.join(print_constraints(options.constraints))}"
-
-    if not options.constraints:
-        found = run(case, meshes, None)
-        return case, found.assignment, replace(found.certificate, phases=(*phases, *found.certificate.phases)), None
-    steer = prepare_steer(case.graph, case.sites, case.signatures, case.cuts, options.constraints)
-    case = replace(case, fold=refine_fold(case.graph, case.fold, options.constraints))
-    found = run(case, label_meshes(meshes, options.constraints, steer.roles), steer, without_constraints)
-    require_obeyed(case.graph, case.sites, case.signatures, case.cuts, found.assignment, steer)
-    certificate, free_s = replace(found.certificate, phases=(*phases, *found.certificate.phases)), None
-    if options.price:
-        began, free = time.perf_counter(), run_free()
-        # what obeys is free to be chosen, too, also where the free search was late
-        free_s = min(certificate.objective_s, free.certificate.objective_s if free is not None else math.inf)
-        certificate = replace(certificate, phases=(*certificate.phases, ("price_s", time.perf_counter() - began)))
-    return case, found.assignment, certificate, free_s
+            pass  # then the constrained plan is the best that is known
+        phases = (*found.certificate.phases, ("price_s", time.perf_counter() - began))
+        found = replace(found, certificate=replace(found.certificate, phases=phases))
+    return found, free_s
 
 
 def answer_of(
@@ -349,16 +399,20 @@ def answer_of(
     rows: tuple[RuleRow, ...] = (),
 ) -> Answered:
     """The plan and program of an assignment; `rows` are the rules that the table lacks (`find_rows`)."""
-    info = ModelInfo(workload.name or case.graph.name, count_params(case.graph), graph_hash(case.graph), precision)
-    if source is not None:
-        info = replace(info, source=source.source, args=source.args, batch=source.batch, seq=source.seq)
-    case = add_copies(case, assignment.again)
+    info = model_info(case, workload, precision, source)
+    case = decided_case(case, assignment)
     labels, summary = recognise(case.graph, case.sites, case.signatures, case.cuts, assignment)
     prices = build_prices(model, assignment.mesh, case.graph, case.sites, case.signatures)
     answered = build_answer(
         case, assignment, certificate, model, prices, labels, summary, info, cluster_info(cluster, model, options, precision)
     )
     return replace(answered, plan=replace(answered.plan, rules=rows))
+
+
+def model_info(case: Case, workload: Workload, precision: str, source: ModelInfo | None) -> ModelInfo:
+    """The plan's record of the model."""
+    info = ModelInfo(workload.name or case.graph.name, count_params(case.graph), graph_hash(case.graph), precision)
+    return info if source is None else replace(info, source=source.source, args=source.args, batch=source.batch, seq=source.seq)
 
 
 def cluster_info(cluster: Cluster, model: CostModel, options: Options, precision: str) -> ClusterInfo:

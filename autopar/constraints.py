@@ -267,24 +267,26 @@ def _check(found: Constraints, where: str) -> Constraints:
             raise ConstraintError(f"{where}: only=data leaves no rank for {', '.join(others)}; leave one out")
     if found.zero and degrees.get(DATA) == 1:
         raise ConstraintError(f"{where}: zero={found.zero} is about the axes of dp, but dp=1: there are none; give dp, or leave zero out")
+    piped = [f"vpp={found.vpp}"] if (found.vpp or 1) > 1 else []
+    piped += [f"schedule={found.schedule}"] if found.schedule is not None else []
+    if piped and (degrees.get(PIPELINE) == 1 or found.only is not None):
+        one = "pp=1" if degrees.get(PIPELINE) == 1 else "only=data"
+        raise ConstraintError(f"{where}: {', '.join(piped)}: of a pipeline, but {one} leaves one stage; give pp, or leave it out")
+    turns = [f"microbatches={found.microbatches}"] if (found.microbatches or 1) > 1 else []
+    turns += [f"microbatch={found.microbatch}"] if found.microbatch is not None else []
+    turns += [f"pp={degrees[PIPELINE]}"] if degrees.get(PIPELINE, 1) > 1 else []
+    turns += ["require pp"] if PIPELINE in found.require else []
+    if (piped or turns) and (degrees.get(SEQUENCE, 1) > 1 or SEQUENCE in found.require):
+        asked = f"sp={degrees[SEQUENCE]}" if SEQUENCE in degrees else "require sp"
+        raise ConstraintError(
+            f"{where}: {asked} and {', '.join([*turns, *piped])}: plans in stages or in several microbatches have no axis of their own for the "
+            "sequence (tp splits it beside its matmuls, sequence_parallel=1); leave one out"
+        )
+    if found.schedule is not None and ((found.vpp or 1) > 1) != (found.schedule == "interleaved") and found.vpp is not None:
+        raise ConstraintError(f"{where}: vpp={found.vpp} and schedule={found.schedule}: several chunks on a stage and interleaved go together; leave one out")
     if found.sequence_parallel and (degrees.get(TENSOR) == 1 or found.only is not None):
         raise ConstraintError(f"{where}: sequence_parallel=1 is about the axes of tp, but there are none; give tp, or leave sequence_parallel out")
     return found
-
-
-def check_searched(found: Constraints) -> None:
-    """Refuse what the search cannot do yet: the one place that speaks of it.
-
-    Raises:
-        ConstraintError: names the words.
-    """
-    words = [f"pp={degree}" for role, degree in found.degrees if role == PIPELINE and degree > 1]
-    words += ["require pp"] * (PIPELINE in found.require)
-    words += [f"{name}={value}" for name in ("vpp", "microbatches") if (value := getattr(found, name)) is not None and value > 1]
-    words += [f"{name}={value}" for name in ("microbatch", "schedule") if (value := getattr(found, name)) is not None]
-    if words:
-        cure = f"leave {'it' if len(words) == 1 else 'them'} out"
-        raise ConstraintError(f"{', '.join(words)}: pipeline stages are not searched yet: every plan has one stage and one microbatch; {cure}")
 
 
 def _nearest(found: object, known: Sequence[str]) -> str:

@@ -32,6 +32,10 @@ class TraceError(AutoparError):
     """The step cannot be captured as a graph: names the user's line and the usual cure."""
 
 
+class MicrobatchError(AutoparError):
+    """The model cannot take its batch in so many turns; says where it needs the whole batch."""
+
+
 class NoRuleError(AutoparError):
     """An op has no sharding rule: names the op, the node, the module and the line."""
 
@@ -46,6 +50,10 @@ class GraphError(AutoparError):
 
 class ProgramError(AutoparError):
     """A program breaks the law of its level (`check_program`)."""
+
+
+class ScheduleError(AutoparError):
+    """A pipeline schedule cannot be built, or cannot run: shows the grid with the place."""
 
 
 class PlanError(AutoparError):

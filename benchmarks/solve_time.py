@@ -58,11 +58,14 @@ def build_workload(spec: tuple, batch: int, seq: int):  # noqa: ANN201 - torch i
 
 
 def run_case(name: str, time_limit_s: float, verbose: bool = False) -> None:
-    from autopar.api import build_case
     from autopar.cluster import parse_cluster
+    from autopar.constraints import Constraints
     from autopar.cost.model import build_cost_model, list_meshes
     from autopar.cost.prices import build_prices
+    from autopar.graph.case import build_case
     from autopar.graph.mesh import axis_sizes, print_mesh
+    from autopar.solver.decide import Ask, decide
+    from autopar.solver.layouts import print_layout
     from autopar.solver.search import Question, search
     from autopar.trace import trace_step
 
@@ -76,9 +79,18 @@ def run_case(name: str, time_limit_s: float, verbose: bool = False) -> None:
     case = build_case(graph)
     marks.append(("rules", time.process_time()))
     model = build_cost_model(cluster)
-    meshes = [m for m in list_meshes(cluster) if sizes is None or axis_sizes(m) == sizes]
-    question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, cluster.device.memory_bytes, model.reserve_bytes)
-    found = search(question, meshes, lambda m: build_prices(model, m, case.graph, case.sites, case.signatures), time_limit_s=time_limit_s, report=print if verbose else None)
+    say = print if verbose else lambda line: None
+    if sizes is not None:
+        meshes = [m for m in list_meshes(cluster) if axis_sizes(m) == sizes]
+        question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, cluster.device.memory_bytes, model.reserve_bytes)
+        prices = lambda m: build_prices(model, m, case.graph, case.sites, case.signatures)  # noqa: E731
+        found = search(question, meshes, prices, time_limit_s=time_limit_s, report=say)
+        where, again = print_mesh(found.assignment.mesh), len(found.assignment.again)
+    else:
+        found = decide(Ask(case, model, Constraints(), cluster.device.memory_bytes, time_limit_s, None, say))
+        stages = [found.assignment] if found.staged is None else [s.assignment for s in found.staged.stages]
+        where = print_layout(found.staged.layout) if found.staged is not None else f"{print_mesh(stages[0].mesh)}, {stages[0].microbatches} mb"
+        again = sum(len(a.again) for a in stages)
     marks.append(("search", time.process_time()))
     certificate = found.certificate
     steps = " ".join(f"{what} {now - before:.1f}" for (what, now), before in zip(marks, [0.0, *(t for _, t in marks)]))
@@ -86,7 +98,7 @@ def run_case(name: str, time_limit_s: float, verbose: bool = False) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     print(
         f"{name:20} {time.perf_counter() - began:7.1f} {used.ru_utime + used.ru_stime:7.1f} {used.ru_maxrss / 1e6:6.2f} {certificate.objective_s * 1e3:10.1f} "
-        f"{certificate.gap:8.3%} {print_mesh(found.assignment.mesh):>14} {len(found.assignment.again):6} {len(certificate.pruned):6}  {steps} ({inner})",
+        f"{certificate.gap:8.3%} {again:6} {len(certificate.pruned):6}  {where}; {steps} ({inner})",
         flush=True,
     )
 
@@ -102,7 +114,7 @@ def main() -> None:
         run_case(asked.cases[0], asked.time_limit, asked.verbose)
         return
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
-    print(f"{'case':20} {'wall s':>7} {'CPU s':>7} {'GB':>6} {'step ms':>10} {'gap':>8} {'mesh':>14} {'again':>6} {'pruned':>6}  CPU s by step (wall s of the search)", flush=True)
+    print(f"{'case':20} {'wall s':>7} {'CPU s':>7} {'GB':>6} {'step ms':>10} {'gap':>8} {'again':>6} {'pruned':>6}  plan; CPU s by step (wall s of the search)", flush=True)
     for name in asked.cases or DEFAULT:
         subprocess.run([sys.executable, __file__, name, "--one", "--time-limit", str(asked.time_limit), *(["--verbose"] if asked.verbose else [])], check=False)
 

@@ -63,7 +63,7 @@ def plan(
     html: Html = None,
     fix: Fix = None,
     constraints: ConstraintFile = None,
-    no_price: Annotated[bool, typer.Option("--no-price", help="do not solve again without the constraints to tell what they cost")] = False,
+    no_price: Annotated[bool, typer.Option("--no-price", help="do not solve again to tell what constraints cost, or what would fit")] = False,
     dump: Dump = None,
     as_json: Json = False,
 ) -> int:
@@ -94,10 +94,12 @@ def explain(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="a plan.json")],
     name: Annotated[Optional[str], typer.Argument(metavar="NAME", help="a parameter, tensor or op, whole, its end, or with *")] = None,
     memory: Annotated[bool, typer.Option("--memory", help="who holds the peak, when, and why")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="only what the plan has; do not solve again with each alternative")] = False,
+    time_limit: Annotated[Optional[float], typer.Option("--time-limit", help="seconds for each alternative; default: 10", metavar="S")] = None,
     as_json: Json = False,
 ) -> int:
-    """Say what a plan chose for NAME and what else was offered, or who holds its memory."""
-    return Ending(as_json).answer(lambda say: commands.explain_plan(plan, name, memory))
+    """Say what a plan chose for NAME and what each alternative would cost, or who holds its memory."""
+    return Ending(as_json).answer(lambda say: commands.explain_plan(plan, name, memory, quick, time_limit, say))
 
 
 @app.command()
@@ -140,7 +142,7 @@ def emit(
     }  # fmt: skip
     given = [flag for flag, value in flags.items() if value not in (None, [])]
     asked = read_asked(word, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False)
+    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, stages=False)
     return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
 
 
@@ -177,7 +179,7 @@ def verify(
 ) -> int:
     """Run the program of MODEL on all ranks in one process, in float64, against plain PyTorch."""
     asked = read_asked(model, arg or (), batch, seq)
-    options = read_options(memory, "fp64", time_limit, dump, seed, read_constraints(fix, constraints), price=False)
+    options = read_options(memory, "fp64", time_limit, dump, seed, read_constraints(fix, constraints), price=False, stages=False)
     return Ending(as_json).answer(lambda say: commands.verify_model(asked, cluster, options, random_plans, say))
 
 

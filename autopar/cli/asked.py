@@ -65,10 +65,12 @@ def read_constraints(fix: str | None, path: str | None) -> Constraints:
 
 def read_options(
     memory: str | None, precision: str | None, time_limit: float | None, dump: str | None, seed: int = 0,
-    constraints: Constraints = Constraints(), price: bool = True,
+    constraints: Constraints = Constraints(), price: bool = True, stages: bool = True,
 ) -> Options:
     """The options of a compilation.
 
+    Args:
+        stages: the plan may have pipeline stages; False where its program is wanted.
     Raises:
         OptionsError: one of them cannot be used.
     """
@@ -78,7 +80,7 @@ def read_options(
         raise OptionsError(f"--memory: expected at least one byte, found {memory!r}")
     if dump is not None:
         check_folder_place(dump, "--dump")
-    return Options(precision=precision, memory_bytes=size, dump_dir=dump, seed=seed, constraints=constraints, price=price, **limits)
+    return Options(precision=precision, memory_bytes=size, dump_dir=dump, seed=seed, constraints=constraints, price=price, stages=stages, **limits)
 
 
 def load_asked(asked: Asked) -> tuple[Workload, ModelInfo]:

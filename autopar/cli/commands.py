@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ModelError, OptionsError, RankError, VerificationError
+from ..errors import AutoparError, ModelError, OptionsError, PlanError, RankError, VerificationError
 from ..options import Options
 from .asked import (
     Asked,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..graph.plan import Plan
+    from ..view.explain_name import NameReport
     from ..zoo import ZooOptions
 
 
@@ -114,13 +116,20 @@ def compare_plans(first: str, second: str) -> Outcome:
     return Outcome(lambda: diff_to_json(diff), lambda console: print_diff(diff, (first, second), console))
 
 
-def explain_plan(path: str, name: str | None, memory: bool) -> Outcome:
-    """`autopar explain`."""
+def explain_plan(path: str, name: str | None, memory: bool, quick: bool, time_limit: float | None, say: Talk) -> Outcome:
+    """`autopar explain`.
+
+    Args:
+        quick: the prices that the plan has, nothing is solved.
+        time_limit: seconds for each alternative.
+    """
     from ..graph.plan_json import load_plan
 
     if memory == (name is not None):
         found = f"both --memory and {name!r}" if memory else "neither"
         raise OptionsError(f"explain: expected a NAME (a parameter, tensor or op; * for any part) or --memory, found {found}")
+    if time_limit is not None and not time_limit > 0:
+        raise OptionsError(f"--time-limit: expected a positive number of seconds, found {time_limit:g}")
     plan = load_plan(path)
     if name is None:
         from ..view.explain_memory import explain_memory
@@ -132,7 +141,26 @@ def explain_plan(path: str, name: str | None, memory: bool) -> Outcome:
     from ..view.name_terminal import names_to_json, print_names
 
     reports = explain_name(plan, name)
+    if not quick:
+        reports = _solve_again(plan, path, reports, time_limit, say)
     return Outcome(lambda: names_to_json(reports), lambda console: print_names(reports, console))
+
+
+def _solve_again(plan: Plan, path: str, reports: tuple[NameReport, ...], time_limit: float | None, say: Talk) -> tuple[NameReport, ...]:
+    """The reports with their alternatives solved again; where the model cannot be made again they say so."""
+    from ..alternatives import FROM_OBJECTS, IN_STAGES, TIME_LIMIT_S, price_alternatives, set_up
+
+    try:
+        if plan.pipeline is not None:
+            raise PlanError(IN_STAGES)
+        if not plan.model.source:
+            raise PlanError(FROM_OBJECTS)
+        say(f"making {plan.model.name} again from {plan.model.source}")
+        workload, _ = load_again(plan, path)
+        bench = set_up(plan, workload, cluster_again(plan, path), report=say)
+    except AutoparError as error:
+        return tuple(replace(report, why_not=str(error)) for report in reports)
+    return price_alternatives(bench, reports, time_limit or TIME_LIMIT_S, say)
 
 
 def emit_program(word: str, asked: Asked, cluster: str | None, options: Options, given: Sequence[str], folder: str, say: Talk) -> Outcome:
@@ -148,13 +176,15 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
     if is_plan_file(word):
         if given:
             raise OptionsError(f"{', '.join(given)}: {word} is a plan, which has decided this already; leave it out, or give the model instead")
+        from ..api import require_one_stage
         from ..graph.plan_json import load_plan
 
         plan = load_plan(word)
+        options = Options(precision=plan.model.precision, memory_bytes=plan.cluster.memory_bytes, stages=False)
+        require_one_stage(options, plan)
         say(f"making {plan.model.name} again from {plan.model.source}")
         workload, source = load_again(plan, word)
         found = cluster_again(plan, word)
-        options = Options(precision=plan.model.precision, memory_bytes=plan.cluster.memory_bytes)
     else:
         if cluster is None and word.endswith(".json") and not Path(word).is_file():
             raise ModelError(f"{word}: no such file (looked in {Path.cwd()}); expected a plan that `autopar plan -o` wrote, or a model")

@@ -12,7 +12,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import AutoparError, InfeasibleError, VerificationError
@@ -143,6 +143,8 @@ def _error_data(error: BaseException) -> dict[str, Any]:
     data |= {name: getattr(error, name) for name in _FIGURES if hasattr(error, name)}
     if hasattr(error, "holders"):
         data["holders"] = dict(error.holders)
+    if hasattr(error, "changes"):
+        data["changes"] = [asdict(change) for change in error.changes]
     return {"error": data}
 
 

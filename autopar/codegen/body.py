@@ -3,6 +3,9 @@
 In: a program. Out: the text of its functions and of `step`. Values between functions travel as `crossings` decides: arguments, return
 values, `h[i]["name"]` for what a block keeps for its own later functions, `kept["name"]` for the rest, `grads["name"]` for what the
 update reads. Invariant: executing the text runs exactly the program's nodes.
+
+A step that takes its batch in turns has `prepare`, too, and its sums over the turns, as all that leaves the step, are in `grads`: of what
+forward and backward keep nothing outlives the turn. Nodes of the update phase on which the loss and outputs depend (`tail`) come first there.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ from ..graph.graph import Graph, use_table
 from ..graph.node import Node, Phase
 from ..graph.program import Program
 from ..graph.repeats import relative_name
+from ..graph.turns import ACCUMULATE, TAKE, count_microbatches
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier
-from .loops import Item, Loop, Part, beside_param, order_items, split_update
+from .loops import Item, Loop, Part, beside_param, grad_text, order_items, split_update
 from .writer import Writer
 
 
@@ -28,11 +32,15 @@ class Body:
     Args:
         containers: (Python name, family, number of the last block + 1) of each list of what blocks keep.
         leaving: the loss and outputs -> the text that reads them when the phases have run.
+        prepared: the containers in which `prepare` puts something.
+        update_boxes: the arguments of `update`.
     """
 
     functions: tuple[str, ...]
     containers: tuple[tuple[str, str, int], ...]
     leaving: dict[str, str]
+    prepared: frozenset[str]
+    update_boxes: str
 
 
 @dataclass(slots=True)
@@ -48,6 +56,11 @@ class _Frame:
     state_keys: dict[str, str]  # graph input -> text that reads it
     uses: dict[str, list[int]]
     dead: frozenset[str]
+    in_turns: bool
+    leaving: frozenset[str]  # what the user gets, where phases pass it on in `kept`
+    tail: tuple[int, ...]  # nodes of the update phase on which what the user gets depends
+    update_boxes: str  # what the function of the update takes
+    leaving_keys: dict[str, str]  # what the user gets, where phases pass it on in `grads` -> its key there
     loop_names: list[str]
     stored: set[str]  # values that `forward` or `backward` has put into `kept`
     notes: Mapping[str, str]
@@ -69,31 +82,60 @@ def print_bodies(program: Program, grads: tuple[tuple[str, str], ...], notes: Ma
         base = identifier(family.split(".")[-1] or "block")
         containers[family] = base if base not in containers.values() and base not in ("state", "batch", "grads", "kept", "comm", "ops", "step") else identifier(family) + "_"
     uses = {name: [i for i, _ in places] for name, places in use_table(graph).items()}
-    leaving = _leaving(graph)
+    leaving, in_turns = _leaving(graph), count_microbatches(graph) > 1
     written = {n.inputs[1] for n in graph.nodes if n.op == "state.write"}
     dead = frozenset(v for v, places in uses.items() if not places and v not in leaving and v not in written)
+    tail = _find_tail(graph, leaving)
     state_keys = {v.name: f'batch["{v.name}"]' if v.kind.value == "batch" else f'state["{v.storage}"]' for v in graph.values if v.name in set(graph.inputs)}
-    frame = _Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, [], set(), notes)
-    frame.grad_keys = _name_grads(program, grads, crossings)
+    held = frozenset() if in_turns else leaving
+    frame = _Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes)
+    frame.grad_keys = _name_grads(program, grads, crossings, tail, leaving - held)
+    for name in (n for n in frame.grad_keys if n in leaving - held):
+        frame.leaving_keys[name] = frame.grad_keys[name] + ("~out" if _is_taken_by_update(frame, name) else "")
     for k, table in enumerate(crossings.loops):
         frame.loop_names.append(_loop_name(frame, k, table))
     functions = [_print_block(frame, k) for k in range(len(crossings.loops))]
-    functions += [_print_phase(frame, phase) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+    functions += [_print_phase(frame, phase) for phase in items]
     functions += _print_update(frame)
     sizes = {f: 1 + max(b.index for t in crossings.loops if t.loop.family == f for b in t.loop.blocks) for f in families}
-    return Body(tuple(f for f in functions if f), tuple((containers[f], f, sizes[f]) for f in families), _leaving_texts(frame))
+    boxes = tuple((containers[f], f, sizes[f]) for f in families)
+    return Body(tuple(f for f in functions if f), boxes, _leaving_texts(frame), frozenset(_boxes(frame, Phase.PREPARE)), frame.update_boxes)
 
 
-def _leaving(graph: Graph) -> set[str]:
+def _update_boxes(graph: Graph, state_keys: Mapping[str, str]) -> str:
+    """The batch, too, where what waits for the end of the turns reads it."""
+    read = any(state_keys.get(name, "").startswith("batch[") for node in graph.nodes if node.phase is Phase.UPDATE for name in node.inputs)
+    return "comm, state, batch, grads" if read else "comm, state, grads"
+
+
+def _leaving(graph: Graph) -> frozenset[str]:
     """What the user gets; new states are not among them, `state.write` has put them in place."""
-    return {name for name in (graph.loss, *graph.outputs) if name}
+    return frozenset(name for name in (graph.loss, *graph.outputs) if name)
+
+
+def _find_tail(graph: Graph, leaving: frozenset[str]) -> tuple[int, ...]:
+    """The nodes of the update phase on which what the user gets depends, in order."""
+    wanted, found = set(leaving), []
+    for i in reversed(range(len(graph.nodes))):
+        node = graph.nodes[i]
+        if node.phase is Phase.UPDATE and wanted & set(node.outputs):
+            wanted |= set(node.inputs)
+            found.append(i)
+    return tuple(reversed(found))
+
+
+def _is_taken_by_update(frame: _Frame, name: str) -> bool:
+    """True where the update of a parameter takes this value out of `grads`."""
+    return any(frame.graph.nodes[i].phase is Phase.UPDATE and i not in frame.tail for i in frame.uses[name])
 
 
 def _leaving_texts(frame: _Frame) -> dict[str, str]:
     texts = {}
     for name in (*([frame.graph.loss] if frame.graph.loss else []), *frame.graph.outputs):
         texts[name] = f'kept["{identifier(name)}"]'
-        if name in frame.stored:
+        if name in frame.leaving_keys:
+            texts[name] = f'grads["{frame.leaving_keys[name]}"]'
+        elif name in frame.stored:
             continue
         if name in frame.crossings.kept_at:
             family, index, key = frame.crossings.kept_at[name][0]
@@ -108,10 +150,17 @@ def _loop_name(frame: _Frame, k: int, table: LoopTable) -> str:
     return base if base not in frame.loop_names else f"{base}_{k}"
 
 
-def _name_grads(program: Program, grads: tuple[tuple[str, str], ...], crossings: Crossings) -> dict[str, str]:
-    graph = program.graph
+def _name_grads(
+    program: Program, grads: tuple[tuple[str, str], ...], crossings: Crossings, tail: tuple[int, ...], leaving: frozenset[str]
+) -> dict[str, str]:
+    """Keys in `grads` of what an earlier phase or the tail makes and the update reads, of sums over turns, and of `leaving`."""
+    graph, late = program.graph, set(tail)
     made_early = {out for n in graph.nodes if n.phase is not Phase.UPDATE for out in n.outputs if out}
+    made_late = {out for i in tail for out in graph.nodes[i].outputs if out}
     read = dict.fromkeys(name for n in graph.nodes if n.phase is Phase.UPDATE for name in n.inputs if name in made_early)
+    read.update(dict.fromkeys(n.outputs[0] for n in graph.nodes if n.op == ACCUMULATE))
+    read.update(dict.fromkeys(name for i, n in enumerate(graph.nodes) if n.phase is Phase.UPDATE and i not in late for name in n.inputs if name in made_late))
+    read.update(dict.fromkeys(name for n in graph.nodes for name in n.outputs if name in leaving))
     whole_of = {local: whole for local, whole, _ in program.shardings}
     param_of = {g: p.rpartition("@")[0] for p, g in grads}
     place_in_loop = {
@@ -124,7 +173,7 @@ def _name_grads(program: Program, grads: tuple[tuple[str, str], ...], crossings:
     keys: dict[str, str] = {}
     counts: dict[str, int] = {}
     for name in read:  # a gradient that is read in two shardings has two entries
-        base = param_of.get(whole_of[name]) or place_in_loop.get(name, name)
+        base = param_of.get(whole_of[name]) or ("loss" if name in leaving and name == graph.loss else place_in_loop.get(name, name))
         counts[base] = counts.get(base, 0) + 1
         keys[name] = base if counts[base] == 1 else f"{base}~{counts[base]}"
     return keys
@@ -151,7 +200,7 @@ def _print_block(frame: _Frame, k: int) -> str:
     def path_text(path: str) -> str:
         return path.replace(prefix, f"{loop.family}.{{i}}" if loop.family else "{i}", 1) if path.startswith(prefix) else path
 
-    writer = Writer((), state_text, path_text, frame.notes)
+    writer = Writer(("turn",) if frame.in_turns else (), state_text, path_text, frame.notes)
     arguments, carried = [], []
     for entry in table.entries:
         value = entry.names[0]
@@ -171,9 +220,12 @@ def _print_block(frame: _Frame, k: int) -> str:
                 take = f'kept.pop("{entry.key}")' if _is_last_reader(frame, k, entry.key) else f'kept["{entry.key}"]'
                 writer.line(f"{writer.bind(name, entry.key)} = {take}")
         returned = {e.source for e in carried}
-        writer.node(node, frame.program.origins[i], _dead_here(frame, node))
+        if node.op == ACCUMULATE:
+            writer.accumulate(node, _grad_text(frame, loop, node.outputs[0]))
+        else:
+            writer.node(node, frame.program.origins[i], _dead_here(frame, node))
         for out_index, out in enumerate(node.outputs):
-            if not out:
+            if out not in writer.names:
                 continue
             if (position, out_index) in table.own_keys:
                 writer.line(f'kept["{table.own_keys[position, out_index]}"] = {writer.names[out]}')
@@ -187,7 +239,7 @@ def _print_block(frame: _Frame, k: int) -> str:
         writer.line(f"return {', '.join(results)}")
     blocks = [b.index for b in loop.blocks]
     doc = f'"""{loop.phase.value.capitalize()} of {loop.family or "block"}.{{i}}, i = {blocks[0]} .. {blocks[-1]}: `kept` is what this block leaves for its later functions."""'
-    head = f"def {frame.loop_names[k]}({_common_boxes(frame, loop)}, kept, i{''.join(', ' + a for a in arguments)}):"
+    head = f"def {frame.loop_names[k]}({_common_boxes(frame, loop)}, kept, i{_turn(frame, loop)}{''.join(', ' + a for a in arguments)}):"
     return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])
 
 
@@ -195,6 +247,11 @@ def _common_boxes(frame: _Frame, loop: Loop) -> str:
     """What every function of a block takes; the batch where blocks read it themselves (a mask)."""
     read = {n for block in loop.blocks for i in block.nodes for n in frame.graph.nodes[i].inputs}
     return "comm, state, batch, grads" if any(frame.state_keys.get(n, "").startswith("batch[") for n in read) else "comm, state, grads"
+
+
+def _turn(frame: _Frame, loop: Loop) -> str:
+    """`, turn` where the blocks take something of their turn."""
+    return ", turn" if any(frame.graph.nodes[i].op == TAKE for i in loop.blocks[0].nodes) else ""
 
 
 def _last_uses(graph: Graph, nodes: tuple[int, ...]) -> dict[str, int]:
@@ -222,7 +279,7 @@ def _is_last_reader(frame: _Frame, k: int, key: str) -> bool:
     values = {v for v, places in frame.crossings.kept_at.items() if any(f == family and name == key and i in mine for f, i, name in places)}
     items = [item for phase in frame.items for item in frame.items[phase]]
     after = items[items.index(frame.crossings.loops[k].loop) + 1 :]
-    return not values & ({n for item in after for n in _item_reads(frame, item)} | _leaving(frame.graph))
+    return not values & ({n for item in after for n in _item_reads(frame, item)} | frame.leaving)
 
 
 # ---------------------------------------------------------------- a phase
@@ -233,10 +290,9 @@ def _print_phase(frame: _Frame, phase: Phase) -> str:
     items = frame.items[phase]
     if not items:
         return ""
-    writer = Writer(tuple(frame.containers.values()), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
+    writer = Writer(_reserved(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
     reads = [_item_reads(frame, item) for item in items]
     last = {name: place for place, names in enumerate(reads) for name in names}
-    leaving = _leaving(graph)
     later = _read_after(frame, phase)
     for place, item in enumerate(items):
         for name in reads[place]:
@@ -246,18 +302,32 @@ def _print_phase(frame: _Frame, phase: Phase) -> str:
             made = _call_loop(frame, writer, item, place, last)
         else:
             node = graph.nodes[item]
-            writer.node(node, frame.program.origins[item], _dead_here(frame, node))
+            if node.op == ACCUMULATE:
+                writer.accumulate(node, f'"{frame.grad_keys[node.outputs[0]]}"')
+            else:
+                writer.node(node, frame.program.origins[item], _dead_here(frame, node))
             made = [o for o in node.outputs if o and o in writer.names]
         for name in made:
             if name in frame.grad_keys:
                 writer.line(f'grads["{frame.grad_keys[name]}"] = {writer.names[name]}')
-            if name in later or name in leaving:
+            if name in later or name in frame.leaving:
                 writer.line(f'kept["{identifier(name)}"] = {writer.names[name]}')
                 frame.stored.add(name)
         writer.drop([n for n in dict.fromkeys((*reads[place], *made)) if n in writer.names and last.get(n, place) <= place])
-    boxes = "".join(f", {name}" for name in frame.containers.values())
-    doc = f'"""The {phase.value} pass."""'
-    return "\n".join([f"def {phase.value}(comm, state, batch, grads, kept{boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])
+    boxes = "".join(f", {name}" for name in _boxes(frame, phase))
+    doc = '"""What is the same in every turn: `kept` is what it leaves for them."""' if phase is Phase.PREPARE else f'"""The {phase.value} pass."""'
+    turn = ", turn" if frame.in_turns and phase is not Phase.PREPARE else ""
+    return "\n".join([f"def {phase.value}(comm, state, batch, grads, kept{turn}{boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])
+
+
+def _boxes(frame: _Frame, phase: Phase) -> list[str]:
+    """The containers that the function of a phase takes; `prepare` takes those of the blocks that it runs."""
+    prepared = {t.loop.family for t in frame.crossings.loops if t.loop.phase is Phase.PREPARE}
+    return [name for family, name in frame.containers.items() if phase is not Phase.PREPARE or family in prepared]
+
+
+def _reserved(frame: _Frame) -> tuple[str, ...]:
+    return (*frame.containers.values(), *(["turn"] if frame.in_turns else []))
 
 
 def _item_reads(frame: _Frame, item: Item) -> list[str]:
@@ -279,15 +349,13 @@ def _table_of(frame: _Frame, loop: Loop) -> LoopTable:
 
 def _read_after(frame: _Frame, phase: Phase) -> set[str]:
     """Values that `forward` and `backward` themselves read in a later phase than this one."""
-    order = [Phase.FORWARD, Phase.BACKWARD]
-    if phase not in order:
-        return set()
+    order = list(frame.items)
     return {n for p in order[order.index(phase) + 1 :] for item in frame.items[p] for n in _item_reads(frame, item)}
 
 
 def _fetch(frame: _Frame, writer: Writer, name: str, place: tuple[Phase, int], later: set[str]) -> None:
     """Bring a value from where it was kept into this function."""
-    stays = name in later or name in _leaving(frame.graph)
+    stays = name in later or name in frame.leaving
     places = [("kept", identifier(name), stays)] if name in frame.stored else []
     for family, index, key in frame.crossings.kept_at.get(name, ()):
         places.append((f"{frame.containers[family]}[{index}]", key, stays or _is_taken(frame, family, index, key, place)))
@@ -333,7 +401,7 @@ def _call_loop(frame: _Frame, writer: Writer, loop: Loop, place: int, last: dict
     end = loop.blocks[-1].index + step
     numbers = f"range({first}, {end}, {step})" if step != 1 else f"range({first}, {end})" if first else f"range({end})"
     box = frame.containers[loop.family]
-    call = f"{frame.loop_names[k]}({_common_boxes(frame, loop)}, {box}[i], i{''.join(', ' + a for a in arguments)})"
+    call = f"{frame.loop_names[k]}({_common_boxes(frame, loop)}, {box}[i], i{_turn(frame, loop)}{''.join(', ' + a for a in arguments)})"
     writer.line(f"for i in {numbers}:")
     writer.line(f"    {', '.join(flows)} = {call}" if flows else f"    {call}")
     for entry, flow in zip(carried, flows):
@@ -347,8 +415,8 @@ def _call_loop(frame: _Frame, writer: Writer, loop: Loop, place: int, last: dict
 
 
 def _print_update(frame: _Frame) -> list[str]:
-    groups, rest = split_update(frame.graph)
-    if not groups and not rest:
+    groups, rest = split_update(frame.graph, frame.grad_keys, frozenset(frame.tail))
+    if not groups and not rest and not frame.tail:
         return []
     functions, calls = [], []
     for number, group in enumerate(groups):
@@ -357,7 +425,8 @@ def _print_update(frame: _Frame) -> list[str]:
         names = fold_names([part.param for part in group])
         calls += ["for name in expand_names(", *(f'    "{n}",' for n in names), "):"]
         calls.append(f"    {title}(comm, state, grads, name)")
-    writer = Writer(tuple(frame.containers.values()), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
+    writer = Writer(_reserved(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
+    _print_tail(frame, writer)
     last = _last_uses(frame.graph, tuple(rest))
     for place, i in enumerate(rest):
         node = frame.graph.nodes[i]
@@ -367,8 +436,30 @@ def _print_update(frame: _Frame) -> list[str]:
         writer.node(node, frame.program.origins[i], _dead_here(frame, node))
         writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
     doc = '"""The optimizer\'s update, parameter by parameter."""'
-    functions.append("\n".join(["def update(comm, state, grads):", *(f"    {line}" for line in [doc, *writer.lines, *calls])]))
+    functions.append("\n".join([f"def update({frame.update_boxes}):", *(f"    {line}" for line in [doc, *writer.lines, *calls])]))
     return functions
+
+
+def _print_tail(frame: _Frame, writer: Writer) -> None:
+    """Bring what leaves a step of turns from the sums to the user's form."""
+    graph = frame.graph
+    last = _last_uses(graph, frame.tail)
+    for place, i in enumerate(frame.tail):
+        node = graph.nodes[i]
+        for name in dict.fromkeys(node.inputs):
+            if name in frame.grad_keys and name not in writer.names:
+                stays = name in frame.leaving_keys or _is_taken_by_update(frame, name)
+                writer.line(f"{writer.bind(name, 'total')} = grads{'[%s]' if stays else '.pop(%s)'}" % f'"{frame.grad_keys[name]}"')
+        writer.node(node, frame.program.origins[i], _dead_here(frame, node))
+        for name in node.outputs:
+            keys = [frame.leaving_keys.get(name), frame.grad_keys[name] if name in frame.grad_keys and _is_taken_by_update(frame, name) else None]
+            for key in filter(None, keys):
+                writer.line(f'grads["{key}"] = {writer.names[name]}')
+        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
+    late = {out for i in frame.tail for out in graph.nodes[i].outputs}
+    for name, key in frame.leaving_keys.items():
+        if name not in late and key != frame.grad_keys[name]:
+            writer.line(f'grads["{key}"] = grads["{frame.grad_keys[name]}"]')
 
 
 def _print_part(frame: _Frame, title: str, part: Part) -> str:
@@ -386,10 +477,7 @@ def _print_part(frame: _Frame, title: str, part: Part) -> str:
         node = frame.graph.nodes[i]
         for name in dict.fromkeys(node.inputs):
             if name in frame.grad_keys and name not in writer.names:
-                key = frame.grad_keys[name]
-                again = key[len(part.param) :] if key.startswith(f"{part.param}~") else ""  # a second sharding of the gradient
-                text = "name" if key == part.param else f'f"{{name}}{again}"' if again else repr(key)
-                writer.line(f"{writer.bind(name, 'grad')} = grads.pop({text})")
+                writer.line(f"{writer.bind(name, 'grad')} = grads.pop({grad_text(frame.grad_keys[name], part.param)})")
         origin = frame.program.origins[i]
         writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, _dead_here(frame, node))
         writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from ..graph.graph import Graph
 from ..graph.node import Phase
 from ..graph.repeats import relative_name
+from ..graph.turns import count_microbatches
 from .expression import identifier
 from .loops import Item, Loop
 
@@ -74,8 +75,9 @@ def find_crossings(graph: Graph, items: dict[Phase, list[Item]]) -> Crossings:
         table = LoopTable(loop, [])
         tables.append(table)
         outside = [_outside_names(graph, block.nodes) for block in loop.blocks]
+        names_here = taken.setdefault(loop.family, set())
         for names in zip(*outside):
-            table.entries.append(_find_way(graph, table, names, entering, tables, taken.setdefault(loop.family, set())))
+            table.entries.append(_find_way(graph, table, names, entering, tables, names_here))
     crossings = Crossings(tables, function_of, {})
     _keep_for_outsiders(graph, crossings, taken)
     return crossings
@@ -156,7 +158,7 @@ def _fresh_key(name: str, taken: set[str]) -> str:
 def _keep_for_outsiders(graph: Graph, crossings: Crossings, taken: dict[str, set[str]]) -> None:
     """Values that blocks make and readers outside of the loop need (not the last one's carried value): kept by the block.
 
-    What the update reads goes through the dict of gradients instead.
+    What the update reads goes through the dict of gradients instead, and so does what leaves a step that takes its batch in turns.
     """
     readers = {
         name
@@ -164,7 +166,8 @@ def _keep_for_outsiders(graph: Graph, crossings: Crossings, taken: dict[str, set
         if crossings.function_of[i][0] == "phase" and node.phase is not Phase.UPDATE
         for name in node.inputs
     }
-    readers |= {graph.loss, *graph.outputs}
+    if count_microbatches(graph) == 1:
+        readers |= {graph.loss, *graph.outputs}
     readers |= {name for t in crossings.loops for e in t.entries if e.way in ("listed", "shared") for name in e.names}
     readers |= {e.names[0] for t in crossings.loops for e in t.entries if e.way == "carried"}
     for table in crossings.loops:

@@ -20,6 +20,7 @@ from ..graph.program import Program
 from ..graph.recompute import AGAIN
 from ..graph.sharding import Sharding
 from ..graph.tensor import STATE_KINDS, Kind
+from ..graph.turns import count_microbatches
 from .body import Body, fold_names, print_bodies
 
 _HEADER = '''"""{name}: one training step on {cluster}, mesh {mesh}.
@@ -167,22 +168,49 @@ def _print_step(program: Program, body: Body) -> str:
     graph = program.graph
     lines = ["def step(comm, state, batch):"]
     lines.append('    """One step on this rank: rewrites `state` in place, returns the loss (the outputs, where there is no loss)."""')
-    lines.append("    kept, grads = {}, {}")
-    boxes = ""
-    for name, family, count in body.containers:
-        lines.append(f"    {name} = [{{}} for _ in range({count})]  # what each block of {family or 'the model'} keeps between its functions")
-        boxes += f", {name}"
     phases = {n.phase for n in graph.nodes}
-    for phase in (Phase.FORWARD, Phase.BACKWARD):
-        if phase in phases:
-            lines.append(f"    {phase.value}(comm, state, batch, grads, kept{boxes})")
+    count = count_microbatches(graph)
+    if count > 1:
+        lines += _print_turns(phases, body, count)
+    else:
+        lines.append("    kept, grads = {}, {}")
+        lines += [f"    {name} = [{{}} for _ in range({number})]  # {_what_blocks_keep(family)}" for name, family, number in body.containers]
+        boxes = "".join(f", {name}" for name, _, _ in body.containers)
+        lines += [f"    {p.value}(comm, state, batch, grads, kept{boxes})" for p in (Phase.FORWARD, Phase.BACKWARD) if p in phases]
     if Phase.UPDATE in phases:
-        lines.append("    update(comm, state, grads)")
+        lines.append(f"    update({body.update_boxes})")
     outputs = [_leaving_text(program, body, name) for name in graph.outputs]
     loss = _leaving_text(program, body, graph.loss) if graph.loss else ""
     whole = f"({', '.join(outputs)},)" if outputs else ""
     lines.append(f"    return {', '.join(part for part in (loss, whole) if part) or 'None'}")
     return "\n".join(lines)
+
+
+def _what_blocks_keep(family: str) -> str:
+    return f"what each block of {family or 'the model'} keeps between its functions"
+
+
+def _print_turns(phases: set[Phase], body: Body, count: int) -> list[str]:
+    """The lines that prepare, and take the batch in turns: each begins with copies of the boxes that `prepare` has filled."""
+    lines, boxes, ready = ["    grads = {}  # sums over the turns"], "", ["ready"]
+    begin = ["        kept = {}"]
+    if Phase.PREPARE in phases:
+        begin = ["        kept = dict(ready)"]
+        lines.append("    ready = {}")
+    for name, family, number in body.containers:
+        new = f"[{{}} for _ in range({number})]"
+        if name in body.prepared:
+            ready.append(f"ready_{name}")
+            lines.append(f"    ready_{name} = {new}")
+            new = f"[dict(box) for box in ready_{name}]"
+        begin.append(f"        {name} = {new}  # {_what_blocks_keep(family)}")
+        boxes += f", {name}"
+    if Phase.PREPARE in phases:
+        lines.append(f"    prepare(comm, state, batch, grads, {', '.join(ready)})")
+    lines += [f"    for turn in range({count}):", *begin]
+    lines += [f"        {p.value}(comm, state, batch, grads, kept, turn{boxes})" for p in (Phase.FORWARD, Phase.BACKWARD) if p in phases]
+    gone = ["kept", *(name for name, _, _ in body.containers), *(ready if Phase.PREPARE in phases else [])]
+    return [*lines, f"    del {', '.join(gone)}"]
 
 
 def _leaving_text(program: Program, body: Body, name: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ..graph.node import Arg, Const, Node, Ref
 from ..graph.strides import READS_PACKED
+from ..graph.turns import TAKE
 
 _OPERATORS = {"aten.add.Tensor": "+", "aten.sub.Tensor": "-", "aten.mul.Tensor": "*", "aten.div.Tensor": "/"}
 _SCALAR_OPERATORS = {"aten.add.Scalar": "+", "aten.sub.Scalar": "-", "aten.mul.Scalar": "*", "aten.div.Scalar": "/", "aten.pow.Tensor_Scalar": "**"}
@@ -62,6 +63,8 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
     if space == "comm":
         options = [f"{key}={value!r}" for key, value in node.args if key not in ("x", "axis")]
         return f"comm.{rest}({', '.join([names[0], repr(args['axis']), *options])})"
+    if op == TAKE:
+        return f"ops.microbatch({names[0]}, turn, dim={args['dim']}, count={args['count']})"
     if space == "autopar":
         return f"ops.{rest}({_call_arguments(node, names)})"
     if space != "aten":

@@ -8,6 +8,7 @@ can run back to back. It changes nothing but the order.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Union
 
@@ -28,7 +29,7 @@ class Loop:
 Item = Union[int, Loop]
 
 
-def order_items(graph: Graph, phases: tuple[Phase, ...] = (Phase.FORWARD, Phase.BACKWARD)) -> dict[Phase, list[Item]]:
+def order_items(graph: Graph, phases: tuple[Phase, ...] = (Phase.PREPARE, Phase.FORWARD, Phase.BACKWARD)) -> dict[Phase, list[Item]]:
     """The items of each of these phases, loops where possible."""
     candidates = [loop for repeat in find_repeats(graph) if repeat.phase in phases for loop in _runs(repeat)]
     found: dict[Phase, list[Item]] = {}
@@ -121,12 +122,16 @@ class Part:
     nodes: tuple[int, ...]
 
 
-def split_update(graph: Graph) -> tuple[list[tuple[Part, ...]], list[int]]:
+def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -> tuple[list[tuple[Part, ...]], list[int]]:
     """The update phase as groups of parameters with the same update, and the nodes that are not one parameter's alone.
 
-    A group's parts correspond node for node: same ops, arguments and references (states by their name beside the parameter's).
+    A group's parts correspond node for node: same ops, arguments and references (states and gradients by their name beside the parameter's).
+
+    Args:
+        keys: value that an earlier phase makes and the update reads -> its key in `grads`.
+        apart: nodes of the update phase that are printed elsewhere.
     """
-    nodes = [i for i, node in enumerate(graph.nodes) if node.phase is Phase.UPDATE]
+    nodes = [i for i, node in enumerate(graph.nodes) if node.phase is Phase.UPDATE and i not in apart]
     parent = {i: i for i in nodes}
 
     def root(i: int) -> int:
@@ -152,11 +157,11 @@ def split_update(graph: Graph) -> tuple[list[tuple[Part, ...]], list[int]]:
     for members in parts.values():
         storages = {entering[n].storage for i in members for n in graph.nodes[i].inputs if n in entering}
         params = {s.partition(":")[2] or s for s in storages}
-        if len(params) != 1:
+        if len(params) != 1 or all(graph.nodes[i].op == "state.write" for i in members):
             rest += members
             continue
         part = Part(params.pop(), tuple(members))
-        groups.setdefault(_part_signature(graph, part, entering), []).append(part)
+        groups.setdefault(_part_signature(graph, part, entering, keys), []).append(part)
     return [tuple(g) for g in groups.values()], sorted(rest)
 
 
@@ -168,7 +173,14 @@ def beside_param(storage: str, param: str) -> str:
     return f"{role}:{{name}}" if owner == param else ""
 
 
-def _part_signature(graph: Graph, part: Part, entering: dict) -> tuple:
+def grad_text(key: str, param: str) -> str:
+    """The text that names an entry of `grads` in a function that has the parameter's name as `name`."""
+    if key == param:
+        return "name"
+    return f'f"{{name}}{key[len(param) :]}"' if key.startswith(f"{param}~") else repr(key)
+
+
+def _part_signature(graph: Graph, part: Part, entering: dict, keys: Mapping[str, str]) -> tuple:
     own: dict[str, tuple] = {}
     outside: dict[str, tuple] = {}
     rows = []
@@ -181,7 +193,7 @@ def _part_signature(graph: Graph, part: Part, entering: dict) -> tuple:
             elif name in entering:
                 refs.append(("state", beside_param(entering[name].storage, part.param) or entering[name].storage))
             else:
-                refs.append(outside.setdefault(name, ("outside", len(outside))))
+                refs.append(outside.setdefault(name, ("outside", len(outside), grad_text(keys[name], part.param))))
         for k, name in enumerate(node.outputs):
             own[name] = (position, k)
         rows.append((node.op, node.args, tuple(refs)))

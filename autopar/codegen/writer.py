@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ..graph.node import Node
 from ..graph.program import Origin
+from ..graph.turns import TAKE
 from .expression import identifier, print_expression
 
 _NAMED_BY_MODULE = ("autopar.linear", "autopar.attention", "aten.native_layer_norm.default", "autopar.embedding", "aten.convolution.default")
@@ -57,7 +58,8 @@ class Writer:
         Args:
             dead_outputs: outputs that nobody reads.
         """
-        self._group(node, origin)
+        if node.op != TAKE:
+            self._group(node, origin)
         if node.op == "state.write":
             self.line(f"{self._state_text(node.inputs[0])}.copy_({self.text_of(node.inputs[1])})")
             return
@@ -69,6 +71,14 @@ class Writer:
         self.line(f"{', '.join(targets)} = {text}{note}")
         if "_" in targets:
             self.line("del _")
+
+    def accumulate(self, node: Node, entry: str) -> None:
+        """The line of a node that adds to a sum over the turns.
+
+        Args:
+            entry: the text of the sum's key in `grads`.
+        """
+        self.line(f"ops.accumulate(grads, {entry}, {self.text_of(node.inputs[0])})")
 
     def drop(self, values: list[str]) -> None:
         """Delete the names of values that are read no more."""
@@ -90,6 +100,8 @@ class Writer:
 
 
 def _wish(node: Node, output: int) -> str:
+    if node.op == TAKE:
+        return node.inputs[0].partition("~")[0]
     if node.op in _NAMED_BY_MODULE:
         tail = [part for part in node.path.split(".") if part and not part.isdigit()]
         base = tail[-1] if tail else node.op.split(".")[1]

@@ -1,8 +1,10 @@
 """Estimates: what one step of a program costs, predicted node by node.
 
 In: a cost model, a `Program`, and for each node of the whole graph its site, signature and strategy. Out: seconds per node,
-and the `Cost` of a plan. Invariant: `step_s` is the sum of the table of `node_seconds`, and each entry is what the solver adds for
-the same choice (both call `cost.model`). One stream: every collective is exposed; a single stage: no bubble.
+and the `Cost` of a plan. Invariant: `step_s` is the sum of the table of `node_seconds` less that of `hidden_seconds`, and each entry is
+what the solver adds for the same choice (both call `cost.model`). A single stage: no bubble.
+
+    hidden of a phase = min(sum of (1 - exposed share) x the seconds of the collectives that may hide there, compute of the phase)
 """
 
 from __future__ import annotations
@@ -10,14 +12,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import fsum
 
+from ..graph.case import Case
 from ..graph.graph import value_table
 from ..graph.mesh import axis_sizes, num_ranks
-from ..graph.node import Node
+from ..graph.node import Node, Phase
 from ..graph.plan import Cost
 from ..graph.program import Program
 from ..graph.rule import Signature, Site
+from ..graph.sharding import Sharding
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import Kind, Value, num_elements, size_bytes
+from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, transfer_of
+from ..graph.turns import LOOP, count_microbatches, times_of
 from .memory import comm_step, estimate_memory
 from .model import (
     AxisLink,
@@ -25,6 +31,8 @@ from .model import (
     axis_link,
     compute_dtype,
     estimate_comm_s,
+    estimate_hidden_s,
+    estimate_node_s,
     estimate_op_s,
     estimate_write_s,
     node_flops,
@@ -51,27 +59,60 @@ def node_seconds(
         if (whole := node_flops(signature, site))
     }
     seconds = {}
-    for node in program.graph.nodes:
+    for node, origin in zip(program.graph.nodes, program.origins):
         if node.op.startswith("comm."):
-            seconds[node.name] = _comm_s(model, program, node, values, links)
+            seconds[node.name] = _comm_s(model, program, node, values, links, transfer_of(values[origin.value]))
         elif node.op == "state.write":
             seconds[node.name] = estimate_write_s(model, size_bytes(values[node.inputs[0]]))
         else:
             reads = [(values[i].shape, values[i].dtype) for i in node.inputs]
             writes = [(values[o].shape, values[o].dtype) for o in node.outputs if o]
             seconds[node.name] = estimate_op_s(model, node.op, flops.get(node.name, 0.0), reads, writes)
-    return seconds
+    turns = count_microbatches(program.graph)
+    return {node.name: times_of(node.phase, turns) * seconds[node.name] for node in program.graph.nodes}
 
 
-def _comm_s(model: CostModel, program: Program, node: Node, values: Mapping[str, Value], links: Mapping[str, AxisLink]) -> float:
+def _comm_s(
+    model: CostModel, program: Program, node: Node, values: Mapping[str, Value], links: Mapping[str, AxisLink], transfer: Transfer
+) -> float:
     kind, size, ends = comm_step(program, node)
     before, after = values[node.inputs[0]], values[node.outputs[0]]
     copied = step_copied_bytes(kind, before.shape, after.shape, before.dtype, size, ends)
-    return estimate_comm_s(model, kind, links[str(dict(node.args)["axis"])], size_bytes(before), size_bytes(after), copied)
+    return estimate_comm_s(model, kind, links[str(dict(node.args)["axis"])], size_bytes(before), size_bytes(after), copied, transfer)
+
+
+def hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Node of the program -> of its seconds, what does not lengthen the step; only of the collectives that hide behind compute.
+
+    Args:
+        seconds: of each node (`node_seconds`).
+    """
+    values = value_table(program.graph)
+    links = {axis.name: axis_link(model, program.mesh, k) for k, axis in enumerate(program.mesh.axes)}
+    hidden: dict[Phase, dict[str, float]] = {phase: {} for phase in HIDING_PHASES}
+    compute, turns = dict.fromkeys(HIDING_PHASES, 0.0), count_microbatches(program.graph)
+    for node, origin in zip(program.graph.nodes, program.origins):
+        if node.op.startswith("comm."):
+            value = values[origin.value]
+            if may_hide(value, node.phase):
+                sides = size_bytes(values[node.inputs[0]]), size_bytes(values[node.outputs[0]])
+                link = links[str(dict(node.args)["axis"])]
+                beside = estimate_hidden_s(model, comm_step(program, node)[0], link, *sides, transfer_of(value))
+                if beside:
+                    hidden[node.phase][node.name] = times_of(node.phase, turns) * beside
+        elif node.op != "state.write" and node.phase in compute:
+            compute[node.phase] += seconds[node.name]
+    found: dict[str, float] = {}
+    for phase, rows in hidden.items():
+        wanted = fsum(rows.values())
+        share = min(1.0, compute[phase] / wanted) if wanted else 1.0
+        found.update({name: share * beside for name, beside in rows.items()})
+    return found
 
 
 def estimate_program(
-    model: CostModel, program: Program, sites: Sequence[Site], signatures: Sequence[Signature], strategies: Mapping[str, Strategy]
+    model: CostModel, program: Program, sites: Sequence[Site], signatures: Sequence[Signature], strategies: Mapping[str, Strategy],
+    in_flight: float = 1.0,
 ) -> Cost:
     """Time and memory of one step on one device (all are alike).
 
@@ -80,9 +121,10 @@ def estimate_program(
         strategies: by node name (`partition.assigned_strategies`).
     """
     seconds = node_seconds(model, program, sites, signatures, strategies)
-    comm_s = fsum(seconds[n.name] for n in program.graph.nodes if n.op.startswith("comm."))
-    step_s = fsum(seconds.values())
-    memory = estimate_memory(program, model.reserve_bytes)
+    beside = [-s for s in hidden_seconds(model, program, seconds).values()]
+    comm_s = fsum([*(seconds[n.name] for n in program.graph.nodes if n.op.startswith("comm.")), *beside])
+    step_s = fsum([*seconds.values(), *beside])
+    memory = estimate_memory(program, model.reserve_bytes, in_flight)
     by_dtype = _flops_by_dtype(program, sites, signatures)
     total = fsum(by_dtype.values())
     busiest = max(by_dtype, key=by_dtype.__getitem__, default="float32")
@@ -108,9 +150,10 @@ def estimate_program(
 def _flops_by_dtype(program: Program, sites: Sequence[Site], signatures: Sequence[Signature]) -> dict[str, float]:
     """FLOPs of the whole step (all devices, nothing counted twice) by the dtype in which they are done."""
     values = value_table(program.graph)
+    turns = count_microbatches(program.graph)
     found: dict[str, float] = {}
     for site, signature in zip(sites, signatures):
-        flops = node_flops(signature, site)
+        flops = times_of(site.node.phase, turns) * node_flops(signature, site)
         if flops:
             dtype = compute_dtype(site_dtypes(site.node, values))
             found[dtype] = found.get(dtype, 0.0) + flops
@@ -137,3 +180,21 @@ def count_samples(program: Program) -> int | None:
     for value in batch:
         return (*whole.get(value.name, value.shape), 1)[0]
     return None
+
+
+def roofline_seconds(model: CostModel, case: Case) -> tuple[float, float]:
+    """Seconds of forward and backward, and of everything else, on one device of unlimited memory, without the overhead of starting ops: among n
+    devices no plan takes less than the n-th part."""
+    values = value_table(case.graph)
+    inside = outside = 0.0
+    known: dict[int, float] = {}
+    for i, root in enumerate(case.fold.node_class):
+        if root not in known:
+            node, site, signature = case.graph.nodes[root], case.sites[root], case.signatures[root]
+            whole = Strategy((), tuple(Sharding(()) for _ in site.inputs), tuple(Sharding(()) for _ in site.outputs))
+            known[root] = max(0.0, estimate_node_s(model, signature, site, site_dtypes(node, values), whole, ()) - model.launch_s)
+        if case.graph.nodes[i].phase in LOOP:
+            inside += known[root]
+        else:
+            outside += known[root]
+    return inside, outside

@@ -8,6 +8,7 @@ the device and its allocator keep for themselves (`reserve_bytes`). Scratch spac
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from ..graph.graph import value_table
 from ..graph.liveness import live_ranges
@@ -16,6 +17,7 @@ from ..graph.plan import Holder, Moment
 from ..graph.program import Program
 from ..graph.reshard import StepKind
 from ..graph.tensor import STATE_KINDS, Kind, Value, size_bytes
+from ..graph.turns import loop_span
 from .model import Ends, step_copied_bytes
 
 HOLDERS = ("parameters", "gradients", "optimizer", "buffers", "batch", "activations", "gathered", "temporaries", "reserve")
@@ -106,11 +108,12 @@ def _int(node: Node, name: str) -> int:
     return found
 
 
-def estimate_memory(program: Program, reserve_bytes: int) -> Memory:
+def estimate_memory(program: Program, reserve_bytes: int, in_flight: float = 1.0) -> Memory:
     """Walk the program once.
 
     Args:
         reserve_bytes: that the device and the allocator keep for themselves.
+        in_flight: of a pipeline stage: so many microbatches at most are between their forward and their backward, this one included.
     """
     graph = program.graph
     values = value_table(graph)
@@ -119,7 +122,12 @@ def estimate_memory(program: Program, reserve_bytes: int) -> Memory:
     held[column["reserve"]] = reserve_bytes
     starts: dict[int, list[Life]] = {}
     ends: dict[int, list[Life]] = {}
+    waiting = [0] * len(HOLDERS)
+    span = loop_span(graph)
+    turn = next((i for i, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), len(graph.nodes))
     for life in list_lives(program):
+        if span is not None and span[0] <= life.first < turn <= life.last <= span[1]:
+            waiting[column[life.holder]] += ceil((in_flight - 1) * life.bytes)
         starts.setdefault(life.first, []).append(life)
         ends.setdefault(life.last, []).append(life)
     for life in starts.get(-1, ()):
@@ -129,7 +137,7 @@ def estimate_memory(program: Program, reserve_bytes: int) -> Memory:
     for i, node in enumerate(graph.nodes):
         for life in starts.get(i, ()):
             held[column[life.holder]] += life.bytes
-        row = list(held)
+        row = [a + b for a, b in zip(held, waiting)] if span is not None and span[0] <= i <= span[1] else list(held)
         row[column["temporaries"]] += scratch_bytes(program, node, values)
         rows.append(tuple(row))
         for life in ends.get(i, ()):

@@ -5,8 +5,11 @@ chooses and the estimate that reports call the same two primitives, `estimate_op
 
     op          max(flops / (peak x reached share), bytes / (memory bandwidth x reached share)) + launch; a view costs nothing
     collective  launch + hops x latency + bytes sent / bandwidth, along one mesh axis; plus a local copy where the split is not outermost
+    bucket      where the device's runtime sends states and gradients in buckets, launch and latency count by their share of a bucket
+    hidden      of a collective that may run beside compute (`graph.transfer`), all but `exposed_share` of its seconds; what hides in a
+                phase never exceeds the compute of that phase (`cost.estimate` and the solver's judge see to that)
 
-Every term is linear in time, none is hidden behind another (`exposed` is everything); nothing here is fitted to a step time.
+Every term is linear in time; nothing here is fitted to a step time. `docs/design/cost.md` says what is assumed.
 
 Sources. Ring and pairwise formulas: Thakur, Rabenseifner, Gropp 2005, "Optimization of collective communication operations in MPICH",
 sections 3-4. Tree all-reduce and hops inside and across hosts: NCCL, `src/graph/tuning.cc`. A group of g ranks per host drives g network
@@ -16,8 +19,8 @@ ports at once: stas00/ml-engineering, hierarchical all-reduce ("NIC 2 (k-1)/k P/
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import ceil, log2, prod
+from dataclasses import dataclass, replace
+from math import ceil, inf, log2, prod
 
 import numpy as np
 
@@ -25,12 +28,14 @@ from ..cluster import Cluster, Device, num_devices
 from ..graph.liveness import is_view
 from ..graph.mesh import Mesh, MeshAxis
 from ..graph.node import Node
-from ..graph.reshard import Step, StepKind, reshard_steps
+from ..graph.reshard import COLLECTIVES, Step, StepKind, reshard_steps
 from ..graph.reshard_pairs import reshard_pairs
-from ..graph.rule import Signature, Site, count_flops
+from ..graph.rule import Signature, Site, count_flops, is_contraction
 from ..graph.sharding import Sharding, num_shards
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
+from ..graph.transfer import Transfer, transfer_of
+from ..graph.turns import RECEIVE, SEND
 from ..graph.work import moved_bytes
 from .rows import ProfileRows, measured_device, measured_link
 
@@ -48,15 +53,14 @@ _MEMORY_SHARE = 0.9
 _LINK_SHARE = {"nvlink": 0.80, "pcie": 0.76, "xgmi": 0.70, "ib": 0.96, "ethernet": 0.90}
 # Bytes that a device cannot give to tensors: CUDA context, cuBLAS and NCCL buffers, allocator rounding (assumption; 0.5-1.5 GiB are seen).
 _RESERVE_BYTES = {"cpu": 0, "cuda": 2**30}
-
-
-def is_contraction(signature: Signature) -> bool:
-    """True where the op's FLOPs count against the matmul peak: a multiply-add per point, or FLOPs that the row works out itself.
-
-    Everything else (a norm's 8 per point) is bound by bytes on any device listed.
-    """
-    flops = signature.rule.flops
-    return callable(flops) or flops == 2
+# What one bucket of small gradients or parameters holds: torch's `DistributedDataParallel(bucket_cap_mb=25)`; FSDP's flat parameter of a
+# transformer block is larger. 0: each is sent alone, as the emitted program does on `cpu`.
+_BUCKET_BYTES = {"cpu": 0, "cuda": 25 * 2**20}
+_BUCKETED = frozenset({StepKind.ALL_GATHER, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE})
+# Share of a collective that lengthens the step although it runs beside compute: it takes multiprocessors and memory bandwidth from the
+# kernels. Of 506 published rows, those with FSDP fit best where about half of the hidden communication still costs; a perfect
+# max(compute, comm) is wrong. Processes on the cores of one machine compute and send with the same cores: nothing hides.
+_EXPOSED_SHARE = {"cpu": 1.0, "cuda": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,9 @@ class CostModel:
         inside_bytes_per_s, across_bytes_per_s: reached, per device and direction.
         reserve_bytes: that tensors cannot have.
         source: one line for people.
+        bucket_bytes: of states or gradients that travel together; 0: each travels alone.
+        exposed_share: of the seconds of a collective beside compute that lengthen the step all the same; 1: nothing hides.
+        stage_latency_s, stage_bytes_per_s: from a pipeline stage to another, per device (`staged_model`).
     """
 
     cluster: Cluster
@@ -93,6 +100,10 @@ class CostModel:
     across_bytes_per_s: float
     reserve_bytes: int
     source: str
+    bucket_bytes: int
+    exposed_share: float
+    stage_latency_s: float = 0.0
+    stage_bytes_per_s: float = inf
 
 
 def build_cost_model(cluster: Cluster, rows: ProfileRows | None = None) -> CostModel:
@@ -120,7 +131,23 @@ def build_cost_model(cluster: Cluster, rows: ProfileRows | None = None) -> CostM
         across.bandwidth_bytes_per_s * _link_share(across.name),
         _RESERVE_BYTES[device.kind],
         f"{device.source}; inside: {inside.source}" + (f"; across: {across.source}" if cluster.num_hosts > 1 else ""),
+        _BUCKET_BYTES[device.kind],
+        _EXPOSED_SHARE[device.kind],
     )
+
+
+def staged_model(model: CostModel, num_stages: int, num_ranks: int) -> CostModel:
+    """The model of a cluster whose devices are divided among pipeline stages, in order: what is received comes from the same place of another stage.
+
+    Args:
+        num_ranks: of the cluster. A stage boundary crosses hosts unless all stages are on one.
+    """
+    cluster = model.cluster
+    if num_stages == 1:
+        return model
+    inside = num_ranks <= cluster.devices_per_host
+    latency = (cluster.inside if inside else cluster.across).latency_s
+    return replace(model, stage_latency_s=latency, stage_bytes_per_s=model.inside_bytes_per_s if inside else model.across_bytes_per_s)
 
 
 def _matmul_share(device: Device) -> float:
@@ -164,8 +191,10 @@ def estimate_op_s(model: CostModel, op: str, flops: float, local_inputs: Sequenc
 
 
 def _roofline(model: CostModel, op: str, flops: float, rate: float, moved_bytes: int) -> float:
-    if is_view(op):
+    if is_view(op) or op == SEND:
         return 0.0
+    if op == RECEIVE:
+        return model.stage_latency_s + moved_bytes / model.stage_bytes_per_s
     return max(flops / rate, moved_bytes / model.memory_bytes_per_s) + model.launch_s
 
 
@@ -235,26 +264,64 @@ def axis_link(model: CostModel, mesh: Mesh, axis: int) -> AxisLink:
     )
 
 
-def estimate_comm_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int, copied_bytes: int = 0) -> float:
+def estimate_comm_s(
+    model: CostModel,
+    kind: StepKind,
+    link: AxisLink,
+    bytes_in: int,
+    bytes_out: int,
+    copied_bytes: int = 0,
+    transfer: Transfer = Transfer.BLOCKING,
+) -> float:
     """Seconds of one collective or local cut.
 
     Args:
         link: along the axis (`axis_link`).
         bytes_in, bytes_out: of one rank's tensor before and after.
         copied_bytes: that are read and written once more because the split is not outermost (`step_copied_bytes`).
+        transfer: states and gradients travel in buckets where the runtime has any.
     """
+    wire_s = _wire_s(model, kind, link, bytes_in, bytes_out, transfer)
+    return wire_s + 2 / model.memory_bytes_per_s * copied_bytes + (model.launch_s if copied_bytes else 0.0)
+
+
+def estimate_hidden_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int, transfer: Transfer) -> float:
+    """Of `estimate_comm_s`, the seconds that do not lengthen the step where the collective may run beside compute; of a local cut none."""
+    if kind not in COLLECTIVES or transfer is Transfer.BLOCKING or model.exposed_share == 1.0:
+        return 0.0
+    return (1 - model.exposed_share) * _wire_s(model, kind, link, bytes_in, bytes_out, transfer)
+
+
+def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int, transfer: Transfer) -> float:
+    """Without the copies. A bucket of many tensors pays its latency once: each pays the part of the bucket that it fills."""
     rate = 1 / model.memory_bytes_per_s
-    seconds = min(fixed + per_in * bytes_in + per_out * bytes_out for fixed, per_in, per_out in _comm_lines(kind, link, rate))
-    return model.launch_s + seconds + 2 * rate * copied_bytes + (model.launch_s if copied_bytes else 0.0)
+    share = 1.0
+    if model.bucket_bytes and kind in _BUCKETED and transfer is not Transfer.BLOCKING:
+        share = min(1.0, max(bytes_in, bytes_out) / model.bucket_bytes)
+    return share * model.launch_s + min(
+        share * fixed + per_in * bytes_in + per_out * bytes_out for fixed, per_in, per_out in _comm_lines(kind, link, rate)
+    )
 
 
 def estimate_comms_s(
-    model: CostModel, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, copied_bytes: np.ndarray
-) -> np.ndarray:
-    """`estimate_comm_s` of many steps of one kind along one axis."""
+    model: CostModel,
+    kind: StepKind,
+    link: AxisLink,
+    bytes_in: np.ndarray,
+    bytes_out: np.ndarray,
+    copied_bytes: np.ndarray,
+    transfer: Transfer,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(`estimate_comm_s`, `estimate_hidden_s`) of many steps of one kind along one axis."""
     rate = 1 / model.memory_bytes_per_s
-    lines = [fixed + per_in * bytes_in + per_out * bytes_out for fixed, per_in, per_out in _comm_lines(kind, link, rate)]
-    return model.launch_s + np.minimum.reduce(lines) + 2 * rate * copied_bytes + model.launch_s * (copied_bytes > 0)
+    share: np.ndarray | float = 1.0
+    if model.bucket_bytes and kind in _BUCKETED and transfer is not Transfer.BLOCKING:
+        share = np.minimum(1.0, np.maximum(bytes_in, bytes_out) / model.bucket_bytes)
+    lines = [share * fixed + per_in * bytes_in + per_out * bytes_out for fixed, per_in, per_out in _comm_lines(kind, link, rate)]
+    wire = share * model.launch_s + np.minimum.reduce(lines)
+    hides = kind in COLLECTIVES and transfer is not Transfer.BLOCKING
+    whole = wire + 2 * rate * copied_bytes + model.launch_s * (copied_bytes > 0)
+    return whole, (1 - model.exposed_share) * wire if hides else np.zeros_like(wire)
 
 
 def _comm_lines(kind: StepKind, link: AxisLink, memory_s_per_byte: float) -> tuple[tuple[float, float, float], ...]:
@@ -307,42 +374,45 @@ def _is_outermost(shape: Shape, dim: int, stride: int, size: int) -> bool:
     return prod(shape[:dim]) * (shape[dim] // (stride * size)) == 1
 
 
-def estimate_step_s(model: CostModel, step: Step, mesh: Mesh, dtype: str) -> float:
+def estimate_step_s(model: CostModel, step: Step, mesh: Mesh, dtype: str, transfer: Transfer = Transfer.BLOCKING) -> float:
     """Seconds of one step of a reshard along its mesh axis."""
     ends = (step.from_dim, step.from_stride), (step.to_dim, step.to_stride)
     copied = step_copied_bytes(step.kind, step.local_in, step.local_out, dtype, mesh.axes[step.axis].size, ends)
-    link = axis_link(model, mesh, step.axis)
-    return estimate_comm_s(model, step.kind, link, tensor_bytes((step.local_in, dtype)), tensor_bytes((step.local_out, dtype)), copied)
+    return estimate_comm_s(model, step.kind, axis_link(model, mesh, step.axis), *_step_bytes(step, dtype), copied, transfer)
 
 
-def estimate_reshard_s(model: CostModel, shape: Shape, dtype: str, source: Sharding, target: Sharding, mesh: Mesh) -> float:
-    """Seconds to bring a value from one sharding to another: its steps one after the other.
+def _step_bytes(step: Step, dtype: str) -> tuple[int, int]:
+    return tensor_bytes((step.local_in, dtype)), tensor_bytes((step.local_out, dtype))
 
-    Args:
-        shape: of the whole value.
-    """
+
+def estimate_reshard_s(model: CostModel, value: Value, source: Sharding, target: Sharding, mesh: Mesh) -> tuple[float, float]:
+    """Seconds to bring a (whole) value from one sharding to another, its steps one after the other; and, of these, the seconds that hide
+    behind compute where they may (`transfer.may_hide`)."""
     if source == target:
-        return 0.0
-    steps = reshard_steps(shape, source, target, tuple(a.size for a in mesh.axes))
-    return sum(estimate_step_s(model, step, mesh, dtype) for step in steps)
+        return 0.0, 0.0
+    steps = reshard_steps(value.shape, source, target, tuple(a.size for a in mesh.axes))
+    moved = transfer_of(value)
+    hidden = (
+        estimate_hidden_s(model, s.kind, axis_link(model, mesh, s.axis), *_step_bytes(s, value.dtype), moved) for s in steps
+    )
+    return sum(estimate_step_s(model, step, mesh, value.dtype, moved) for step in steps), sum(hidden)
 
 
 def estimate_reshards_s(
-    model: CostModel, shape: Shape, dtype: str, sources: Sequence[Sharding], targets: Sequence[Sharding], mesh: Mesh
-) -> np.ndarray:
-    """`estimate_reshard_s` of every source to every target; infinity where there is no way.
-
-    Args:
-        shape: of the whole value.
-    """
-    paths = reshard_pairs(shape, sources, targets, tuple(a.size for a in mesh.axes))
+    model: CostModel, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding], mesh: Mesh
+) -> tuple[np.ndarray, np.ndarray]:
+    """`estimate_reshard_s` of every source to every target; infinity (of which nothing hides) where there is no way."""
+    paths = reshard_pairs(value.shape, sources, targets, tuple(a.size for a in mesh.axes))
     seconds = np.where(paths.reachable, 0.0, np.inf)
-    flat, width = seconds.reshape(-1), DTYPE_BYTES[dtype]
+    hidden = np.zeros(seconds.shape)
+    flat, width, moved = seconds.reshape(-1), DTYPE_BYTES[value.dtype], transfer_of(value)
     links = [axis_link(model, mesh, axis) for axis in range(len(mesh.axes))]
     for step in paths.steps:
         sides = (width * step.elements_in, width * step.elements_out, width * step.packed_elements)
-        flat[step.pairs] += estimate_comms_s(model, step.kind, links[step.axis], *sides)
-    return seconds
+        whole, beside = estimate_comms_s(model, step.kind, links[step.axis], *sides, moved)
+        flat[step.pairs] += whole
+        hidden.reshape(-1)[step.pairs] += beside
+    return seconds, hidden
 
 
 # --- meshes -----------------------------------------------------------------------------------------------------------------------

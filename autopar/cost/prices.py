@@ -44,13 +44,20 @@ class MeshPrices:
     def reshard_seconds(self, value: Value, source: Sharding, target: Sharding) -> float:
         """To bring the value from one sharding to another; infinity where there is no way."""
         try:
-            return estimate_reshard_s(self.model, value.shape, value.dtype, source, target, self.mesh)
+            return estimate_reshard_s(self.model, value, source, target, self.mesh)[0]
         except GraphError:
             return inf
 
-    def reshard_matrix(self, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> np.ndarray:
-        """`reshard_seconds` of every source to every target."""
-        return estimate_reshards_s(self.model, value.shape, value.dtype, sources, targets, self.mesh)
+    def hidden_seconds(self, value: Value, source: Sharding, target: Sharding) -> float:
+        """Of `reshard_seconds`, what hides behind compute where it may."""
+        try:
+            return estimate_reshard_s(self.model, value, source, target, self.mesh)[1]
+        except GraphError:
+            return 0.0
+
+    def reshard_matrices(self, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> tuple[np.ndarray, np.ndarray]:
+        """`reshard_seconds` and `hidden_seconds` of every source to every target."""
+        return estimate_reshards_s(self.model, value, sources, targets, self.mesh)
 
     def write_seconds(self, value: Value, storage: Sharding) -> float:
         """To write the new version of a state into its storage; paid once per state that the step replaces."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ..cost.memory import Memory, estimate_memory
 from ..errors import PlanError
+from ..graph.case import Case
 from ..graph.choice import Assignment
 from ..graph.graph import value_table
 from ..graph.mesh import Mesh, MeshAxis
@@ -16,7 +17,6 @@ from ..graph.partition import node_cuts, partition
 from ..graph.sharding import Shard, Sharding, replicated, why_illegal
 from ..graph.strategy import Strategy, list_strategies
 from ..graph.tensor import Kind
-from ..solver.answer import Case
 
 
 def data_parallel_memory(case: Case, num_ranks: int, reserve_bytes: int) -> Memory:

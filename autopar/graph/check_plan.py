@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator
 from ..errors import PlanError
 from .mesh import axis_sizes, num_ranks
 from .plan import FORMAT, Holder, Plan, TensorPlan
+from .node import Phase
 from .registry import ORIGINS
 from .reshard import StepKind
+from .schedules import why_impossible
 from .sharding import Sharding, local_shape, why_illegal
 from .tensor import DTYPE_BYTES, Kind, num_elements
 
@@ -31,7 +33,7 @@ def check_plan(plan: Plan, where: str = "plan") -> None:
         plan: any plan.
         where: the file's name, for errors.
     """
-    for checks in (_mesh_faults, _tensor_faults, _param_faults, _node_faults, _assignment_faults, _comm_faults, _repeat_faults, _rule_faults,
+    for checks in (_mesh_faults, _pipeline_faults, _tensor_faults, _param_faults, _node_faults, _assignment_faults, _comm_faults, _repeat_faults, _rule_faults,
                    _cost_faults, _memory_faults, _peak_faults, _certificate_faults):  # fmt: skip
         for place, fault in checks(plan):
             raise PlanError(f"{where}: {place}: {fault}; {CURE}")
@@ -69,6 +71,13 @@ def _mesh_faults(plan: Plan) -> Faults:
         yield "mesh.num_stages", f"expected at least 1, found {plan.num_stages}"
     if plan.num_microbatches < 1:
         yield "num_microbatches", f"expected at least 1, found {plan.num_microbatches}"
+    if plan.assignment.microbatches != plan.num_microbatches:
+        yield "assignment.microbatches", f"expected {plan.num_microbatches} as in num_microbatches, found {plan.assignment.microbatches}"
+    stages = len(plan.pipeline.stages) if plan.pipeline is not None else 1
+    if stages != plan.num_stages:
+        yield "pipeline.stages", f"expected {plan.num_stages} as in mesh.num_stages, found {stages}"
+    if plan.pipeline is not None and len(plan.pipeline.starts) != plan.num_stages * plan.pipeline.chunks - 1:
+        yield "pipeline.starts", f"expected {plan.num_stages * plan.pipeline.chunks - 1}, one for each chunk but the first, found {len(plan.pipeline.starts)}"
     needed = num_ranks(mesh) * plan.num_stages
     if needed > plan.cluster.num_devices:
         yield "cluster.num_devices", f"expected at least the {needed} ranks of mesh and stages, found {plan.cluster.num_devices}"
@@ -81,6 +90,29 @@ def _mesh_faults(plan: Plan) -> Faults:
     for name, _ in plan.labels:
         if name not in known:
             yield f"labels[{name!r}]", f"expected a mesh axis ({', '.join(sorted(known))}), found {name!r}"
+
+
+def _pipeline_faults(plan: Plan) -> Faults:
+    p = plan.pipeline
+    if p is None:
+        return
+    why = why_impossible(p.kind, plan.num_stages, plan.num_microbatches, p.chunks)
+    if why is not None:
+        yield "pipeline.kind", why
+    forward = {n.name for n in plan.nodes if n.phase is Phase.FORWARD}
+    for i, name in enumerate(p.starts):
+        if name not in forward:
+            yield f"pipeline.starts[{i}]", f"expected the name of a forward node, found {name!r}"
+    for i, s in enumerate(p.stages):
+        place = f"pipeline.stages[{i}]"
+        if len(s.modules) != p.chunks:
+            yield f"{place}.modules", f"expected {p.chunks}, one for each chunk, found {len(s.modules)}"
+        for field in ("prepare_s", "forward_s", "backward_s", "weight_s", "update_s", "in_flight", "num_params"):
+            number = getattr(s, field)
+            if not (math.isfinite(number) and number >= 0):
+                yield f"{place}.{field}", f"expected a finite number of at least 0, found {number}"
+        if s.weight_s > s.backward_s * (1 + RELATIVE_TOLERANCE):
+            yield f"{place}.weight_s", f"expected at most its backward_s of {s.backward_s}, found {s.weight_s}"
 
 
 def _sharding_fault(shape: tuple[int, ...], sharding: Sharding, plan: Plan) -> str:
@@ -226,6 +258,8 @@ def _comm_faults(plan: Plan) -> Faults:
             yield f"{place}.bytes", f"expected at least 0, found {c.bytes}"
         if not (math.isfinite(c.seconds) and c.seconds >= 0):
             yield f"{place}.seconds", f"expected a finite number of at least 0, found {c.seconds}"
+        if not 0 <= c.hidden_s <= c.seconds:
+            yield f"{place}.hidden_s", f"expected 0 to its {c.seconds} seconds, found {c.hidden_s}"
 
 
 def _repeat_faults(plan: Plan) -> Faults:
@@ -281,12 +315,12 @@ def _cost_faults(plan: Plan) -> Faults:
     parts = cost.compute_s + cost.exposed_comm_s + cost.bubble_s
     if not _is_close(cost.step_s, parts):
         yield "cost.step_s", f"expected {parts}, which is compute_s + exposed_comm_s + bubble_s, found {cost.step_s}"
-    compute = math.fsum(n.seconds for n in plan.nodes)
+    compute = math.fsum(n.seconds for n in plan.nodes) / plan.num_stages
     if not _is_close(cost.compute_s, compute):
-        yield "cost.compute_s", f"expected {compute}, the seconds of all nodes together, found {cost.compute_s}"
-    comm = math.fsum(c.seconds for c in plan.comms)
-    if cost.exposed_comm_s > comm * (1 + RELATIVE_TOLERANCE) + 1e-12:
-        yield "cost.exposed_comm_s", f"expected at most {comm}, the seconds of all comms together, found {cost.exposed_comm_s}"
+        yield "cost.compute_s", f"expected {compute}, the seconds of all nodes together (of stages: their average), found {cost.compute_s}"
+    exposed = math.fsum(c.seconds - c.hidden_s for c in plan.comms) / plan.num_stages
+    if not _is_close(cost.exposed_comm_s, exposed):
+        yield "cost.exposed_comm_s", f"expected {exposed}, the seconds of all comms together less what is hidden, found {cost.exposed_comm_s}"
     flops = math.fsum(n.flops for n in plan.nodes)
     if not _is_close(cost.flops, flops):
         yield "cost.flops", f"expected {flops}, the flops of all nodes together, found {cost.flops}"

@@ -107,7 +107,7 @@ def check_graph(graph: Graph) -> None:
         if values[name].kind in STATE_KINDS and values[name].version != 0:
             raise GraphError(f"{graph.name}: state {name} enters at version {values[name].version}, expected 0")
     names: set[str] = set()
-    last = Phase.FORWARD
+    last = Phase.PREPARE
     order = list(Phase)
     for i, node in enumerate(graph.nodes):
         where = f"{graph.name}: node {i} {node.name} = {node.op} ({node.path or 'root'}, {node.source or 'no source'})"

@@ -6,7 +6,9 @@ law of memory that solver, cost and emitted code share:
 * states and the batch are held the whole step; a view owns nothing and keeps its base;
 * the new version of a state is written into the state's own storage as soon as the old version has been read for the last time, so
   it owns bytes only from where it is made until then;
-* everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end.
+* everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;
+* in a step that takes its batch in turns, what comes from before the turns and is read in them is held to the end of the last turn, and a sum
+  over the turns is held from the start of the first.
 
 It counts no workspace of a kernel and no reserve of the allocator: that is for `cost` to add.
 """
@@ -17,6 +19,7 @@ from collections.abc import Mapping
 
 from .graph import Graph, value_table
 from .tensor import size_bytes
+from .turns import ACCUMULATE, TAKE, loop_span
 
 VIEW_OPS = frozenset(
     f"aten.{packet}"
@@ -30,7 +33,7 @@ VIEW_OPS = frozenset(
 def is_view(op: str) -> bool:
     """True where the op's outputs share the storage of its first input (`aten.view.default`, any overload)."""
     packet = op.rpartition(".")[0] if op.count(".") > 1 else op
-    return packet in VIEW_OPS
+    return packet in VIEW_OPS or op == TAKE
 
 
 def storage_bases(graph: Graph) -> dict[str, str]:
@@ -61,6 +64,7 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
                 made[out] = i
         for name in node.inputs:
             read[name] = i
+    span = loop_span(graph)
     last = {name: end for name in graph.inputs}
     last_read: dict[str, int] = {}
     for name, i in read.items():
@@ -74,9 +78,13 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
             until = max(until, last_read.get(replaced[name], -1))
         else:
             until = max(until, read.get(name, -1))
+        if span is not None and made[owner] < span[0] <= until <= span[1]:
+            until = span[1]
         last[owner] = max(last.get(owner, -1), until)
     for name in (*([graph.loss] if graph.loss else []), *graph.outputs):
         last[base[name]] = end
+    if span is not None:
+        made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op == ACCUMULATE)
     return {name: (made[name], until) for name, until in last.items()}
 
 

@@ -12,8 +12,9 @@ from typing import Union
 
 
 class Phase(enum.Enum):
-    """When in the step a node runs."""
+    """When in the step a node runs. PREPARE: once before the turns of a step that takes its batch in turns (`graph.microbatch`)."""
 
+    PREPARE = "prepare"
     FORWARD = "forward"
     BACKWARD = "backward"
     UPDATE = "update"

@@ -7,6 +7,8 @@ In: the whole graph, its signatures, an `Assignment`. Out: a `Program`: the same
   parameter that is stored in pieces is gathered for the forward, dropped, and gathered again for the backward;
 * a reshard stands right before its first reader; but a parameter's final gradient goes to the sharding that the update reads as soon as it
   is made, in the backward phase: between backward and update only that piece is held (ZeRO-2 is this and nothing else);
+* in a step that takes its batch in turns (`turns`) that sum stays as it is until the update reads it: what is to be held in pieces is summed in
+  pieces; what leaves the step is brought, and states are written, after the last turn;
 * states leave in the sharding in which they entered: a `state.write` node puts the new version into the state's own storage right after it
   is made and the old version has been read for the last time; the loss, outputs and whatever the user gets are whole on every rank.
 
@@ -16,6 +18,7 @@ It chooses nothing: cost prices this program, codegen prints it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..errors import PlanError
 from .choice import Assignment
@@ -30,6 +33,7 @@ from .rule import Signature, Site, localise_args
 from .sharding import REPLICATE, Partial, Sharding, has_partial, local_shape, replicated, why_illegal
 from .strategy import Strategy, build_strategy, factor_cuts
 from .tensor import Kind, Value
+from .turns import loop_span
 
 
 def node_cuts(site: Site, signature: Signature, cuts: CutTable) -> dict[str, tuple[int, ...]]:
@@ -175,9 +179,11 @@ def partition(
         build.add_value(build.whole[name], name, storages[name])
     grads = _reduced_grads(graph, strategies) if keep_grads else {}
     final = _final_shardings(graph, storages, len(build.sizes), grads)
-    reads = _update_reads(graph, strategies)
+    span = loop_span(graph)
+    reads = _update_reads(graph, strategies) if span is None else {}
     writes = _write_places(graph)
     leaving: dict[tuple[str, Sharding], str] = {}
+    later: list[int] = []  # nodes of the turns of which something leaves
     for index, (node, site, signature) in enumerate(zip(graph.nodes, sites, signatures)):
         strategy = strategies[node.name]
         inputs = tuple(build.bring(name, wanted, node) for name, wanted in zip(node.inputs, strategy.inputs))
@@ -192,12 +198,13 @@ def partition(
         for name, sharding in zip((o for o in node.outputs if o), strategy.outputs):
             build.has[name] = sharding
             build.add_value(build.whole[name], name, sharding)
-            for wanted in reads.get(name, ()):
-                build.bring(name, wanted, node, Phase.UPDATE)
-            for wanted in final.get(name, ()):
-                leaving[name, wanted] = build.bring(name, wanted, node, Phase.UPDATE)
-        for old, new in writes.get(index, ()):
-            build.write(old, leaving[new, storages[old]], node)
+        if span is None or not span[0] <= index <= span[1]:
+            _send_off(build, index, node, reads, final, writes, storages, leaving)
+            continue
+        later.append(index)
+        if index == span[1]:
+            for k in later:
+                _send_off(build, k, replace(graph.nodes[k], phase=Phase.UPDATE), reads, final, writes, storages, leaving)
     end = Node("end", "", (), (), (), graph.nodes[-1].phase if graph.nodes else Phase.FORWARD)
     for name, wanteds in final.items():  # what enters and leaves without a node
         for wanted in wanteds:
@@ -210,6 +217,26 @@ def partition(
     loss = leaving[graph.loss, whole] if graph.loss else ""
     local_graph = Graph(graph.name, tuple(build.values), tuple(build.nodes), graph.inputs, updates, loss, outputs)
     return Program(local_graph, assignment.mesh, tuple(build.origins), tuple(build.shardings), tuple((v.name, v.shape) for v in graph.values))
+
+
+def _send_off(
+    build: _Builder,
+    index: int,
+    node: Node,
+    reads: Mapping[str, list[Sharding]],
+    final: Mapping[str, list[Sharding]],
+    writes: Mapping[int, list[tuple[str, str]]],
+    storages: Mapping[str, Sharding],
+    leaving: dict[tuple[str, Sharding], str],
+) -> None:
+    """Bring what a node made to where the update or the end of the step wants it, and write the states that may be written now."""
+    for name in node.outputs:
+        for wanted in reads.get(name, ()):
+            build.bring(name, wanted, node, Phase.UPDATE)
+        for wanted in final.get(name, ()):
+            leaving[name, wanted] = build.bring(name, wanted, node, Phase.UPDATE)
+    for old, new in writes.get(index, ()):
+        build.write(old, leaving[new, storages[old]], node)
 
 
 def _reduced_grads(graph: Graph, strategies: Mapping[str, Strategy]) -> dict[str, Sharding]:

@@ -205,7 +205,10 @@ class NodePlan:
 
 @dataclass(frozen=True, slots=True)
 class CommPlan:
-    """One communication of the program: `value` is brought from one sharding to another because `reader` needs it there."""
+    """One communication of the program: `value` is brought from one sharding to another because `reader` needs it there.
+
+    `hidden_s`: of its `seconds`, what hides behind compute and does not lengthen the step.
+    """
 
     name: str
     kind: str
@@ -217,6 +220,7 @@ class CommPlan:
     target_sharding: Sharding
     bytes: int
     seconds: float
+    hidden_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +233,52 @@ class RepeatPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage of a pipeline, on its own devices.
+
+    Args:
+        modules: the first and the last module of each chunk that it runs.
+        num_params: elements of its parameters, whole.
+        prepare_s, update_s: once a step. forward_s, backward_s: of one microbatch, all its chunks; weight_s: of the backward, what is for the
+            weights alone and may wait.
+        in_flight: microbatches between their forward and their backward, at most (all chunks of one count as one).
+    """
+
+    modules: tuple[str, ...]
+    num_params: int
+    prepare_s: float
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    update_s: float
+    in_flight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """How a step runs in stages.
+
+    Args:
+        kind: of the schedule (`graph.schedules`).
+        chunks: that each stage's devices run.
+        starts: forward nodes at which the second and every later chunk begins; chunk k is on stage k modulo their number.
+        stages: in order.
+    """
+
+    kind: str
+    chunks: int
+    starts: tuple[str, ...]
+    stages: tuple[StagePlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The answer. `rules` are those that are not in the table: stated by the user, or discovered. `peak`: None where no node runs.
 
     `constraints`: what the user demanded, one line each; `free_step_s`: the step without them, as the solver adds it, None where nobody asked.
+
+    A plan in stages (`pipeline`): the mesh is that of each stage; nodes, tensors and comms are those of all stages; of the costs `compute_s`,
+    `exposed_comm_s` and `bubble_s` are the average device's, so that they add up to the step; moments are those of the stage with the highest peak.
     """
 
     format: str
@@ -255,3 +301,4 @@ class Plan:
     peak: Peak | None = None
     constraints: tuple[str, ...] = ()
     free_step_s: float | None = None
+    pipeline: Pipeline | None = None

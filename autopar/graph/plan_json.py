@@ -38,6 +38,7 @@ from .plan import (
     NodePlan,
     ParamPlan,
     Peak,
+    Pipeline,
     Plan,
     RepeatPlan,
     TensorPlan,
@@ -61,6 +62,7 @@ class _AssignmentPart:
     storages: tuple[tuple[str, Sharding], ...]
     strategies: tuple[tuple[str, tuple[str, ...]], ...]
     again: tuple[str, ...]
+    microbatches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class _Document:
     solve: Certificate
     constraints: tuple[str, ...]
     free_step_s: float | None
+    pipeline: Pipeline | None
     params: tuple[ParamPlan, ...]
     assignment: _AssignmentPart
     rules: tuple[RuleRow, ...]
@@ -117,8 +120,8 @@ def plan_to_json(plan: Plan) -> dict[str, Json]:
     """
     document = _Document(
         plan.format, "", plan.model, plan.cluster, _MeshPart(plan.assignment.mesh.axes, plan.num_stages), plan.labels, plan.summary,
-        plan.num_microbatches, plan.schedule, plan.cost, plan.peak, plan.solve, plan.constraints, plan.free_step_s, plan.params,
-        _AssignmentPart(plan.assignment.storages, plan.assignment.strategies, plan.assignment.again), plan.rules, plan.tensors, plan.nodes, plan.comms, plan.repeats,
+        plan.num_microbatches, plan.schedule, plan.cost, plan.peak, plan.solve, plan.constraints, plan.free_step_s, plan.pipeline, plan.params,
+        _AssignmentPart(plan.assignment.storages, plan.assignment.strategies, plan.assignment.again, plan.assignment.microbatches), plan.rules, plan.tensors, plan.nodes, plan.comms, plan.repeats,
     )  # fmt: skip
     try:
         data = typing.cast(dict[str, Json], _codec(_Document).encode(document))
@@ -151,10 +154,13 @@ def plan_from_json(data: object, where: str = "plan") -> Plan:
         raise PlanError(f"{where}: {wrong.path or 'the whole file'}: {wrong}; {CURE}") from None
     return Plan(
         document.format, document.model, document.cluster,
-        Assignment(Mesh(document.mesh.axes), document.assignment.storages, document.assignment.strategies, document.assignment.again),
+        Assignment(
+            Mesh(document.mesh.axes), document.assignment.storages, document.assignment.strategies, document.assignment.again,
+            document.assignment.microbatches,
+        ),
         document.mesh.num_stages, document.labels, document.summary, document.num_microbatches, document.schedule, document.cost,
         document.solve, document.tensors, document.params, document.nodes, document.comms, document.repeats, document.rules, document.peak,
-        document.constraints, document.free_step_s,
+        document.constraints, document.free_step_s, document.pipeline,
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from ..errors import MicrobatchError
+from .case import Case, split_case
 from .choice import Assignment
 from .cuts import find_cuts, resolve_all
 from .graph import Graph, value_table
@@ -18,6 +20,7 @@ from .repeats import Fold, fold_graph
 from .rule import Rule, Signature, Site
 from .sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
 from .strategy import Strategy, list_strategies
+from .turns import count_microbatches
 
 _TRIES = 20  # to find a legal storage sharding
 
@@ -34,6 +37,17 @@ def mesh_shapes(num_ranks: int) -> tuple[tuple[int, ...], ...]:
         found.append((2, num_ranks // 2))
     if num_ranks % 4 == 0 and num_ranks > 4:
         found.append((2, 2, num_ranks // 4))
+    return tuple(found)
+
+
+def list_turns(case: Case) -> tuple[Case, ...]:
+    """The case in one, two and four microbatches, where its model and its batch allow that."""
+    found = [case]
+    for count in (2, 4):
+        try:
+            found.append(split_case(case, count))
+        except MicrobatchError:
+            break
     return tuple(found)
 
 
@@ -56,6 +70,8 @@ class Assigner:
         graph: with its copies, where something is recomputed.
         sites, signatures: of the graph's nodes (`resolve_all`).
         again: what is recomputed in this graph (`recompute.recomputed_names`).
+
+    What it draws is of a step in turns where the graph is (`microbatch`).
     """
 
     def __init__(self, graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], mesh: Mesh, again: tuple[str, ...] = ()) -> None:
@@ -107,4 +123,5 @@ class Assigner:
             tuple((name, stored[leader[name]]) for name in graph.inputs),
             tuple((node.name, picks[node_class[i]]) for i, node in enumerate(graph.nodes)),
             self.again,
+            count_microbatches(graph),
         )

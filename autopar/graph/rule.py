@@ -215,6 +215,15 @@ def count_flops(signature: Signature, site: Site) -> float:
     return flops(site) if callable(flops) else flops * prod(f.size for f in signature.factors)
 
 
+def is_contraction(signature: Signature) -> bool:
+    """True where the op's FLOPs count against the matmul peak: a multiply-add per point, or FLOPs that the row works out itself.
+
+    Everything else (a norm's 8 per point) is bound by bytes on any device listed.
+    """
+    flops = signature.rule.flops
+    return callable(flops) or flops == 2
+
+
 def _splits_square(site: Site, names: tuple[str, ...], together: tuple[str, ...]) -> bool:
     """True where a value meets itself and only one side would be Partial.
 

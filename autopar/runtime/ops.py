@@ -113,6 +113,25 @@ def _packed_matrix(x: torch.Tensor) -> torch.Tensor:
     return x if packed else x.contiguous()
 
 
+def microbatch(x: torch.Tensor, turn: int = 0, *, dim: int, count: int) -> torch.Tensor:
+    """The samples of one of `count` turns: a view of `x`, whose `dim` has the turn as its outermost digit."""
+    size = x.shape[dim] // count
+    return x.narrow(dim, turn * size, size)
+
+
+def accumulate(sums: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> None:
+    """Add `x` to the sum over turns that `sums` holds under `name`, in place; the first turn makes it, in float32 at least."""
+    if name in sums:
+        sums[name].add_(x)
+    else:
+        sums[name] = _start_sum(x)
+
+
+def _start_sum(x: torch.Tensor) -> torch.Tensor:
+    dtype = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+    return torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)
+
+
 _OWN = {
     "autopar.linear": linear,
     "autopar.linear_input_grad": linear_input_grad,
@@ -126,6 +145,8 @@ _OWN = {
     "autopar.sum_exp": sum_exp,
     "autopar.pick": pick,
     "autopar.cross_entropy_backward": cross_entropy_backward,
+    "autopar.microbatch": lambda x, dim, count: microbatch(x, dim=dim, count=count),
+    "autopar.accumulate": _start_sum,
     "aten._grouped_mm.default": grouped_mm,
     "aten.view.default": lambda self, size: self.reshape(size),
     "aten._unsafe_view.default": lambda self, size: self.reshape(size),

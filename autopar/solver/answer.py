@@ -1,7 +1,7 @@
 """The answer as a plan: every table that people look at, computed once from the program that the assignment determines.
 
 In: graph, assignment, program, prices, cost, certificate. Out: a `Plan`. Invariant: headlines are the sums of the rows: `compute_s` of
-the nodes, `exposed_comm_s` of the comms, `num_params` of the params (`check_plan` adds them up).
+the nodes, `exposed_comm_s` of the comms less what is hidden, `num_params` of the params (`check_plan` adds them up).
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, isfinite
 
-from ..cost.estimate import estimate_program, node_seconds
+from ..cost.estimate import estimate_program, hidden_seconds, node_seconds
 from ..cost.model import CostModel, node_flops
 from ..cost.peak import list_peak
+from ..graph.case import Case
 from ..graph.choice import Assignment
 from ..graph.graph import Graph, use_table, value_table
 from ..graph.mesh import axis_sizes
-from ..graph.node import Node, input_names
+from ..graph.node import Node, Phase, input_names
 from ..graph.partition import assigned_strategies, node_cuts, partition
 from ..graph.plan import (
     FORMAT,
@@ -32,12 +33,11 @@ from ..graph.plan import (
     TensorPlan,
 )
 from ..graph.program import Program
-from ..graph.recompute import recompute_all
-from ..graph.repeats import Fold, Repeat, find_repeats, fold_graph
-from ..graph.rule import Signature, Site
 from ..graph.sharding import Sharding, local_shape
 from ..graph.strategy import REPLICATED, Strategy, axis_choices, build_strategy, list_strategies
 from ..graph.tensor import DTYPE_BYTES, Kind, Value, num_elements
+from ..graph.transfer import may_hide
+from ..graph.turns import count_microbatches, times_of
 from .prices import Prices
 
 _NUM_ALTERNATIVES = 3
@@ -51,27 +51,6 @@ class Answered:
     program: Program
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Everything about the graph that the tables are made of."""
-
-    graph: Graph
-    sites: tuple[Site, ...]
-    signatures: tuple[Signature, ...]
-    cuts: dict
-    fold: Fold
-    repeats: tuple[Repeat, ...]
-
-
-def add_copies(case: Case, names: tuple[str, ...]) -> Case:
-    """The case of the graph in which these nodes are run again for the backward pass."""
-    if not names:
-        return case
-    graph, sites, signatures, cuts = recompute_all(case.graph, case.sites, case.signatures, case.cuts, names)
-    repeats = find_repeats(graph)
-    return Case(graph, sites, signatures, cuts, fold_graph(graph, repeats), repeats)
-
-
 def build_answer(
     case: Case,
     assignment: Assignment,
@@ -82,25 +61,34 @@ def build_answer(
     summary: str,
     model_info: ModelInfo,
     cluster_info: ClusterInfo,
+    in_flight: float = 1.0,
 ) -> Answered:
-    """Build the program of an assignment and the plan with all its tables."""
+    """Build the program of an assignment and the plan with all its tables.
+
+    Args:
+        in_flight: of a stage: microbatches between their forward and backward.
+    """
     graph = case.graph
     strategies = assigned_strategies(graph, case.sites, case.signatures, case.cuts, assignment)
     program = partition(graph, case.sites, case.signatures, case.cuts, assignment)
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
-    cost = estimate_program(model, program, case.sites, case.signatures, strategies)
+    cost = estimate_program(model, program, case.sites, case.signatures, strategies, in_flight)
     sizes = axis_sizes(assignment.mesh)
     made = _made_shardings(graph, assignment, strategies)
     plan = Plan(
-        FORMAT, model_info, cluster_info, assignment, 1, labels, summary, 1, "one stage, one microbatch", cost, certificate,
+        FORMAT, model_info, cluster_info, assignment, 1, labels, summary, assignment.microbatches, _print_schedule(assignment.microbatches), cost, certificate,
         tuple(_tensor_plan(v, made[v.name], sizes) for v in graph.values),
         _param_plans(graph, assignment, strategies, made, sizes),
         _node_plans(case, program, assignment, strategies, made, seconds, prices),
-        _comm_plans(program, seconds),
+        _comm_plans(program, seconds, hidden_seconds(model, program, seconds)),
         tuple(RepeatPlan(r.family, r.phase, tuple(tuple(graph.nodes[i].name for i in b.nodes) for b in r.blocks)) for r in case.repeats),
         peak=list_peak(program, max(cost.moments, key=lambda m: m.bytes).node) if cost.moments else None,
     )  # fmt: skip
     return Answered(plan, program)
+
+
+def _print_schedule(microbatches: int) -> str:
+    return f"one stage, {microbatches} microbatches one after the other" if microbatches > 1 else "one stage, one microbatch"
 
 
 def _made_shardings(graph: Graph, assignment: Assignment, strategies: Mapping[str, Strategy]) -> dict[str, Sharding]:
@@ -161,7 +149,7 @@ def _held_sharding(
     return made[grad]
 
 
-def _comm_plans(program: Program, seconds: Mapping[str, float]) -> tuple[CommPlan, ...]:
+def _comm_plans(program: Program, seconds: Mapping[str, float], hidden: Mapping[str, float]) -> tuple[CommPlan, ...]:
     sharding = {name: s for name, _, s in program.shardings}
     values = value_table(program.graph)
     rows = []
@@ -173,6 +161,7 @@ def _comm_plans(program: Program, seconds: Mapping[str, float]) -> tuple[CommPla
                 CommPlan(
                     node.name, node.op.partition(".")[2], axis, origin.value, origin.node, node.phase,
                     sharding[node.inputs[0]], sharding[node.outputs[0]], moved, seconds[node.name],
+                    hidden.get(node.name, 0.0),
                 )
             )  # fmt: skip
     return tuple(rows)
@@ -195,6 +184,7 @@ def _node_plans(
     for node, origin in zip(program.graph.nodes, program.origins):
         if not node.op.startswith("comm."):  # a write of a state belongs to the node that made it
             own[origin.node] = own.get(origin.node, 0.0) + seconds[node.name]
+    turns = count_microbatches(case.graph)
     judge = _Judge(case, axis_sizes(assignment.mesh), strategies, made, prices)
     rows = []
     for i, (node, site, signature) in enumerate(zip(case.graph.nodes, case.sites, case.signatures)):
@@ -202,7 +192,7 @@ def _node_plans(
         rows.append(
             NodePlan(
                 node.name, node.op, node.inputs, node.outputs, node.phase, node.path, node.source, strategies[node.name].choices,
-                own[node.name], node_flops(signature, site), reason, others, refused,
+                own[node.name], times_of(node.phase, turns) * node_flops(signature, site), reason, others, refused,
             )
         )  # fmt: skip
     return tuple(rows)
@@ -252,15 +242,21 @@ class _Judge:
     def _price(self, i: int, node: Node, strategy: Strategy) -> float:
         total = [float(self.prices.node_seconds(i, [strategy])[0])]
         for name, wanted in zip(node.inputs, strategy.inputs):
-            total.append(self._reshard(name, self.made[name], wanted))
+            total.append(self._reshard(name, self.made[name], wanted, node.phase))
         for name, sharding in zip((o for o in node.outputs if o), strategy.outputs):
             for j, k in self.uses[name]:
                 reader = self.case.graph.nodes[j]
-                total.append(self._reshard(name, sharding, self.strategies[reader.name].inputs[k]))
+                phase = node.phase if self.values[name].kind is Kind.GRAD else reader.phase
+                total.append(self._reshard(name, sharding, self.strategies[reader.name].inputs[k], phase))
         return fsum(total) if all(isfinite(t) for t in total) else float("inf")
 
-    def _reshard(self, name: str, source: Sharding, target: Sharding) -> float:
-        return 0.0 if source == target else self.prices.reshard_seconds(self.values[name], source, target)
+    def _reshard(self, name: str, source: Sharding, target: Sharding, phase: Phase) -> float:
+        """What sticks out as long as there is compute to hide behind."""
+        if source == target:
+            return 0.0
+        value = self.values[name]
+        hidden = self.prices.hidden_seconds(value, source, target) if may_hide(value, phase) else 0.0
+        return self.prices.reshard_seconds(value, source, target) - hidden
 
 
 def _print_choices(choices: Sequence[str]) -> str:

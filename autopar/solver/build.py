@@ -20,10 +20,11 @@ from ..graph.repeats import Fold
 from ..graph.rule import Signature, Site
 from ..graph.sharding import Sharding
 from ..graph.strategy import Strategy
+from ..graph.turns import times_of
 from .clusters import find_clusters
 from .menus import WHY_TOGETHER, align, list_menus, list_storages
 from .prices import Prices
-from .problem import MOMENTS, Chooser, Part, Problem
+from .problem import MOMENTS, Chooser, Part, Problem, Turns
 from .reads import build_owners
 from .skeleton import Skeleton, build_skeleton
 from .steer import Steer, part_clusters, steer_menus, steer_storages
@@ -35,6 +36,8 @@ def build_problem(
     steer: Steer | None = None,
     recompute: str = "none",
     skeleton: Skeleton | None = None,
+    in_flight: float = 1.0,
+    turn_weight: float | None = None,
 ) -> Problem:
     """The tables of one mesh.
 
@@ -46,6 +49,8 @@ def build_problem(
         steer: what users demand of the plan; the roles of the axes are their names (`role_meshes`).
         recompute: `none`, `free` (values may be made again for the backward pass) or `full` (all that may be is).
         skeleton: of this graph, where it is at hand; used if its clusters are those of this mesh and it knows of recompute as asked.
+        in_flight: microbatches between their forward and backward at once (`problem.Turns`).
+        turn_weight: what one turn counts in the objective; None: as many turns as there are.
     Raises:
         ConstraintError: this mesh cannot obey.
     """
@@ -68,14 +73,14 @@ def build_problem(
     if steer is not None:
         storages, exempt = steer_storages(steer, graph, fold, storages, mesh)
     if skeleton is None or skeleton.clusters != clusters or skeleton.recompute != (recompute != "none"):
-        skeleton = build_skeleton(graph, signatures, fold, clusters, recompute != "none")
+        skeleton = build_skeleton(graph, signatures, fold, clusters, recompute != "none", turn_weight)
     choosers = _build_choosers(graph, skeleton, menus, storages, recompute == "full", fold, tables)
     groups, lanes = skeleton.groups, skeleton.lanes
     owners = skeleton.owners
     if owners is None:
         owners = build_owners(lanes, choosers, skeleton.sources, skeleton.reads, groups, skeleton.places)
     pruned = tuple(Pruned(f"{count} strategies", why) for why, count in dropped.items() if count) + exempt
-    return Problem(graph, mesh, tuple(tables.shardings), choosers, groups, owners, MOMENTS * len(lanes.plus.nodes), pruned, tables)
+    return Problem(graph, mesh, tuple(tables.shardings), choosers, groups, owners, MOMENTS * len(lanes.plus.nodes), pruned, tables, Turns(*lanes.loop, lanes.turn, in_flight, lanes.turn_weight))
 
 
 def _build_choosers(
@@ -83,7 +88,7 @@ def _build_choosers(
 ) -> tuple[Chooser, ...]:
     """In the order, and with the ports, of the skeleton."""
     choosers: list[Chooser] = []
-    values = value_table(graph)
+    values, turns = value_table(graph), skeleton.lanes.turn_weight
     replaced = {old for old, new in graph.updates if new != old}
     for root, names in skeleton.inputs.items():
         options = storages[root]
@@ -108,7 +113,9 @@ def _build_choosers(
                 wanted = [np.concatenate(pair) for pair in (*((w, w) for w in wanted), *((nothing, w) for w in wanted))]
             makes += made
             wants += wanted
-        seconds = sum(len(p.members) * np.array(tables.prices.node_seconds(p.node, menus[p.node]), dtype=float) for p in parts)
+        seconds = sum(
+            len(p.members) * times_of(graph.nodes[p.node].phase, turns) * np.array(tables.prices.node_seconds(p.node, menus[p.node]), dtype=float) for p in parts
+        )
         chooser = Chooser(tuple(parts), np.concatenate([seconds, 2 * seconds]) if twice else seconds, tuple(makes), tuple(wants), len(seconds))
         choosers.append(_only_again(chooser) if twice and always else chooser)
     return tuple(choosers)

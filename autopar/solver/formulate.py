@@ -5,7 +5,10 @@
                                        sum_b f[e,a,b] = sum_{s: makes a} x[u,s],   sum_a f[e,a,b] = sum_{s: wants b} x[v,s]
     w[g,a,c]   a copy from a to c that several endpoints of a group share, paid once; each endpoint has its own tied flow
                                        w[g,a,c] >= f[e,a,c]     for each endpoint e of g and a != c
-    minimise   sum n_v c[v,s] x[v,s] + sum n_e C[a,b] f[e,a,b] + sum n_g C[a,c] w[g,a,c]
+    minimise   sum n_v c[v,s] x[v,s] + sum n_e C[a,b] f[e,a,b] + sum n_g C[a,c] w[g,a,c] + sum_p o[p]
+    overlap    in a group that hides behind the compute of phase p, C is what sticks out in any case: the seconds less the hidden ones H;
+               o[p] >= sum of n H over the flows and copies of such groups - sum of n_v c[v,s] x[v,s] over the nodes of phase p
+               gives back what compute cannot hide; the rows are long, so they are asked for where a solution breaks them (lazily)
     memory     for each program point t that was asked for (lazily): bytes(t) <= limit, with
                z >= m_i(c) + m_j(c) - 1   with m_i(c) = sum_{a != c} f[i,a,c]: a copy that endpoint i brought before t and j reads after t
                z >= f[i,a,a]              a value made as a is held at t where endpoint i takes it later as it is
@@ -20,8 +23,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..graph.node import Phase
+from ..graph.tensor import Value
+from ..graph.transfer import transfer_of
 from .ilp import LinearProgram, Rows, join_rows
-from .problem import STORAGE, WHOLE, Endpoint, Group, Owner, Problem
+from .overlap import compute_seconds, hiding_groups
+from .problem import STORAGE, WHOLE, Endpoint, Group, Life, Problem
 from .tables import NONE, WHOLE_ID
 
 
@@ -93,7 +100,7 @@ def _count_wanted(problem: Problem, endpoint: Endpoint) -> int:
 
 
 class Formulation:
-    """Collects columns and rows; memory rows can be added after a solve.
+    """Collects columns and rows; memory and overlap rows can be added after a solve.
 
     Args:
         problem: the tables.
@@ -113,6 +120,10 @@ class Formulation:
         self._held: dict[tuple, int] = {}
         self._memory_rows: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._ports: dict[Endpoint | tuple[int, int], Port] = {}
+        self._hiding = hiding_groups(problem)
+        self._hidden: dict[Phase, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)  # columns, and the seconds that each hides
+        self._excess: list[tuple[int, np.ndarray, np.ndarray]] = []  # column of o[p]; columns and seconds of its row
+        self._asked: set[int] = set()  # o[p] whose rows were asked for
         self._add_choices()
         for number, group in enumerate(problem.groups):
             if all(self._is_inside(group.source, e) for e in group.endpoints):
@@ -120,6 +131,8 @@ class Formulation:
         self._fill_tables()
         for number, group in enumerate(problem.groups):
             self._add_group(number, group)
+        for phase, hidden in self._hidden.items():
+            self._add_excess(phase, hidden)
         self.num_structural = self.num_columns
 
     # --- columns and rows
@@ -168,7 +181,7 @@ class Formulation:
         asked: dict[object, list[Group]] = defaultdict(list)
         for number, group in enumerate(self.problem.groups):
             if number not in self._inside:
-                asked[group.value.shape, group.value.dtype].append(group)
+                asked[group.value.shape, group.value.dtype, transfer_of(group.value)].append(group)
         for groups in asked.values():
             made = np.unique(np.concatenate([self.port(g.source).ids for g in groups]))
             wanted = np.unique(np.concatenate([self.port(e).ids for g in groups for e in g.endpoints]))
@@ -180,7 +193,7 @@ class Formulation:
         made = self.port(group.source)
         wanted = [self.port(e) for e in group.endpoints]
         if len(wanted) == 1:
-            self._flows[number] = [self._add_flow(group, group.endpoints[0], made, len(group.spans))[0]]
+            self._flows[number] = [self._add_flow(number, group, group.endpoints[0], made, group.count)[0]]
         else:
             self._add_shared(number, group, made, wanted)
 
@@ -192,20 +205,54 @@ class Formulation:
         wants = chooser.makes[0] if endpoint.position == STORAGE else chooser.wants[endpoint.position]
         return bool((chooser.makes[source[1]] == wants).all())
 
-    def _add_flow(self, group: Group, endpoint: Endpoint, made: Port, count: int) -> tuple[Flow, np.ndarray, np.ndarray]:
+    def _exposed(self, number: int, group: Group, made: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of every reshard of a group that stick out in any case, and those that hide behind compute as long as there is some."""
+        seconds = self.problem.tables.seconds_matrix(group.value, made, wanted)
+        if number not in self._hiding:
+            return seconds, np.zeros(seconds.shape)
+        hidden = self.problem.tables.hidden_matrix(group.value, made, wanted)
+        return seconds - hidden, hidden
+
+    def _hide(self, number: int, columns: np.ndarray, seconds: np.ndarray) -> None:
+        """These columns hide so many seconds each."""
+        if seconds.any():
+            self._hidden[self._hiding[number]].append((columns, seconds))
+
+    def _add_excess(self, phase: Phase, hidden: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        """o[p] >= what hides - compute. The row is made in `build`, which scales it."""
+        columns, seconds = [c for c, _ in hidden], [s for _, s in hidden]
+        for number, chooser in enumerate(self.problem.choosers):
+            compute = compute_seconds(self.problem, number, phase)
+            if compute.any():
+                columns.append(self.offsets[number] + np.arange(len(chooser.seconds)))
+                seconds.append(-compute)
+        self._excess.append((self._add_columns(np.ones(1), False, np.inf), np.concatenate(columns), np.concatenate(seconds)))
+
+    def ask_overlap(self, values: np.ndarray) -> bool:
+        """Ask for the overlap rows that a solution breaks; True where it broke one that nobody had asked for."""
+        broken = {
+            column
+            for column, columns, seconds in self._excess
+            if column not in self._asked and seconds @ values[columns] > 1e-9 * (np.abs(seconds) @ values[columns])
+        }
+        self._asked |= broken
+        return bool(broken)
+
+    def _add_flow(self, number: int, group: Group, endpoint: Endpoint, made: Port, count: int) -> tuple[Flow, np.ndarray, np.ndarray]:
         """Strong linearisation of one endpoint; `count` reshards are paid on the flow itself.
 
         Returns:
             The flow, and per column the places of what is made and wanted in their ports.
         """
         wanted = self.port(endpoint)
-        seconds = self.problem.tables.seconds_matrix(group.value, made.ids, wanted.ids)
+        seconds, hidden = self._exposed(number, group, made.ids, wanted.ids)
         possible = np.isfinite(seconds)
         if endpoint.tied:
             possible &= (made.ids == NONE)[:, None] == (wanted.ids == NONE)[None, :]
         a, b = np.nonzero(possible)
         first = self._add_columns(count * seconds[a, b], False)
         flow = Flow(made.ids[a], wanted.ids[b], np.arange(first, first + len(a)))
+        self._hide(number, flow.columns, count * hidden[a, b])
         self._tie(flow.columns, a, made)
         self._tie(flow.columns, b, wanted)
         return flow, a, b
@@ -222,14 +269,15 @@ class Formulation:
     def _add_shared(self, number: int, group: Group, made: Port, wanted: list[Port]) -> None:
         """w[g,a,c] >= f[e,a,c]: copies that several endpoints share."""
         targets = np.unique(np.concatenate([port.ids for port in wanted]))
-        seconds = self.problem.tables.seconds_matrix(group.value, made.ids, targets)
+        seconds, hidden = self._exposed(number, group, made.ids, targets)
         real = (made.ids != NONE)[:, None] & (targets != NONE)[None, :]
         a, c = np.nonzero(np.isfinite(seconds) & real & (made.ids[:, None] != targets[None, :]))
         copies = np.full(seconds.shape, -1)
-        copies[a, c] = self._add_columns(len(group.spans) * seconds[a, c], False) + np.arange(len(a))
+        copies[a, c] = self._add_columns(group.count * seconds[a, c], False) + np.arange(len(a))
+        self._hide(number, copies[a, c], group.count * hidden[a, c])
         flows = []
         for endpoint, port in zip(group.endpoints, wanted):
-            flow, a, b = self._add_flow(group, endpoint, made, 0)
+            flow, a, b = self._add_flow(number, group, endpoint, made, 0)
             flows.append(flow)
             moved = np.flatnonzero(flow.moves)
             copy = copies[a[moved], np.searchsorted(targets, port.ids)[b[moved]]]
@@ -247,14 +295,32 @@ class Formulation:
         columns: list[np.ndarray] = []
         factors: list[np.ndarray] = []
         for owner in self.problem.owners:
-            self._hold_owner(owner, point, columns, factors)
+            self._hold_owner(owner.value, owner.source, owner.lives, point, columns, factors)
         for number, group in enumerate(self.problem.groups):
-            self._hold_copies(number, group, point, columns, factors)
+            self._hold_transients_at(number, group, point, columns, factors)
+            self._hold_copies(number, group, group.spans, point, columns, factors)
+        turns = self.problem.turns
+        if turns.in_flight > 1 and turns.first <= point <= turns.last:
+            here = len(factors)
+            self._hold_waiting(columns, factors)
+            factors[here:] = [(turns.in_flight - 1) * f for f in factors[here:]]
         self._memory_rows[point] = (np.concatenate(columns), np.concatenate(factors))
 
-    def _hold_owner(self, owner: Owner, point: int, columns: list[np.ndarray], factors: list[np.ndarray]) -> None:
+    def _hold_waiting(self, columns: list[np.ndarray], factors: list[np.ndarray]) -> None:
+        """What one microbatch holds between its forward and its backward."""
+        turns = self.problem.turns
+        for owner in self.problem.owners:
+            lives = tuple(life for life in owner.lives if turns.first <= life.first <= turns.turn and life.certain <= turns.last)
+            self._hold_owner(owner.value, owner.source, lives, turns.turn, columns, factors)
+        for number, group in enumerate(self.problem.groups):
+            spans = tuple(rows for rows in group.spans if any(turns.waits(low, high) for low, high in rows))
+            self._hold_copies(number, group, spans, turns.turn, columns, factors)
+
+    def _hold_owner(
+        self, value: Value, source: tuple[int, int], lives: tuple[Life, ...], point: int, columns: list[np.ndarray], factors: list[np.ndarray]
+    ) -> None:
         certain, maybe = 0, Counter()
-        for life in owner.lives:
+        for life in lives:
             if max(0, life.first) <= point <= life.certain:
                 certain += 1
             elif life.certain < point:
@@ -263,15 +329,15 @@ class Formulation:
         maybe = {takers: count for takers, count in maybe.items() if count}
         if not certain and not maybe:
             return
-        port = self.port(owner.source)
+        port = self.port(source)
         copies = {viewed for takers in maybe for *_, via in takers for viewed, _ in via} - set(port.ids.tolist())
         for copy in sorted(copies):  # never made like this, but a view of a copy may be read in the backward pass
-            size = self.problem.tables.local_bytes(owner.value, copy)
+            size = self.problem.tables.local_bytes(value, copy)
             for takers, count in maybe.items():
                 columns.append(self._taken_columns(tuple(t for t in takers if t[3]), copy, np.zeros(0, np.int64)))
                 factors.append(np.full(len(columns[-1]), float(count * size)))
         for place, made in enumerate(port.ids.tolist()):
-            size = self.problem.tables.local_bytes(owner.value, made)
+            size = self.problem.tables.local_bytes(value, made)
             if certain:
                 columns.append(port.columns(place))
                 factors.append(np.full(len(columns[-1]), float(certain * size)))
@@ -292,20 +358,25 @@ class Formulation:
             return taken[0] if taken else np.zeros(0, np.int64)
         return self._at_least(("taken", takers, made), [(columns,) for columns in taken])
 
-    def _hold_copies(self, number: int, group: Group, point: int, columns: list[np.ndarray], factors: list[np.ndarray]) -> None:
+    def _hold_transients_at(self, number: int, group: Group, point: int, columns: list[np.ndarray], factors: list[np.ndarray]) -> None:
+        if number not in self._inside:
+            bringing = Counter(tuple(k for k, (low, _) in enumerate(spans) if low == point) for spans in group.spans)
+            for who, count in bringing.items():
+                if who:
+                    self._hold_transients(number, group, who, count, columns, factors)
+
+    def _hold_copies(
+        self, number: int, group: Group, rows: tuple[tuple[tuple[int, int], ...], ...], point: int, columns: list[np.ndarray], factors: list[np.ndarray]
+    ) -> None:
         if number in self._inside:
             return
         shapes: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
-        for spans in group.spans:
+        for spans in rows:
             before = tuple(k for k, (low, _) in enumerate(spans) if low <= point)
             after = tuple(k for k, (_, high) in enumerate(spans) if high >= point)
             if before and after:
                 shapes[before, after] += 1
         flows = self._flows[number]
-        bringing = Counter(tuple(k for k, (low, _) in enumerate(spans) if low == point) for spans in group.spans)
-        for who, count in bringing.items():
-            if who:
-                self._hold_transients(number, group, who, count, columns, factors)
         for (before, after), count in shapes.items():
             if len(flows) == 1:
                 moved = flows[0].moves
@@ -380,9 +451,13 @@ class Formulation:
         rows = list(self._rows)
         if limit_bytes is not None and self._memory_rows:
             rows.append(self._memory(limit_bytes))
-        return LinearProgram(
-            np.concatenate(self._costs) * scale, np.concatenate(self._uppers), np.concatenate(self._integer), join_rows(rows)
-        )
+        costs = np.concatenate(self._costs) * scale
+        for column, columns, seconds in self._excess:  # o[p] counts scaled seconds
+            costs[column] = 1.0
+            if column in self._asked:
+                values = np.append(seconds * scale, -1.0)
+                rows.append(Rows(np.full(1, -np.inf), np.zeros(1), np.zeros(len(values), np.int64), np.append(columns, column), values))
+        return LinearProgram(costs, np.concatenate(self._uppers), np.concatenate(self._integer), join_rows(rows))
 
     def _memory(self, limit_bytes: float) -> Rows:
         unit = 1000.0 / limit_bytes

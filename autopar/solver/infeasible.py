@@ -1,15 +1,42 @@
-"""Nothing fits: how many bytes are missing, who holds them, and the nearest change that was checked to fit."""
+"""Nothing fits: how many bytes are missing, who holds them, and the changes that were tried, the nearest that fits first.
+
+In: the smallest plan found, and what `autopar.nearest` found out about each change by solving with it. Out: a `MemoryShortage` whose text
+says all of it. It tries nothing itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..cost.memory import Memory
 from ..errors import InfeasibleError
 from ..graph.choice import Assignment
 from ..graph.mesh import print_mesh
 
+FITS, TOO_LARGE, NOT_FOUND, REFUSED, LATE = "fits", "does not fit", "nothing found", "refused", "time was up"
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that could be asked for instead, and what solving with it gave.
+
+    Args:
+        what: as people would say it, with the words to type where there are any.
+        size: how far it is from what was asked: how many times the bytes, devices, samples; 1 for a word that is dropped.
+        status: `fits`; `does not fit` (proven); `nothing found` (that fits, in the time given); `refused` (`told` says why); `time was up`
+            (before it could be tried).
+        step_s: predicted, of the plan that fits; None where there is none.
+        minimum_bytes: at the peak of the smallest plan found, where none fits; 0 where one does, or none was looked for.
+    """
+
+    what: str
+    size: float
+    status: str
+    step_s: float | None = None
+    minimum_bytes: int = 0
+    told: str = ""
 
 
 class MemoryShortage(InfeasibleError):
@@ -21,9 +48,13 @@ class MemoryShortage(InfeasibleError):
         missing_bytes: by how much that is too much.
         holders: (who, bytes) at that peak, largest first.
         proven: it is proven that nothing fits the limit (else time ran out).
+        changes: that were solved with, what fits and is nearest first; () where nobody asked.
     """
 
-    def __init__(self, limit_bytes: int, memory: Memory, assignment: Assignment, proven: bool, nearest: str) -> None:
+    def __init__(
+        self, limit_bytes: int, memory: Memory, assignment: Assignment, proven: bool, nearest: str, changes: tuple[Change, ...] = ()
+    ) -> None:
+        self.memory, self.changes = memory, changes
         self.limit_bytes, self.minimum_bytes = limit_bytes, memory.peak_bytes
         self.missing_bytes = memory.peak_bytes - limit_bytes
         self.holders = tuple(sorted(((h.name, h.bytes) for h in memory.holders), key=lambda h: -h[1]))
@@ -59,8 +90,28 @@ def round_up(size: int) -> str:
     return f"{-(-size // 1024)}KiB"
 
 
-def describe_nearest(minimum_bytes: int, try_changes: Callable[[], str] | None) -> str:
-    """The change of memory that fits (the smallest plan is its proof), after what the caller has tried and found to fit."""
-    memory = f"--memory {round_up(minimum_bytes)}."
-    other = try_changes() if try_changes else ""
-    return f"{other.rstrip('.')}, or {memory}" if other else memory
+def add_changes(error: MemoryShortage, changes: Sequence[Change]) -> MemoryShortage:
+    """The same shortage with what was found out about these changes."""
+    order = sorted(changes, key=lambda c: (c.status != FITS, c.size, c.step_s or 0.0))
+    return MemoryShortage(error.limit_bytes, error.memory, error.assignment, error.proven, print_changes(order), tuple(order))
+
+
+def print_changes(changes: Sequence[Change]) -> str:
+    """The nearest that fits, then one line each for the others that fit, those that do not, and those that time was too short for."""
+    fits = [f"{c.what} (solved: step {c.step_s * 1e3:.4g} ms)" for c in changes if c.step_s is not None]
+    too_large = [f"{c.what} (smallest plan found: {print_bytes(c.minimum_bytes)})" for c in changes if c.status == TOO_LARGE]
+    not_found = [f"{c.what} (smallest plan found: {print_bytes(c.minimum_bytes)})" for c in changes if c.status == NOT_FOUND]
+    refused = [f"{c.what} ({c.told})" for c in changes if c.status == REFUSED]
+    late = [c.what for c in changes if c.status == LATE]
+    lines = [f"{fits[0]}." if fits else "none was found."]
+    lines += [f"  these fit, too: {'; '.join(fits[1:])}."] if fits[1:] else []
+    lines += [f"  these do not: {'; '.join(too_large)}."] if too_large else []
+    lines += [f"  none was found in the time given for: {'; '.join(not_found)}."] if not_found else []
+    lines += [f"  these cannot be planned: {'; '.join(refused)}."] if refused else []
+    lines += [f"  not tried, as time was up (--time-limit gives more): {'; '.join(late)}."] if late else []
+    return "\n".join(lines)
+
+
+def describe_nearest(minimum_bytes: int) -> str:
+    """The change of memory that fits: the smallest plan is its proof."""
+    return f"--memory {round_up(minimum_bytes)}."

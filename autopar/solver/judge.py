@@ -2,6 +2,7 @@
 
     seconds   sum over choosers  seconds[option] of all members
             + sum over groups    count x sum over the distinct wanted shardings  reshard(made -> wanted)
+            - sum over phases    min(hidden share of the reshards that may hide there, compute of the phase)
     bytes(t)  every owner's bytes in the sharding in which it is made: from there until the last reader of any phase could bring a copy,
               and on to the last reader that takes it as it was made,
             + what reshards hold on their way, where an endpoint asks for them,
@@ -19,6 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..graph.transfer import HIDING_PHASES
+from .overlap import compute_seconds, hiding_groups
 from .problem import STORAGE, WHOLE, Endpoint, Group, Hold, Life, Problem
 from .tables import NONE, WHOLE_ID
 
@@ -39,12 +42,18 @@ def wanted_id(problem: Problem, endpoint: Endpoint, decisions: Sequence[int]) ->
 def evaluate_seconds(problem: Problem, decisions: Sequence[int]) -> float:
     """Predicted seconds of one step; infinity where a reshard is impossible."""
     total = sum(float(c.seconds[k]) for c, k in zip(problem.choosers, decisions))
-    for group in problem.groups:
+    hiding, hidden = hiding_groups(problem), dict.fromkeys(HIDING_PHASES, 0.0)
+    for number, group in enumerate(problem.groups):
         source = made_id(problem, group.source, decisions)
         if any(e.tied and (wanted_id(problem, e, decisions) == NONE) != (source == NONE) for e in group.endpoints):
             return float("inf")
         for target in {wanted_id(problem, e, decisions) for e in group.endpoints} - {source, NONE} if source != NONE else ():
-            total += len(group.spans) * problem.tables.reshard_seconds(group.value, source, target)
+            total += group.count * problem.tables.reshard_seconds(group.value, source, target)
+            if number in hiding:
+                hidden[hiding[number]] += group.count * problem.tables.hidden_seconds(group.value, source, target)
+    for phase, wanted in hidden.items():
+        if wanted:
+            total -= min(wanted, sum(float(compute_seconds(problem, c, phase)[k]) for c, k in enumerate(decisions)))
     return total
 
 
@@ -53,14 +62,19 @@ def held_bytes(problem: Problem, decisions: Sequence[int]) -> np.ndarray:
     count = max(1, problem.num_points)
     change = np.zeros(count + 1, dtype=np.int64)
 
-    def add(first: int, last: int, size: int) -> None:
+    turns, waiting = problem.turns, 0
+
+    def add(first: int, last: int, size: int, kept: bool = False) -> None:
+        nonlocal waiting
         change[min(max(0, first), count - 1)] += size
         change[min(last, count - 1) + 1] -= size
+        if turns.waits(first, last, kept):
+            waiting += size
 
     for owner in problem.owners:
         size = problem.tables.local_bytes(owner.value, made_id(problem, owner.source, decisions))
         for life in owner.lives:
-            add(life.first, held_until(problem, life, owner.source, decisions), size)
+            add(life.first, held_until(problem, life, owner.source, decisions), size, kept=True)
             for other, last in _viewed_copies(problem, life, owner.source, decisions).items():
                 add(life.certain + 1, last, problem.tables.local_bytes(owner.value, other))
     for group in problem.groups:
@@ -72,7 +86,25 @@ def held_bytes(problem: Problem, decisions: Sequence[int]) -> np.ndarray:
                 add(min(spans[k][0] for k in who), max(spans[k][1] for k in who), size)
                 for first in {spans[k][0] for k in who} if extra else ():
                     add(first, first, extra)
+    others = int(np.ceil((turns.in_flight - 1) * waiting))  # of the microbatches beside the one at hand
+    change[max(0, turns.first)] += others
+    change[turns.last + 1] -= others
     return np.cumsum(change[:count])
+
+
+def share_bytes(problem: Problem, decisions: Sequence[int]) -> tuple[int, int, int]:
+    """Bytes at the peak by how they grow: (held all the time, per microbatch in flight, the rest), of what is held as it was made."""
+    turns, always, waiting = problem.turns, 0, 0
+    for owner in problem.owners:
+        size = problem.tables.local_bytes(owner.value, made_id(problem, owner.source, decisions))
+        for life in owner.lives:
+            last = held_until(problem, life, owner.source, decisions)
+            if life.first < 0 or (life.first == turns.first and last > turns.last >= 0):
+                always += size
+            elif turns.waits(life.first, last, True):
+                waiting += size
+    peak = int(held_bytes(problem, decisions).max())
+    return always, waiting, max(0, peak - always - waiting)
 
 
 def held_until(problem: Problem, life: Life, source: tuple[int, int], decisions: Sequence[int]) -> int:

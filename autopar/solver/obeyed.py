@@ -1,18 +1,19 @@
-"""Obeyed: does an assignment do what a user demanded? The law of `steer`, read off the answer alone.
+"""Obeyed: does an answer do what a user demanded? The law of `steer`, read off the answer alone.
 
-In: a graph, an assignment over a mesh whose axes are named by their roles, constraints. Out: one line for each thing that is not as demanded;
-none where all is obeyed. It knows nothing of menus: what an op could have split is read off its rule and sizes here again.
+In: a graph, an assignment over a mesh whose axes are named by their roles, constraints; or a plan in stages or turns, of which every stage is such a
+graph. Out: one line for each thing that is not as demanded; none where all is obeyed. It knows nothing of menus: what an op could have split is read
+off its rule and sizes here again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 
-from ..constraints import DATA, SEQUENCE, names_module
-from ..cost.model import is_contraction
+from ..constraints import DATA, PIPELINE, SEQUENCE, TENSOR, Constraints, names_module
 from ..errors import ConstraintError
+from ..graph.case import Case, split_case
 from ..graph.choice import Assignment
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph, value_table
@@ -20,13 +21,17 @@ from ..graph.mesh import num_ranks
 from ..graph.node import Node, Phase
 from ..graph.partition import assigned_strategies, node_cuts
 from ..graph.recompute import list_recomputable
-from ..graph.rule import Signature, Site
+from ..graph.roles import Roles, find_roles, role_of_choice
+from ..graph.rule import Signature, Site, is_contraction
 from ..graph.sharding import Shard, Sharding
+from ..graph.stages import COPY
 from ..graph.strategy import REPLICATED, Strategy, build_strategy
-from ..graph.tensor import Kind
-from .role_meshes import named_degrees
-from .roles import role_of_choice
+from ..graph.tensor import STATE_KINDS, Kind
+from .layouts import Layout, inner_constraints
+from .pipeline import Staged
+from .role_meshes import axis_role, named_degrees
 from .steer import AxisLaws, Steer, axis_laws, names_pin, obeys_pin, pin_placements, why_role, zero_law
+from .unit_costs import part_roles
 
 
 def check_obeyed(
@@ -60,10 +65,85 @@ def require_obeyed(
     Raises:
         ConstraintError: names the first thing, and how many there are.
     """
-    found = check_obeyed(graph, sites, signatures, cuts, assignment, steer)
+    _require_none(check_obeyed(graph, sites, signatures, cuts, assignment, steer))
+
+
+def check_obeyed_stages(case: Case, staged: Staged, constraints: Constraints) -> tuple[str, ...]:
+    """What is not as demanded in a plan in stages or turns, one line each; what is wrong inside of a stage names it.
+
+    Args:
+        case: of the traced graph.
+    """
+    whole = split_case(case, staged.layout.num_microbatches)
+    roles = find_roles(whole.graph, whole.sites, whole.signatures, whole.cuts)
+    found = [*_layout_faults(constraints, staged.layout, roles)]
+    inner = inner_constraints(constraints, staged.layout.place)
+    for number, stage in enumerate(staged.stages):
+        if stage.assignment is None:
+            raise AssertionError(f"stage {number} of an answer has no assignment")
+        mine = stage.case
+        steer = Steer(inner, part_roles(roles, whole, mine))
+        faults = check_obeyed(mine.graph, mine.sites, mine.signatures, mine.cuts, stage.assignment, steer)
+        faults += tuple(_copy_faults(inner, mine.graph, stage.assignment))
+        found += [f"stage {number}: {fault}" if len(staged.stages) > 1 else fault for fault in faults]
+    return tuple(found)
+
+
+def require_obeyed_stages(case: Case, staged: Staged, constraints: Constraints) -> None:
+    """Refuse a plan in stages or turns that is not as demanded.
+
+    Raises:
+        ConstraintError: names the first thing, and how many there are.
+    """
+    _require_none(check_obeyed_stages(case, staged, constraints))
+
+
+def _require_none(found: tuple[str, ...]) -> None:
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ConstraintError(f"{found[0]}{more}: the search did not obey; leave this constraint out, and please report it")
+
+
+def _layout_faults(constraints: Constraints, layout: Layout, roles: Roles) -> Iterator[str]:
+    """Of the number of stages, the axes of each, the microbatches and the schedule."""
+    place, turns = layout.place, layout.num_microbatches
+    own = {role: prod(a.size for a in place.mesh.axes if axis_role(a.name) == role) for role in (DATA, TENSOR, SEQUENCE)}
+    own[PIPELINE] = place.num_stages
+    degrees = {**named_degrees(constraints, num_ranks(place.mesh) * place.num_stages), **dict(constraints.degrees)}
+    for role, degree in degrees.items():
+        if own[role] != degree:
+            yield f"{role}={degree}: the plan has {own[role]}"
+    for role in constraints.require:
+        if own[role] == 1:
+            yield f"require {role}: " + ("the plan has one stage" if role == PIPELINE else "no axis has this role")
+    if constraints.zero and own[DATA] == 1:
+        yield f"zero={constraints.zero}: no axis is dp"
+    if constraints.sequence_parallel and own[TENSOR] == 1:
+        yield "sequence_parallel=1: no axis is tp"
+    if constraints.microbatches not in (None, turns):
+        yield f"microbatches={constraints.microbatches}: the plan has {turns}"
+    if constraints.microbatch is not None:
+        samples = gcd(*(size for _, _, size in roles.batch))
+        if constraints.microbatch * own[DATA] * turns != samples:
+            yield f"microbatch={constraints.microbatch}: each rank takes {samples / own[DATA] / turns:g} of {samples} samples in a turn"
+    if constraints.vpp not in (None, layout.chunks):
+        yield f"vpp={constraints.vpp}: each stage has {layout.chunks} chunk{'s' if layout.chunks > 1 else ''} of the model"
+    if constraints.schedule is not None and place.num_stages == 1:
+        yield f"schedule={constraints.schedule}: the plan has one stage, and no schedule"
+    elif constraints.schedule not in (None, layout.schedule):
+        yield f"schedule={constraints.schedule}: the plan has {layout.schedule}"
+
+
+def _copy_faults(constraints: Constraints, graph: Graph, assignment: Assignment) -> Iterator[str]:
+    """A state that several stages hold is pinned on each of them."""
+    storages, values = dict(assignment.storages), value_table(graph)
+    for pin in constraints.pins:
+        wanted = pin_placements(pin, assignment.mesh)
+        for name in (name for name in graph.inputs if COPY in name and values[name].kind in STATE_KINDS):
+            value = values[name]
+            first = replace(value, name=name.partition(COPY)[0])
+            if names_pin(graph, pin, first) and not names_pin(graph, pin, value) and not obeys_pin(wanted, storages[name]):
+                yield f"pin {pin.value} {pin.sharding}: the copy that this stage holds, {name}, is {storages[name]}; pin {value.storage} to mean both"
 
 
 def _degrees(steer: Steer, assignment: Assignment, laws: AxisLaws) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """The best plan on one mesh: relax, choose among what looks good, prove; memory rows as they are needed.
 
-    relax     LP without memory rows: a lower bound, and often the answer
+    relax     LP without memory rows: a lower bound, and often the answer; with the overlap rows that its solution would break
     choose    MIP over few options (what relaxations used; one factor on all axes; every storage), with the memory rows asked for so far;
               judge every program point; where the answer breaks the limit, ask for those rows and choose again
     measure   build the program: where it holds more than the judge saw, leave that much room and choose again
@@ -23,6 +23,7 @@ from ..graph.liveness import is_view
 from ..graph.recompute import recompute_graph, recomputed_names
 from ..graph.sharding import Sharding
 from ..graph.strategy import REPLICATED, Strategy
+from ..graph.turns import count_microbatches
 from .formulate import Formulation
 from .ilp import LinearProgram, Solution, solve_program
 from .judge import evaluate_seconds, held_bytes
@@ -111,6 +112,7 @@ class _Work:
         self.best: _Found | None = None  # the fastest that fits so far
         self.objective, self.peak, self.bound = float("inf"), 0, 0.0
         self.rounds, self.how, self.tightened = 0, "", False
+        self.hides_too_much = False  # the last decisions broke an overlap row that was not asked for before
         self.relaxed: Solution | None = None  # of the rows so far
 
     def left_s(self) -> float:
@@ -129,6 +131,8 @@ class _Work:
                 if self.left_s() <= 0:
                     break
                 continue
+            if self.hides_too_much and self.left_s() > 0:
+                continue
             if self._gap() > self._fine_gap() and self.left_s() > 0 and not self.tightened and self.prove():
                 continue
             return "solved"
@@ -145,7 +149,7 @@ class _Work:
             return "unknown"
         self._raise_bound(found.objective if found.status == "optimal" else found.bound)
         self.relaxed = found
-        return ""
+        return self.relax() if self.form.ask_overlap(found.values) else ""
 
     def choose(self) -> str:
         """Decisions for the rows so far: those of the LP where it is integral, else of a MIP over what is nearly as good as what it uses."""
@@ -182,7 +186,7 @@ class _Work:
         if found.values is None or found.objective >= known * (1 - 1e-9):
             return False
         self._take(found.values, "a MIP over all that may be better")
-        if not self._fits():
+        if not self._fits() or self.hides_too_much:
             return self.left_s() > 0
         return False
 
@@ -243,6 +247,7 @@ class _Work:
             int(np.argmax(values[o : o + len(c.seconds)])) for o, c in zip(self.form.offsets, self.problem.choosers)
         )
         self.objective, self.how = evaluate_seconds(self.problem, self.decisions), how
+        self.hides_too_much = self.form.ask_overlap(values)
 
     def answer(self, status: str) -> MeshAnswer:
         best = self.best
@@ -287,6 +292,7 @@ def build_assignment(problem: Problem, decisions: Decisions) -> Assignment:
         tuple((n, storages[n]) for n in problem.graph.inputs),
         tuple((n.name, strategies[found.original.get(n.name, n.name)]) for n in found.graph.nodes),
         recomputed_names(found),
+        count_microbatches(problem.graph),
     )
 
 

@@ -23,6 +23,10 @@ class Prices(Protocol):
         """To bring the value from one sharding to another; infinity where there is no way."""
         ...
 
+    def hidden_seconds(self, value: Value, source: Sharding, target: Sharding) -> float:
+        """Of `reshard_seconds`, what hides behind compute where it may (`graph.transfer`); 0 where there is no way."""
+        ...
+
     def write_seconds(self, value: Value, storage: Sharding) -> float:
         """To write the new version of a state into its storage."""
         ...
@@ -32,14 +36,19 @@ class Prices(Protocol):
 class MatrixPrices(Prices, Protocol):
     """Prices that give many reshards at once, faster than one by one."""
 
-    def reshard_matrix(self, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> np.ndarray:
-        """`reshard_seconds` of every source to every target."""
+    def reshard_matrices(self, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> tuple[np.ndarray, np.ndarray]:
+        """`reshard_seconds` and `hidden_seconds` of every source to every target."""
         ...
 
 
-def reshard_matrix(prices: Prices, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding]) -> np.ndarray:
-    """Seconds of every source to every target, infinity where there is no way."""
+def reshard_matrices(
+    prices: Prices, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of every source to every target, infinity where there is no way; and what of them hides behind compute where it may."""
     if isinstance(prices, MatrixPrices):
-        return prices.reshard_matrix(value, sources, targets)
-    seconds = [0.0 if a == b else prices.reshard_seconds(value, a, b) for a in sources for b in targets]
-    return np.array(seconds, dtype=float).reshape(len(sources), len(targets))
+        return prices.reshard_matrices(value, sources, targets)
+    pairs = [(a, b) for a in sources for b in targets]
+    seconds = [0.0 if a == b else prices.reshard_seconds(value, a, b) for a, b in pairs]
+    hidden = [0.0 if a == b else prices.hidden_seconds(value, a, b) for a, b in pairs]
+    shape = len(sources), len(targets)
+    return np.array(seconds, dtype=float).reshape(shape), np.array(hidden, dtype=float).reshape(shape)

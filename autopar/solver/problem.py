@@ -6,7 +6,7 @@ classes of the fold:
     chooser   a class of nodes (options: strategies), a cluster of such classes, or a class of graph inputs (options: storage shardings)
     port      what a chooser makes at one output, or wants at one input, as a sharding id per option
     group     instances of one value class that are read, in one phase, by the same set of endpoints: they share reshards, one per
-              wanted sharding (the law of `graph.partition`); `count` of them pay it
+              wanted sharding (the law of `graph.partition`); `count` of them pay it, in each turn anew
 
 What may be recomputed (`again`) has each option twice: made once and kept, or made again for the backward pass in the same sharding. A port
 is then NONE where the choice makes nothing there or reads nothing there: that costs and holds nothing. The backward pass reads such a value
@@ -95,6 +95,7 @@ class Group:
         phase: in which the reshards happen.
         endpoints: who wants it.
         spans: per instance and endpoint, (first, last) point of time between which a copy made for this endpoint is held.
+        times: that each instance is resharded in a step: once per turn inside of the turns.
     """
 
     value: Value
@@ -102,6 +103,12 @@ class Group:
     phase: Phase
     endpoints: tuple[Endpoint, ...]
     spans: tuple[tuple[tuple[int, int], ...], ...]
+    times: float = 1
+
+    @property
+    def count(self) -> float:
+        """How many reshards of a step one wanted sharding stands for."""
+        return len(self.spans) * self.times
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +149,30 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
+class Turns:
+    """When the turns are, and what other microbatches hold meanwhile.
+
+    Args:
+        first, last: moments of the turns; (0, -1) without turns.
+        turn: the first moment of the backward pass.
+        in_flight: so many microbatches at most are between their forward and their backward, this one included (on a pipeline stage).
+        weight: what one turn counts in the objective.
+    """
+
+    first: int = 0
+    last: int = -1
+    turn: int = 0
+    in_flight: float = 1.0
+    weight: float = 1.0
+
+    def waits(self, first: int, last: int, kept: bool = False) -> bool:
+        """True where what is held so long is held by every microbatch in flight. `kept`: it is there from the turn on."""
+        return self.first <= first and (first < self.turn or (kept and first == self.turn)) and self.turn <= last <= self.last
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Everything about one mesh. `shardings` gives the sharding of each id; `num_points`: of time, three per node of the whole graph."""
-
     graph: Graph
     mesh: Mesh
     shardings: tuple[Sharding, ...]
@@ -154,6 +182,7 @@ class Problem:
     num_points: int
     pruned: tuple[Pruned, ...]
     tables: Tables
+    turns: Turns
 
     @property
     def can_recompute(self) -> bool:

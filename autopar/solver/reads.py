@@ -19,6 +19,7 @@ from ..graph.graph import Graph, producer_table, value_table
 from ..graph.liveness import is_view, storage_bases
 from ..graph.node import Phase
 from ..graph.repeats import Fold
+from ..graph.turns import ACCUMULATE, count_microbatches, loop_span, times_of
 from .again import Again
 from .problem import AFTER, BRING, MOMENTS, RUN, STORAGE, WHOLE, Chooser, Endpoint, Group, Hold, Life, Owner
 
@@ -55,17 +56,29 @@ class Ports:
 class Lanes:
     """A graph beside its copies: which node and value each one is, and which chooser decides. Built once per problem."""
 
-    def __init__(self, graph: Graph, fold: Fold, again: Again, of_input: Mapping[str, int], of_node: Mapping[int, Ports]) -> None:
+    def __init__(self, graph: Graph, fold: Fold, again: Again, of_input: Mapping[str, int], of_node: Mapping[int, Ports], turn_weight: float | None = None) -> None:
         self.graph, self.fold, self.of_input, self.of_node = graph, fold, of_input, of_node
         self.found, self.plus = again.found, again.found.graph
         self.copies = set(again.found.original_values.values())
         self.index = {node.name: i for i, node in enumerate(graph.nodes)}
         self.ports = [of_node[fold.node_class[self.index[again.found.original.get(node.name, node.name)]]] for node in self.plus.nodes]
+        self.num_turns = count_microbatches(self.plus)
+        self.turn_weight = self.num_turns if turn_weight is None else turn_weight
+        span = loop_span(self.plus)
+        self.loop = (0, -1) if span is None else (MOMENTS * span[0], MOMENTS * span[1] + AFTER)  # first and last moment of the turns
         backward = next((i for i, node in enumerate(self.plus.nodes) if node.phase is Phase.BACKWARD), len(self.plus.nodes))
         self.turn = MOMENTS * backward  # the first moment of the backward pass
 
     def is_copy(self, node: str) -> bool:
         return node in self.found.original
+
+    def leaves(self, moment: int) -> int:
+        """When what is made at a moment is brought to where the update or the end of the step wants it."""
+        return self.loop[1] if self.loop[0] <= moment <= self.loop[1] else _after(moment)
+
+    def held_until(self, made: int, last: int) -> int:
+        """Until when a value is held that is last read at `last`: what comes from before the turns stays for all of them."""
+        return self.loop[1] if made < self.loop[0] <= last <= self.loop[1] else last
 
     def class_of(self, item: Item) -> Item:
         return self.fold.value_class[item[0]], item[1]
@@ -134,7 +147,7 @@ def list_reads(lanes: Lanes) -> Reads:
         ports = lanes.ports[i]
         again, view = lanes.is_copy(node.name), is_view(node.op)
         for k, name in enumerate(node.inputs):
-            last = MOMENTS * (until[i] if k == 0 else i) + RUN
+            last = lanes.held_until(MOMENTS * i, MOMENTS * (until[i] if k == 0 else i) + RUN)
             last_read[name] = max(last_read.get(name, -1), last)
             forms = lanes.forms_of(name)
             tied = again and view and len(forms) > 1  # the copy of a view is there exactly where its base is made again
@@ -142,14 +155,15 @@ def list_reads(lanes: Lanes) -> Reads:
             if again:
                 reads.optional.add(endpoint)
             for item in forms[-1:] if tied else forms:
-                first = _after(reads.made[item]) if name in grads and node.phase is Phase.UPDATE else MOMENTS * i + BRING
+                early = name in grads and node.phase is Phase.UPDATE and lanes.num_turns == 1
+                first = _after(reads.made[item]) if early else MOMENTS * i + BRING
                 reads.add(item, node.phase, endpoint, first, last)
     for old, new in graph.updates:
-        at = _after(reads.made[new, Form.MADE])
+        at = lanes.leaves(reads.made[new, Form.MADE])
         storage = Endpoint(lanes.of_input[lanes.fold.value_class[old]], STORAGE)
-        reads.add((new, Form.MADE), Phase.UPDATE, storage, at, max(at, _after(last_read.get(old, -1))))
+        reads.add((new, Form.MADE), Phase.UPDATE, storage, at, max(at, lanes.leaves(last_read.get(old, -1))))
     for name in dict.fromkeys((*([graph.loss] if graph.loss else []), *graph.outputs)):
-        reads.add((name, Form.MADE), Phase.UPDATE, Endpoint(WHOLE, 0), _after(reads.made[name, Form.MADE]), end)
+        reads.add((name, Form.MADE), Phase.UPDATE, Endpoint(WHOLE, 0), lanes.leaves(reads.made[name, Form.MADE]), end)
     return reads
 
 
@@ -184,7 +198,7 @@ def build_groups(lanes: Lanes, sources: Mapping[Item, tuple[int, int]], reads: R
         source = {sources[item] for item, _ in instances}
         if len(source) != 1:
             raise GraphError(f"{lanes.graph.name}: values of class {root} are made by different choosers: the fold is not consistent")
-        found.append(Group(values[root], source.pop(), phase, order, tuple(spans for _, spans in instances)))
+        found.append(Group(values[root], source.pop(), phase, order, tuple(spans for _, spans in instances), times_of(phase, lanes.turn_weight)))
         for k, (item, _) in enumerate(instances):
             places[item].append((number, k))
     return tuple(found), places
@@ -204,6 +218,7 @@ def build_owners(
     lives: dict[tuple[Item, tuple[int, int]], list[Life]] = defaultdict(list)
     end = MOMENTS * len(lanes.plus.nodes)
     vias = _list_vias(lanes, choosers)
+    sums = {node.outputs[0] for node in lanes.graph.nodes if node.op == ACCUMULATE}
 
     def note(item: Item, life: Life) -> None:
         lives[lanes.class_of(item), sources[item]].append(life)
@@ -221,8 +236,8 @@ def build_owners(
             continue
         spans = spans_of(item)
         surely = [first for g, e, first, _ in spans if groups[g].endpoints[e] not in reads.optional]
-        certain = max([made, *surely])
-        holds = _holds(groups, spans, reads.optional, certain)
+        certain = lanes.held_until(made, max([made, *surely]))
+        holds = _holds(groups, [(g, e, first, lanes.held_until(made, last)) for g, e, first, last in spans], reads.optional, certain)
         if name in lanes.copies:
             at, later, again = reads.made[name, Form.AGAIN], [], []
             for viewed, via in ((name, ()), *vias.get(name, {}).items()):
@@ -232,7 +247,7 @@ def build_owners(
                 again += _holds(groups, spans_of((viewed, Form.AGAIN)), None, at, via)
             note((name, Form.KEPT), Life(lanes.turn, lanes.turn - 1, tuple(later)))
             note((name, Form.AGAIN), Life(at, at, tuple(again)))
-        note(item, Life(made, certain, tuple(holds)))
+        note(item, Life(lanes.loop[0] if name in sums else made, certain, tuple(holds)))
     return tuple(Owner(values[root], source, tuple(found)) for ((root, _), source), found in lives.items())
 
 

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..cost.model import is_contraction, node_flops
+from ..cost.model import node_flops
 from ..graph.choice import Assignment
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph, use_table, value_table
 from ..graph.mesh import axis_sizes
 from ..graph.node import Phase
 from ..graph.partition import assigned_strategies
-from ..graph.rule import Signature, Site
+from ..graph.rule import Signature, Site, is_contraction
 from ..graph.sharding import Replicate, Shard
 from ..graph.strategy import Strategy
 from ..graph.tensor import Kind, size_bytes

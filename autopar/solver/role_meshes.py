@@ -14,7 +14,7 @@ from math import log, prod
 from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
 from ..errors import ConstraintError
 from ..graph.mesh import Mesh, num_ranks
-from .roles import Roles
+from ..graph.roles import Roles
 
 _MOST_SHOWN = 4
 _WORDS = {DATA: "batch", SEQUENCE: "sequence"}

@@ -45,11 +45,11 @@ _AXIS_GROWTH = 8  # a third axis multiplied the columns of GPT-2 by 22; small mo
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The answer: what was decided, how sure we are, what each mesh gave (in the order of solving)."""
+    """The answer: what was decided, how sure we are, what each mesh gave (in the order of solving). `assignment`: None where nothing beats the cutoff."""
 
-    assignment: Assignment
+    assignment: Assignment | None
     certificate: Certificate
-    memory: Memory
+    memory: Memory | None
     meshes: tuple[tuple[Mesh, MeshAnswer], ...]
 
 
@@ -80,20 +80,22 @@ def search(
     prices_for_mesh: Callable[[Mesh], Prices],
     *,
     time_limit_s: float = 60.0,
-    try_changes: Callable[[], str] | None = None,
+    cutoff_s: float = inf,
+    last_resort: Callable[[], float] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the fastest plan that fits.
 
     Args:
         prices_for_mesh: the cost model.
-        try_changes: called when nothing fits: other changes (a smaller batch, more devices) that the caller has checked to fit, as text.
+        cutoff_s: of a plan that is known; only what beats it is of interest.
+        last_resort: called before time is spent on whether anything fits: the seconds of a plan that somebody else has, infinity where there is none.
         report: told what is going on, one line each.
 
     Raises:
         MemoryShortage: nothing fits (an `InfeasibleError`).
     """
-    return _Search(question, prices_for_mesh, time_limit_s, report or _silent).run(meshes, try_changes)
+    return _Search(question, prices_for_mesh, time_limit_s, report or _silent, cutoff_s).run(meshes, last_resort)
 
 
 def _silent(line: str) -> None:
@@ -122,7 +124,8 @@ def _countdown(tries: Sequence[_Try]) -> Iterator[tuple[int, _Try]]:
 class _Search:
     """One search; lives for one call. First every mesh without memory limits (few programs need more), then the tight ones, best bound first."""
 
-    def __init__(self, question: Question, prices_for_mesh: Callable[[Mesh], Prices], time_limit_s: float, report: Callable[[str], None]) -> None:
+    def __init__(self, question: Question, prices_for_mesh: Callable[[Mesh], Prices], time_limit_s: float, report: Callable[[str], None], cutoff_s: float) -> None:
+        self.cutoff_s = cutoff_s
         self.question, self.prices_for_mesh, self.report = question, prices_for_mesh, report
         self.started = time.monotonic()
         self.time_limit_s = time_limit_s
@@ -135,7 +138,7 @@ class _Search:
         said = question.steer.constraints.recompute if question.steer is not None else None
         self.recompute = said or "free"
 
-    def run(self, meshes: Sequence[Mesh], try_changes: Callable[[], str] | None) -> SearchResult:
+    def run(self, meshes: Sequence[Mesh], last_resort: Callable[[], float] | None) -> SearchResult:
         problems = self.drop_large(self.build_some(meshes))
         tries = [_Try(problem, least_seconds(problem)) for problem in problems]
         tries.sort(key=lambda t: (_class_of(t.bound_s), count_columns(t.problem)))
@@ -151,8 +154,12 @@ class _Search:
         self.answers = [(each.problem.mesh, each.answer) for each in tries]
         for each in tries:
             self.note_pruned(each)
+        if self.best is None and self.cutoff_s == inf and last_resort is not None:
+            self.cutoff_s = last_resort()
+        if self.best is None and self.cutoff_s < inf:
+            return SearchResult(None, self.certify(self.cutoff_s), None, tuple(self.answers))
         if self.best is None:
-            self.fall_back([each.problem for each in sorted(tries, key=lambda t: t.bound_s)], try_changes)
+            self.fall_back([each.problem for each in sorted(tries, key=lambda t: t.bound_s)])
         assert self.best is not None
         objective, problem, decisions = self.best
         assignment = build_assignment(problem, decisions)
@@ -224,7 +231,7 @@ class _Search:
         """Solve a program of a mesh in one of `parts` of the time that is left, and take its plan if it is the best so far."""
         began = time.monotonic()
         room = self.free_bytes()
-        best = self.best[0] if self.best else inf
+        best = self.known_s()
         if room is not None and room <= 0:
             answer = MeshAnswer("infeasible", (), inf, inf, 0, 0, 0, 0, "the reserve is all there is")
         else:
@@ -241,9 +248,13 @@ class _Search:
             self.best = answer.objective_s, problem, answer.decisions
         return answer
 
+    def known_s(self) -> float:
+        """Seconds of the best plan that anybody has."""
+        return min(self.best[0] if self.best else inf, self.cutoff_s)
+
     def is_beaten(self, each: _Try) -> bool:
         """Its bound says that it cannot win any more."""
-        return self.best is not None and each.bound_s >= self.best[0] * (1 - _GAP)
+        return each.bound_s >= self.known_s() * (1 - _GAP)
 
     def relax(self, each: _Try, meshes_left: int) -> None:
         """The fastest plan, memory aside: the answer where it fits, else a bound."""
@@ -281,7 +292,7 @@ class _Search:
 
     def note_pruned(self, each: _Try) -> None:
         """What became of a mesh that gave no plan, for the certificate."""
-        name, best = f"mesh {print_mesh(each.problem.mesh)}", self.best[0] if self.best else inf
+        name, best = f"mesh {print_mesh(each.problem.mesh)}", self.known_s()
         if each.answer.status == "dominated":
             what = "compute alone" if each.answer.how == "roofline" else "relaxation"
             self.pruned[Pruned(name, f"its {what} takes {each.bound_s:.4g} s, the best plan {best:.4g} s")] = None
@@ -299,7 +310,7 @@ class _Search:
             self.pruned[Pruned(f"recompute on mesh {print_mesh(problem.mesh)}", why)] = None
         return problem
 
-    def fall_back(self, problems: list[Problem], try_changes: Callable[[], str] | None) -> None:
+    def fall_back(self, problems: list[Problem]) -> None:
         """No mesh gave a plan: the plan of least memory is one if it fits; else it says what is missing."""
         proven = all(answer.status == "infeasible" for _, answer in self.answers)
         smallest: tuple[Memory, Assignment] | None = None
@@ -321,7 +332,7 @@ class _Search:
                 smallest = memory, assignment
         if self.best is None:
             assert smallest is not None and self.question.limit_bytes is not None
-            nearest = describe_nearest(smallest[0].peak_bytes, try_changes)
+            nearest = describe_nearest(smallest[0].peak_bytes)
             raise MemoryShortage(self.question.limit_bytes, smallest[0], smallest[1], proven, nearest)
 
     def certify(self, objective: float) -> Certificate:
@@ -340,7 +351,7 @@ class _Search:
         shapes = "; ".join(print_mesh(mesh) for mesh, _ in self.answers)
         return (
             f"every strategy that the rules allow on each of the meshes {shapes}, and every storage of states that a reader wants or that "
-            f"cuts dims into chunks{folded}{demanded}; {_SPACE[self.recompute]}; without what is listed as pruned; one stream, nothing overlaps"
+            f"cuts dims into chunks{folded}{demanded}; {_SPACE[self.recompute]}; without what is listed as pruned; overlap as the cost model prices it"
         )
 
 

@@ -41,8 +41,12 @@ class Skeleton:
     owners: tuple[Owner, ...] | None
 
 
-def build_skeleton(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, clusters: Mapping[int, int], recompute: bool) -> Skeleton:
-    """Number the choosers and their ports, then read the graph."""
+def build_skeleton(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, clusters: Mapping[int, int], recompute: bool, turn_weight: float | None = None) -> Skeleton:
+    """Number the choosers and their ports, then read the graph.
+
+    Args:
+        turn_weight: what one turn counts in the objective; None: as many turns as there are.
+    """
     again = find_again(graph, signatures, fold, clusters) if recompute else no_recompute(graph)
     inputs: dict[str, list[str]] = defaultdict(list)
     for name in graph.inputs:
@@ -50,7 +54,7 @@ def build_skeleton(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, 
     together: dict[int, list[int]] = defaultdict(list)
     for root in sorted(set(fold.node_class)):
         together[clusters[root]].append(root)
-    lanes = Lanes(graph, fold, again, {root: k for k, root in enumerate(inputs)}, _number_ports(graph, len(inputs), tuple(together.values()), again))
+    lanes = Lanes(graph, fold, again, {root: k for k, root in enumerate(inputs)}, _number_ports(graph, len(inputs), tuple(together.values()), again), turn_weight)
     sources, reads = list_sources(lanes), list_reads(lanes)
     groups, places = build_groups(lanes, sources, reads)
     return Skeleton(

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from math import prod
 
 from ..constraints import DATA, ROLES, SEQUENCE, TENSOR, Constraints, Pin, names_module, names_value, print_constraints
-from ..cost.model import is_contraction
 from ..errors import ConstraintError
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph, value_table
@@ -34,12 +33,12 @@ from ..graph.mesh import Mesh, axis_sizes, num_ranks, print_mesh
 from ..graph.node import Node, Phase
 from ..graph.plan import Pruned
 from ..graph.repeats import Fold
-from ..graph.rule import Signature, Site
+from ..graph.roles import Roles, find_roles, role_of_choice
+from ..graph.rule import Signature, Site, is_contraction
 from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, parse_sharding, why_illegal
 from ..graph.strategy import REPLICATED, Strategy
 from ..graph.tensor import STATE_KINDS, Kind, Value, num_elements
 from .role_meshes import axis_role, rest_roles
-from .roles import Roles, find_roles, role_of_choice
 
 _MOST_SHOWN = 6
 _KEPT = "it breaks a constraint"
@@ -47,10 +46,14 @@ _KEPT = "it breaks a constraint"
 
 @dataclass(frozen=True, slots=True)
 class Steer:
-    """The constraints of one graph: what was said, and where batch and sequence lie."""
+    """The constraints of one graph: what was said, and where batch and sequence lie.
+
+    `choices`: (node, its choices per mesh axis) that are settled already; for one mesh, and told of all nodes that decide together.
+    """
 
     constraints: Constraints
     roles: Roles
+    choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 def prepare_steer(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, constraints: Constraints) -> Steer:
@@ -239,6 +242,9 @@ def _named_tests(steer: Steer, mesh: Mesh, graph: Graph, node: Node, values: Map
             if names_pin(graph, pin, values[out]):
                 wanted = pin_placements(pin, mesh)
                 found.append((f"{_print_pin(pin)} ({out})", lambda s, roles, k=k, wanted=wanted: obeys_pin(wanted, s.outputs[k])))
+    for name, choices in steer.choices:
+        if name == node.name:
+            found.append((f"{name} as {' '.join(choices)}", lambda s, roles, choices=choices: s.choices == choices))
     return found
 
 

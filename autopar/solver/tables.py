@@ -1,7 +1,7 @@
 """Tables: what reshards cost and what pieces weigh, by number of the sharding, filled on demand.
 
 In: the prices of one mesh. Out: seconds and bytes. A cache: same answers whatever was asked before; one per problem. Reshards are kept as
-matrices, one per shape and dtype: what a program needs of a shape is best asked for at once.
+matrices, one per shape, dtype and transfer: what a program needs of a shape is best asked for at once.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import numpy as np
 
 from ..graph.sharding import Sharding, local_shape, replicated
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
-from .prices import Prices, reshard_matrix
+from ..graph.transfer import Transfer, transfer_of
+from .prices import Prices, reshard_matrices
 from .transients import transient_bytes, transient_matrix
 
 WHOLE_ID, NONE = 0, 1  # the shardings of every table: whole everywhere; not there at all, which costs and holds nothing
-Kept = tuple[tuple[int, ...], str]  # shape and dtype: what reshards and bytes depend on
+Kept = tuple[tuple[int, ...], str, Transfer]  # what reshards depend on: shape, dtype, and whether it travels in a bucket and may hide
 
 
 @dataclass(slots=True)
 class _Matrix:
-    """Known entries, sources x targets: `rows` and `columns` give the place of each sharding id, -1 where it is not known."""
+    """Known entries, layers x sources x targets: `rows` and `columns` give the place of each sharding id, -1 where it is not known."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -57,23 +58,33 @@ class Tables:
 
     def seconds_matrix(self, value: Value, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Seconds of every source to every target (ids without repeats), infinity where there is no way."""
+        return self._price(value, sources, targets)[0]
 
+    def hidden_matrix(self, value: Value, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Of `seconds_matrix`, what hides behind compute where it may."""
+        return self._price(value, sources, targets)[1]
+
+    def _price(self, value: Value, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
         def make(rows: Sequence[Sharding], columns: Sequence[Sharding]) -> np.ndarray:
-            return reshard_matrix(self.prices, value, rows, columns)
+            return np.stack(reshard_matrices(self.prices, value, rows, columns))
 
-        return self._look_up(self._seconds, value, sources, targets, make)
+        return self._look_up(self._seconds, value, sources, targets, make, 2)
 
     def transient_matrix(self, value: Value, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Bytes that each reshard holds on its way, beside source and result; 0 where there is no way."""
 
         def make(rows: Sequence[Sharding], columns: Sequence[Sharding]) -> np.ndarray:
-            return transient_matrix(value, rows, columns, self.sizes)
+            return transient_matrix(value, rows, columns, self.sizes)[None]
 
-        return self._look_up(self._transients, value, sources, targets, make)
+        return self._look_up(self._transients, value, sources, targets, make, 1)[0]
 
     def reshard_seconds(self, value: Value, source: int, target: int) -> float:
         """Seconds of one reshard, infinity where there is no way."""
         return 0.0 if source == target else float(self.seconds_matrix(value, np.array([source]), np.array([target]))[0, 0])
+
+    def hidden_seconds(self, value: Value, source: int, target: int) -> float:
+        """Of `reshard_seconds`, what hides behind compute where it may."""
+        return 0.0 if source == target else float(self.hidden_matrix(value, np.array([source]), np.array([target]))[0, 0])
 
     def transient_bytes(self, value: Value, source: int, target: int) -> int:
         """Bytes that a reshard holds on its way, beside source and result. There must be a way."""
@@ -103,11 +114,12 @@ class Tables:
         sources: np.ndarray,
         targets: np.ndarray,
         make: Callable[[Sequence[Sharding], Sequence[Sharding]], np.ndarray],
+        layers: int,
     ) -> np.ndarray:
-        key = (value.shape, value.dtype)
+        key = (value.shape, value.dtype, transfer_of(value))
         matrix = known.get(key)
         if matrix is None:
-            matrix = known[key] = _Matrix(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0)))
+            matrix = known[key] = _Matrix(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((layers, 0, 0)))
         if len(matrix.rows) < len(self.shardings):
             grown = np.full(len(self.shardings) - len(matrix.rows), -1)
             matrix.rows, matrix.columns = np.concatenate([matrix.rows, grown]), np.concatenate([matrix.columns, grown])
@@ -115,8 +127,8 @@ class Tables:
         if (rows < 0).any() or (columns < 0).any():
             self._extend(matrix, sources[rows < 0], targets[columns < 0], make)
             rows, columns = matrix.rows[sources], matrix.columns[targets]
-        found = matrix.entries[rows[:, None], columns[None, :]]
-        found[sources == NONE, :] = found[:, targets == NONE] = 0.0
+        found = matrix.entries[:, rows[:, None], columns[None, :]]
+        found[:, sources == NONE, :] = found[:, :, targets == NONE] = 0.0
         return found
 
     def _extend(
@@ -128,13 +140,13 @@ class Tables:
     ) -> None:
         """Add rows and columns: the new rows to all columns, and the old rows to the new columns."""
         old = np.flatnonzero(matrix.rows >= 0)[np.argsort(matrix.rows[matrix.rows >= 0])]
-        matrix.columns[columns] = np.arange(len(columns)) + matrix.entries.shape[1]
+        matrix.columns[columns] = np.arange(len(columns)) + matrix.entries.shape[2]
         every = np.flatnonzero(matrix.columns >= 0)[np.argsort(matrix.columns[matrix.columns >= 0])]
-        matrix.rows[rows] = np.arange(len(rows)) + matrix.entries.shape[0]
+        matrix.rows[rows] = np.arange(len(rows)) + matrix.entries.shape[1]
 
         def price(some: np.ndarray, others: np.ndarray) -> np.ndarray:
             if not len(some) or not len(others):
-                return np.zeros((len(some), len(others)))
+                return np.zeros((len(matrix.entries), len(some), len(others)))
             return make([self.shardings[i] for i in some], [self.shardings[i] for i in others])
 
         matrix.entries = np.block([[matrix.entries, price(old, columns)], [price(rows, every)]])

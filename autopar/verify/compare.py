@@ -15,16 +15,17 @@ from ..api import compile_workload
 from ..cluster import Cluster, num_devices, parse_cluster
 from ..codegen.emit import ModelFacts, print_source
 from ..errors import ModelError
-from ..graph.cuts import find_cuts, resolve_all
+from ..graph.case import Case, build_case, decided_case
+from ..graph.cuts import resolve_all
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.partition import partition
 from ..graph.plan import Plan
 from ..graph.program import check_program
-from ..graph.random_plans import Assigner, draw_recomputed, mesh_shapes, plain_mesh
-from ..graph.recompute import recompute_graph, recomputed_names
+from ..graph.random_plans import Assigner, draw_recomputed, list_turns, mesh_shapes, plain_mesh
+from ..graph.recompute import Recomputed, recomputed_names
 from ..graph.registry import rules_in_force
-from ..graph.repeats import fold_graph
+from ..graph.repeats import Fold, fold_graph
 from ..graph.rules.random_numbers import STATE as RANDOM_STATE
 from ..graph.sharding import Sharding, parse_sharding
 from ..options import Options
@@ -69,32 +70,40 @@ def verify_workload(
     if room is not None and room < limit:
         say(f"planning for {room / 2**20:,.0f} MiB per rank, so that all {num_devices(found)} ranks and the reference fit this machine")
         limit = room
-    compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit), report=say)
+    compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit, stages=False), report=say)
     _refuse_unrepeatable(compiled.plan)
     reports = [compare_plan(workload, compiled.traced, compiled.plan, options.seed, say)]
-    for name, plan in draw_plans(compiled.traced.graph, compiled.plan, num_devices(found), random_plans):
+    case = build_case(compiled.traced.graph, rules_in_force(compiled.plan.rules))
+    for name, plan in draw_plans(case, compiled.plan, num_devices(found), random_plans):
         say(name)
         reports.append(name_plan(compare_plan(workload, compiled.traced, plan, options.seed), name))
     return join_reports(reports)
 
 
-def draw_plans(graph: Graph, plan: Plan, ranks: int, count: int) -> Iterator[tuple[str, Plan]]:
-    """(name, plan) of so many random legal plans of the same step; half of them recompute something, half of each let equal blocks decide
-    alike, as the solver does."""
-    if not count:
-        return
-    rules, shapes = rules_in_force(plan.rules), mesh_shapes(ranks)
-    forms = [draw_recomputed(graph, rules, None), draw_recomputed(graph, rules, random.Random(0))]
-    folds = [fold_graph(found.graph) for found in forms]
-    assigners: dict[tuple[int, tuple[int, ...]], Assigner] = {}
+def draw_plans(case: Case, plan: Plan, ranks: int, count: int) -> Iterator[tuple[str, Plan]]:
+    """(name, plan) of so many random legal plans of the same step, in one, two or four microbatches where it can be; half of them recompute
+    something, half of each let equal blocks decide alike, as the solver does.
+
+    Args:
+        case: of the traced step.
+    """
+    shapes, turns = mesh_shapes(ranks), list_turns(case) if count else ()
+    forms: dict[tuple[int, int], tuple[Recomputed, Fold]] = {}
+    assigners: dict[tuple[int, int, tuple[int, ...]], Assigner] = {}
     for number in range(count):
-        sizes, form = shapes[number % len(shapes)], number // len(shapes) % 2
-        if (form, sizes) not in assigners:
-            found = forms[form]
-            assigners[form, sizes] = Assigner(found.graph, *resolve_all(found.graph, rules), plain_mesh(sizes), recomputed_names(found))
-        assignment = assigners[form, sizes].draw(random.Random(number), folds[form] if number // len(shapes) // 2 % 2 else None)
-        told = f", {len(assignment.again)} nodes run again" if assignment.again else ""
-        yield f"random plan {number} on {print_mesh(assignment.mesh)}{told}", replace(plan, assignment=assignment)
+        sizes, again = shapes[number % len(shapes)], number // len(shapes) % 2
+        turn = random.Random(number).randrange(len(turns))
+        if (turn, again) not in forms:
+            recomputed = draw_recomputed(turns[turn].graph, case.rules, random.Random(0) if again else None)
+            forms[turn, again] = recomputed, fold_graph(recomputed.graph)
+        found, fold = forms[turn, again]
+        if (turn, again, sizes) not in assigners:
+            assigners[turn, again, sizes] = Assigner(found.graph, *resolve_all(found.graph, case.rules), plain_mesh(sizes), recomputed_names(found))
+        assignment = assigners[turn, again, sizes].draw(random.Random(number), fold if number // len(shapes) // 2 % 2 else None)
+        told = f", {assignment.microbatches} microbatches" if assignment.microbatches > 1 else ""
+        told += f", {len(assignment.again)} nodes run again" if assignment.again else ""
+        drawn = replace(plan, assignment=assignment, num_microbatches=assignment.microbatches)
+        yield f"random plan {number} on {print_mesh(assignment.mesh)}{told}", drawn
 
 
 def _refuse_unrepeatable(plan: Plan) -> None:
@@ -167,11 +176,10 @@ class _Emitted:
 
 
 def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> _Emitted:
-    graph = recompute_graph(graph, plan.assignment.again).graph
-    sites, signatures = resolve_all(graph, rules_in_force(plan.rules))
-    program = partition(graph, sites, signatures, find_cuts(graph, signatures), plan.assignment, keep_grads=True)
+    case = decided_case(build_case(graph, rules_in_force(plan.rules)), plan.assignment)
+    program = partition(case.graph, case.sites, case.signatures, case.cuts, plan.assignment, keep_grads=True)
     check_program(program)
-    text = print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
+    text = print_source(program, case.graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
     place, shapes = {local: (whole, s) for local, whole, s in program.shardings}, dict(program.whole)
     returned = tuple((shapes[place[name][0]], place[name][1]) for name in program.graph.outputs)
     return _Emitted(read_program(compile_program({"program.py": text})), returned)

@@ -51,7 +51,10 @@ class Findings:
                 kinds.append(KindReport(kind, len({r.name for r in own}), max(own, key=lambda r: r.absolute), max(own, key=lambda r: r.relative)))
         failures = sorted((r for r in rows if not r.relative <= TOLERANCE), key=lambda r: -r.relative)
         mesh = print_mesh(plan.assignment.mesh)
-        return VerifyReport(plan.model.name, plan.cluster.spec, mesh, plan.labels, ranks, steps, TOLERANCE, tuple(kinds), tuple(failures))
+        in_turns = int(plan.assignment.microbatches > 1)
+        return VerifyReport(
+            plan.model.name, plan.cluster.spec, mesh, plan.labels, ranks, steps, TOLERANCE, tuple(kinds), tuple(failures), plans_in_turns=in_turns
+        )
 
 
 def _group(key: tuple[str, str, int]) -> str:

@@ -42,6 +42,7 @@ class VerifyReport:
         kinds: the worst of all plans.
         failures: what is beyond the tolerance, worst first.
         random_plans: legal plans that were drawn at random and compared, too.
+        plans_in_turns: of all plans compared, those that take their batch in turns.
     """
 
     model: str
@@ -54,6 +55,7 @@ class VerifyReport:
     kinds: tuple[KindReport, ...]
     failures: tuple[Difference, ...]
     random_plans: int = 0
+    plans_in_turns: int = 0
 
 
 def name_plan(report: VerifyReport, plan: str) -> VerifyReport:
@@ -73,7 +75,8 @@ def join_reports(reports: list[VerifyReport]) -> VerifyReport:
         worst = max(same, key=lambda k: k.absolute.absolute).absolute, max(same, key=lambda k: k.relative.relative).relative
         kinds.append(replace(own, absolute=worst[0], relative=worst[1]))
     failures = sorted((f for r in reports for f in r.failures), key=lambda f: -f.relative)
-    return replace(reports[0], kinds=tuple(kinds), failures=tuple(failures), random_plans=len(reports) - 1)
+    in_turns = sum(r.plans_in_turns for r in reports)
+    return replace(reports[0], kinds=tuple(kinds), failures=tuple(failures), random_plans=len(reports) - 1, plans_in_turns=in_turns)
 
 
 def describe_failure(report: VerifyReport) -> str:
@@ -110,6 +113,7 @@ def report_to_json(report: VerifyReport) -> dict[str, Any]:
         "num_ranks": report.num_ranks,
         "steps": report.steps,
         "random_plans": report.random_plans,
+        "plans_in_turns": report.plans_in_turns,
         "tolerance": report.tolerance,
         "kinds": [
             {"kind": k.kind, "num_tensors": k.num_tensors, "absolute": row(k.absolute), "relative": row(k.relative)} for k in report.kinds

@@ -1,6 +1,6 @@
 // The plan in the page: unpacked, with the tables that every view reads (who makes, who reads, who stands for whom), and the units.
 
-const PHASES = ["forward", "backward", "update"];
+const PHASES = ["prepare", "forward", "backward", "update"];
 
 async function unpackPlan() {
   const packed = document.getElementById("plan-data").textContent.trim();

@@ -2,7 +2,7 @@
 
 In: two plans that keep their laws, of the same model or not. Out: a `PlanDiff`. Invariants: the holders of each side sum to its peak;
 the communication rows of each side, less what hides behind compute, sum to its exposed communication; the nodes of each side (kept,
-changed, only there) sum to its compute. Nodes of equal graphs are compared by name; of others by module path, phase, op and place among
+changed, only there) sum to its compute (of a plan in stages: to that of all its stages). What runs once in each microbatch counts so often. Nodes of equal graphs are compared by name; of others by module path, phase, op and place among
 those of the same, since names count through the whole graph. Axes of two meshes are the same where they have one name: what lies or works
 along the same axes is alike, even where these are longer in one plan, and only its bytes or seconds differ.
 """
@@ -19,7 +19,8 @@ from ..graph.plan import CommPlan, NodePlan, ParamPlan, Plan
 from ..graph.tensor import Kind
 from .fold import fold_names, fold_places
 from .split_text import print_choices, print_op, print_split
-from .units import print_bytes
+from .stages import PIPE, StageRow, comm_times, list_stages, print_steps
+from .units import print_bytes, print_count, print_percent
 
 _ROLES = (("param", "param", "param_bytes"), ("grad", "grad", "grad_bytes"), ("optimizer", "optim", "optim_bytes"))
 _LISTED = (Kind.PARAM, Kind.BUFFER, Kind.BATCH)  # kinds whose names people know; the others are counted
@@ -127,6 +128,7 @@ class PlanDiff:
         kept: nodes that both have and that decide alike.
         alone: nodes that only one side has.
         hidden_s: of each side, communication that hides behind compute.
+        num_stages: of each side; times of nodes and communications are those of all stages together.
     """
 
     name_a: str
@@ -146,6 +148,7 @@ class PlanDiff:
     alone: Share
     comms: tuple[CommChange, ...]
     hidden_s: tuple[float, float]
+    num_stages: tuple[int, int]
     only_a: tuple[Lonely, ...]
     only_b: tuple[Lonely, ...]
 
@@ -175,13 +178,14 @@ def diff_plans(a: Plan, b: Plan) -> PlanDiff:
         alone=alone,
         comms=_compare_comms(a, b),
         hidden_s=(_hidden_s(a), _hidden_s(b)),
+        num_stages=(a.num_stages, b.num_stages),
         only_a=_list_lonely(a, b),
         only_b=_list_lonely(b, a),
     )
 
 
 def _hidden_s(plan: Plan) -> float:
-    return fsum(c.seconds for c in plan.comms) - plan.cost.exposed_comm_s
+    return fsum(c.hidden_s for c in plan.comms)
 
 
 def _decisions(plan: Plan) -> Hashable:
@@ -196,6 +200,7 @@ def _decisions(plan: Plan) -> Hashable:
         plan.params,
         plan.comms,
         plan.rules,
+        plan.pipeline,
     )
 
 
@@ -218,7 +223,7 @@ def _list_grounds(a: Plan, b: Plan) -> tuple[Fact, ...]:
         Fact("batch", str(a.model.batch or "the factory's own"), str(b.model.batch or "the factory's own")),
         Fact("sequence", str(a.model.seq or "the factory's own"), str(b.model.seq or "the factory's own")),
         Fact("precision", a.model.precision, b.model.precision),
-        Fact("graph", f"{a.model.graph_hash}, {len(a.nodes):,} nodes", f"{b.model.graph_hash}, {len(b.nodes):,} nodes"),
+        *_list_graphs(a, b),
         Fact("cluster", cluster(a), cluster(b)),
         Fact("constraints", "; ".join(a.constraints) or "none", "; ".join(b.constraints) or "none"),
         Fact("memory limit", *_print_apart(a.cluster.memory_bytes, b.cluster.memory_bytes)),
@@ -226,6 +231,13 @@ def _list_grounds(a: Plan, b: Plan) -> tuple[Fact, ...]:
     if speeds(a) != speeds(b) and cluster(a) == cluster(b):
         facts.append(Fact("figures of the cluster", a.cluster.source, f"{b.cluster.source}, with other numbers"))
     return tuple(fact for fact in facts if fact.a != fact.b)
+
+
+def _list_graphs(a: Plan, b: Plan) -> list[Fact]:
+    """The traced graphs, where they differ: turns, stages and recompute add nodes to one and the same."""
+    if a.model.graph_hash == b.model.graph_hash:
+        return []
+    return [Fact("graph", *(f"{plan.model.graph_hash}, {len(plan.nodes):,} nodes" for plan in (a, b)))]
 
 
 def _print_apart(a: int, b: int) -> tuple[str, str]:
@@ -260,12 +272,15 @@ def _list_holders(a: Plan, b: Plan) -> tuple[Figure, ...]:
 
 def _list_layout(a: Plan, b: Plan) -> tuple[Fact, ...]:
     def mesh(plan: Plan) -> str:
-        stages = f", {plan.num_stages} stages" if plan.num_stages > 1 else ""
+        stages = f"{plan.num_stages} stages of " if plan.num_stages > 1 else ""
         across = [axis.name for axis in plan.assignment.mesh.axes if axis.link == "across"]
-        return print_mesh(plan.assignment.mesh) + (f" ({', '.join(across)} across hosts)" if across else "") + stages
+        return stages + print_mesh(plan.assignment.mesh) + (f" ({', '.join(across)} across hosts)" if across else "")
 
-    def steps(plan: Plan) -> str:
-        return plan.schedule + (f", {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else "")
+    def stage(rows: Sequence[StageRow], number: int) -> str:
+        if number >= len(rows):
+            return "-"
+        row = rows[number]
+        return f"{row.modules}: {print_count(row.num_params)} parameters, busy {print_percent(row.busy)}, peak {print_bytes(row.peak_bytes)}"
 
     def again(plan: Plan) -> str:
         return f"{len(plan.assignment.again):,} ops" if plan.assignment.again else "nothing"
@@ -274,14 +289,17 @@ def _list_layout(a: Plan, b: Plan) -> tuple[Fact, ...]:
         return "optimal" if plan.solve.gap <= 1e-6 else f"within {plan.solve.gap * 100:.2g} %"
 
     labels = [dict(plan.labels) for plan in (a, b)]
-    axes = dict.fromkeys((*labels[0], *labels[1]))
+    axes = dict.fromkeys(name for known in labels for name in known if name != PIPE)
     rows = [Fact("mesh", mesh(a), mesh(b))]
     rows += [
         Fact(f"axis {axis}", *(" + ".join(known[axis]) or "replicated" if axis in known else "-" for known in labels)) for axis in axes
     ]
     if a.assignment.again or b.assignment.again:
         rows.append(Fact("run again for the backward pass", again(a), again(b)))
-    rows += [Fact("steps", steps(a), steps(b)), Fact("proven", proof(a), proof(b))]
+    rows.append(Fact("steps", print_steps(a), print_steps(b)))
+    stages = list_stages(a), list_stages(b)
+    rows += [Fact(f"stage {number}", *(stage(side, number) for side in stages)) for number in range(max(map(len, stages)))]
+    rows.append(Fact("proven", proof(a), proof(b)))
     return tuple(rows)
 
 
@@ -389,7 +407,8 @@ def _compare_comms(a: Plan, b: Plan) -> tuple[CommChange, ...]:
         those_a, those_b = (side.get(key, []) for side in sides)
         rows.append(
             CommChange(
-                *key, len(those_a), len(those_b), sum(c.bytes for c in those_a), sum(c.bytes for c in those_b),
+                *key, *(sum(comm_times(p, c) for c in those) for p, those in ((a, those_a), (b, those_b))),
+                *(sum(c.bytes * comm_times(p, c) for c in those) for p, those in ((a, those_a), (b, those_b))),
                 fsum(c.seconds for c in those_a), fsum(c.seconds for c in those_b),
             )
         )  # fmt: skip

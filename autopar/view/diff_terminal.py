@@ -115,7 +115,8 @@ def _print_grounds(diff: PlanDiff, console: Console) -> None:
 
 
 def _print_figures(diff: PlanDiff, console: Console) -> None:
-    print_heading(console, "Time and memory of a step", "predicted; memory per device at the peak, by holder")
+    averaged = "; of stages the average device and the fullest stage" if max(diff.num_stages) > 1 else ""
+    print_heading(console, "Time and memory of a step", "predicted; memory per device at the peak, by holder" + averaged)
     columns = (Column("", told=True), *(Column(title, True, True) for title in ("A", "B", "B - A")), Column("", True))
     named = [(figure.what, figure) for figure in diff.figures if figure.a or figure.b] + [
         (f"peak, {holder.what}", holder) for holder in diff.holders
@@ -163,7 +164,8 @@ def _print_resized(diff: PlanDiff, console: Console) -> None:
     if r.count:
         print_line(
             console,
-            f"{r.count} lie along the same axes, which are of another size: {print_bytes(r.bytes_a)} -> {print_bytes(r.bytes_b)} on a rank",
+            f"{r.count} lie along the same axes, which are of another size: {print_bytes(r.bytes_a)} -> {print_bytes(r.bytes_b)}"
+            + (" on the ranks that hold them" if max(diff.num_stages) > 1 else " on a rank"),
         )
 
 
@@ -219,7 +221,8 @@ def _print_comms(diff: PlanDiff, console: Console) -> None:
     if not diff.comms:
         return
     sums = [(fsum(getattr(row, f"seconds_{side}") for row in diff.comms), hidden) for side, hidden in zip("ab", diff.hidden_s)]
-    print_heading(console, "Communication", "bytes: the larger of what a rank puts in and gets out")
+    stages = "of all stages together; " if max(diff.num_stages) > 1 else ""
+    print_heading(console, "Communication", f"{stages}bytes: the larger of what a rank puts in and gets out")
     named = [(f"{row.kind} on {row.axis}, {row.phase}" if row.axis else f"{row.kind}, {row.phase}", row) for row in diff.comms]
     ends = [("all", [s for s, _ in sums]), ("hidden behind compute", [-h for _, h in sums]), ("exposed", [s - h for s, h in sums])]
     if not any(diff.hidden_s):

@@ -16,6 +16,7 @@ from ..graph.plan import CommPlan, Moment, NodePlan, PeakTensor, Plan, TensorPla
 from ..graph.sharding import local_shape
 from .fold import fold_places
 from .split_text import print_op, print_split
+from .stages import StageRow, list_stages, top_stage
 
 ORDER = (
     "reserve",
@@ -72,9 +73,11 @@ class PeakReport:
     Args:
         op: what runs at the peak, in words.
         position: which of how many moments of the plan it is, from 0.
-        moments: memory over the step.
-        phase_s: predicted seconds of each phase.
+        moments: memory over the step; of a plan in stages, of the one that holds most.
+        phase_s: predicted seconds of each phase, there.
         known: the plan says which tensors are held.
+        stage: whose devices these are; None where there are no stages. stages: all of them.
+        num_microbatches: of the step; the moments are those of one, with what is in flight of the others.
     """
 
     model: str
@@ -91,6 +94,9 @@ class PeakReport:
     moments: tuple[Moment, ...]
     phase_s: tuple[tuple[str, float], ...]
     known: bool
+    stage: int | None
+    stages: tuple[StageRow, ...]
+    num_microbatches: int
 
 
 def explain_memory(plan: Plan) -> PeakReport:
@@ -105,17 +111,24 @@ def explain_memory(plan: Plan) -> PeakReport:
         HolderReport(h.name, h.bytes, _fold_rows(plan, names, held.get(h.name, [])))
         for h in sorted(plan.cost.holders, key=lambda h: -h.bytes)
     )  # fmt: skip
-    node = peak.node if peak else plan.cost.moments[position].node if plan.cost.moments else ""
+    moment = plan.cost.moments[position] if plan.cost.moments else None
+    node = peak.node if peak else moment.node if moment else ""
+    made = names.node_of(node)
     return PeakReport(
         plan.model.name, plan.cluster.spec, top, plan.cluster.memory_bytes, node, names.what(node),
-        peak.phase.value if peak else Phase.FORWARD.value, peak.path if peak else "", peak.source if peak else "",
+        (peak or moment).phase.value if peak or moment else Phase.FORWARD.value,
+        peak.path if peak else made.path if made else "", peak.source if peak else made.source if made else "",
         position, holders, plan.cost.moments,
         tuple((phase.value, _phase_s(plan, phase)) for phase in Phase), peak is not None,
+        top_stage(plan) if plan.pipeline else None, list_stages(plan), plan.num_microbatches,
     )  # fmt: skip
 
 
 def _phase_s(plan: Plan, phase: Phase) -> float:
-    return fsum(row.seconds for row in (*plan.nodes, *plan.comms) if row.phase is phase)
+    if plan.pipeline is not None:
+        s, turns = plan.pipeline.stages[top_stage(plan)], plan.num_microbatches
+        return {Phase.PREPARE: s.prepare_s, Phase.FORWARD: turns * s.forward_s, Phase.BACKWARD: turns * s.backward_s, Phase.UPDATE: s.update_s}[phase]
+    return fsum([*(n.seconds for n in plan.nodes if n.phase is phase), *(c.seconds - c.hidden_s for c in plan.comms if c.phase is phase)])
 
 
 class _Names:

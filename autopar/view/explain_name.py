@@ -1,7 +1,8 @@
 """One parameter, tensor or op of a plan: what was chosen for it, what else was offered and at which price, and what it touches.
 
 In: a plan and a name as a person types it: whole, the end of one (`c_fc.weight`), or with `*`. Out: `NameReport`s, equal ones of equal
-blocks folded. Everything is an entry of the plan; the prices of alternatives are those that were stored, with the neighbours as they are.
+blocks folded. Everything is an entry of the plan; the prices of its alternatives (`offers`) are those that were stored, with the neighbours
+as they are. What alternatives cost when all else may follow is found by solving again (`autopar.alternatives`), which fills `again`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from ..errors import OptionsError
 from ..graph.node import Phase
 from ..graph.plan import CommPlan, NodePlan, ParamPlan, Plan, TensorPlan
 from ..graph.sharding import Sharding
+from ..graph.stages import COPY
 from ..graph.tensor import Kind
+from ..graph.turns import times_of
 from .fold import fold_names, fold_places
 from .split_text import print_choices, print_op, print_split
+from .stages import comm_times
+from .why_dearer import Difference
 
 PARAM, TENSOR, OP = "parameter", "tensor", "op"
 NUM_NEAR, NUM_LISTED = 5, 8
@@ -56,7 +61,7 @@ class Neighbour:
 
 @dataclass(frozen=True, slots=True)
 class CommAt:
-    """A communication of it or before it."""
+    """A communication of it or before it. `times`: in a step; the bytes are of one time, the seconds of all."""
 
     name: str
     kind: str
@@ -68,6 +73,61 @@ class CommAt:
     target: str
     bytes: int
     seconds: float
+    times: int = 1
+
+
+FITS, TOO_LARGE, NOT_FOUND, REFUSED = "fits", "does not fit", "nothing found", "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """An alternative, and the fastest step with it when all else may follow.
+
+    Args:
+        what: how the thing would lie or work.
+        status: `fits`; `does not fit` (proven); `nothing found` (that fits, in the time given); `refused` (it cannot be; `told` says why).
+        step_s: None where there is no plan.
+        extra_s: against the step of the chosen plan.
+        at_least_s: it is proven to be no less than so much dearer (negative: than so much cheaper); None where no plan fits.
+        missing_bytes: by how much the smallest plan found is too large; 0 where one fits.
+        free_extra_s: `extra_s` without a memory limit, None where the limit plays no part or nothing was found.
+        because: what makes it so: `memory`, `compute`, `communication along a`; "" where it is no dearer.
+        difference: of its step and the chosen one, None where there is no plan.
+    """
+
+    what: str
+    status: str
+    step_s: float | None
+    extra_s: float | None
+    at_least_s: float | None
+    missing_bytes: int
+    free_extra_s: float | None
+    because: str
+    difference: Difference | None
+    told: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedAgain:
+    """Alternatives of one name, each the best of all plans on the plan's own mesh that have it.
+
+    Args:
+        mesh: as text.
+        members: names that go with it, because equal blocks decide alike.
+        step_s: of the chosen plan, by today's figures.
+        gap: the plan is proven to be within this share of the best.
+        time_limit_s: of each.
+        priced: the few that cost least with their neighbours as they are; after solving, the cheapest first.
+        others: not solved with.
+    """
+
+    mesh: str
+    members: tuple[str, ...]
+    step_s: float
+    gap: float
+    time_limit_s: float
+    priced: tuple[Priced, ...]
+    others: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +138,9 @@ class NameReport:
         name: with the numbers of equal blocks folded; `members`: all of them, the first of which is told.
         sort: `parameter`, `tensor` or `op`.
         about: shape, dtype, place.
-        peak_bytes: what it holds at the peak of the plan.
+        peak_bytes: what it holds at the peak of the plan; None where the plan, which has stages, does not say.
+        times: how often an op runs in a step: `seconds` are of all, those of `offers` of one time.
+        again: its alternatives after solving again; None where nobody did, and `why_not` says why ("": nobody asked).
     """
 
     name: str
@@ -92,7 +154,10 @@ class NameReport:
     refused: tuple[str, ...]
     neighbours: tuple[Neighbour, ...]
     comms: tuple[CommAt, ...]
-    peak_bytes: int
+    peak_bytes: int | None
+    again: SolvedAgain | None = None
+    why_not: str = ""
+    times: int = 1
 
 
 def explain_name(plan: Plan, word: str) -> tuple[NameReport, ...]:
@@ -153,9 +218,9 @@ def _equality(report: NameReport) -> Hashable:
     """What members of one fold have in common: all that is decided, not the names of neighbours."""
     beside = tuple((n.role, n.op, n.phase, n.split, n.strategy) for n in report.neighbours)
     comms = tuple((c.kind, c.axis, c.phase, c.source, c.target, c.bytes, c.seconds) for c in report.comms)
-    about = tuple(pair for pair in report.about if pair[0] != "in")
+    about = tuple(pair for pair in report.about if pair[0] not in ("in", "stage"))
     chosen = tuple((c.split, c.bytes) for c in report.chosen)
-    return (report.sort, about, chosen, report.seconds, report.reason, report.offers, report.refused, beside, comms, report.peak_bytes)
+    return (report.sort, about, chosen, report.seconds, report.reason, report.offers, report.refused, beside, comms, report.peak_bytes, report.times)
 
 
 def _folded(place: str, reports: list[NameReport]) -> NameReport:
@@ -165,7 +230,7 @@ def _folded(place: str, reports: list[NameReport]) -> NameReport:
         name = first.name + (" and its like" if len(reports) > 1 else "") + (f" in {place}" if len(reports) > 1 and place else "")
     return NameReport(
         name, tuple(r.name for r in reports), first.sort, first.about, first.chosen, first.seconds, first.reason, first.offers,
-        first.refused, first.neighbours, first.comms, first.peak_bytes,
+        first.refused, first.neighbours, first.comms, first.peak_bytes, times=first.times,
     )  # fmt: skip
 
 
@@ -209,24 +274,36 @@ class _Tables:
             chosen.append(Chosen("gradient", self._split(p.shape, p.grad), p.grad_bytes))
         if p.optim is not None:
             chosen.append(Chosen("optimizer state", self._split(p.shape, p.optim), p.optim_bytes))
-        readers = tuple(self._reader(tensor, node) for node in self.readers.get(tensor.name, ()))
+        copies = [t for t in self.plan.tensors if t.name.startswith(f"{tensor.name}{COPY}")]
+        chosen += [Chosen(f"copy on stage {t.stage}", self._split(t.shape, t.sharding), t.bytes) for t in copies]
+        readers = tuple(self._reader(t, node) for t in (tensor, *copies) for node in self.readers.get(t.name, ()))
+        mine.update(t.name for t in copies)
         return NameReport(
-            p.name, (p.name,), PARAM, (("is", f"{tensor.dtype} {_print_shape(p.shape)}"),), tuple(chosen), None, "", (), (), readers,
-            self._comms(c for c in self.plan.comms if c.value in mine), sum(self.held.get(name, 0) for name in mine),
+            p.name, (p.name,), PARAM, (("is", f"{tensor.dtype} {_print_shape(p.shape)}"), *self._stage(tensor)), tuple(chosen), None, "", (), (), readers,
+            self._comms(c for c in self.plan.comms if c.value in mine), self._held(mine),
         )  # fmt: skip
+
+    def _stage(self, tensor: TensorPlan | None) -> tuple[tuple[str, str], ...]:
+        """For `about`: where it is, if there are stages."""
+        return (("stage", f"stage {tensor.stage}"),) if self.plan.pipeline is not None and tensor is not None else ()
+
+    def _held(self, names: Iterable[str]) -> int | None:
+        if self.plan.peak is None and self.plan.pipeline is not None:
+            return None
+        return sum(self.held.get(name, 0) for name in names)
 
     def _is_grad(self, name: str, p: ParamPlan) -> bool:
         """True for what the backward phase made in the shape of the parameter (the sum of two gradients is of no kind of its own)."""
         return name in self.maker and self.maker[name].phase is Phase.BACKWARD and self.tensors[name].shape == p.shape
 
     def _tensor(self, t: TensorPlan) -> NameReport:
-        about = (("is", f"{t.kind.value}, {t.dtype} {_print_shape(t.shape)}"),)
+        about = (("is", f"{t.kind.value}, {t.dtype} {_print_shape(t.shape)}"), *self._stage(t))
         maker = (self._maker(t),) if t.name in self.maker else ()
         readers = tuple(self._reader(t, node) for node in self.readers.get(t.name, ()))
         chosen = Chosen("made" if maker else "enters", self._split(t.shape, t.sharding), t.bytes)
         return NameReport(
             t.name, (t.name,), TENSOR, about, (chosen,), None, "", (), (), maker + readers,
-            self._comms(c for c in self.plan.comms if c.value == t.name), self.held.get(t.name, 0),
+            self._comms(c for c in self.plan.comms if c.value == t.name), self._held((t.name,)),
         )  # fmt: skip
 
     def _op(self, n: NodePlan) -> NameReport:
@@ -236,6 +313,7 @@ class _Tables:
             *([("at", n.source)] if n.source else []),
         ]
         outputs = [self.tensors[name] for name in n.outputs if name]
+        about += self._stage(next((t for t in (*outputs, *(self.tensors[name] for name in n.inputs))), None))
         chosen = [Chosen("strategy", print_choices(n.choices, self.mesh))]
         chosen += [Chosen(f"makes {t.name}", self._split(t.shape, t.sharding), t.bytes) for t in outputs]
         reads = tuple(self._maker(self.tensors[name], "reads") for name in dict.fromkeys(n.inputs))
@@ -244,7 +322,8 @@ class _Tables:
         offers = tuple(Offer(print_choices(other.choices, self.mesh), other.seconds) for other in n.alternatives)
         return NameReport(
             n.name, (n.name,), OP, tuple(about), tuple(chosen), n.seconds, n.reason, offers, n.refused, reads + readers,
-            self._comms(c for c in self.plan.comms if c.reader == n.name or c.value in mine), sum(self.held.get(name, 0) for name in mine),
+            self._comms(c for c in self.plan.comms if c.reader == n.name or c.value in mine), self._held(mine),
+            times=int(times_of(n.phase, self.plan.num_microbatches)),
         )  # fmt: skip
 
     def _split(self, shape: tuple[int, ...], sharding: Sharding) -> str:
@@ -266,7 +345,7 @@ class _Tables:
         for c in comms:
             shape = self.tensors[c.value].shape
             ends = self._split(shape, c.source_sharding), self._split(shape, c.target_sharding)
-            rows.append(CommAt(c.name, c.kind, c.axis, c.phase.value, c.value, c.reader, *ends, c.bytes, c.seconds))
+            rows.append(CommAt(c.name, c.kind, c.axis, c.phase.value, c.value, c.reader, *ends, c.bytes, c.seconds, comm_times(self.plan, c)))
         return tuple(rows)
 
 

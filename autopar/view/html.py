@@ -23,7 +23,7 @@ from .page_data import page_data
 from .terminal import plan_text
 
 GRAPH_SCRIPTS = ("data.js", "layout.js", "tables.js", "tree.js", "graph.js", "panel.js", "graph_tab.js", "start.js")  # what every page has
-SCRIPTS = (*GRAPH_SCRIPTS, "details.js", "tabs.js", "page.js")  # joined in this order
+SCRIPTS = (*GRAPH_SCRIPTS, "details.js", "tabs.js", "stages.js", "page.js")  # joined in this order
 FRAME_HEIGHT_PX = 760
 
 

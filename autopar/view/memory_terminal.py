@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .explain_memory import ORDER, HeldRow, HolderReport, PeakReport
-from .lines import print_heading, print_line, print_text
+from .lines import Column, print_heading, print_line, print_rows, print_text
 from .memory_chart import draw_chart, holder_letters
 from .units import print_bytes, print_percent
 
@@ -32,7 +32,8 @@ def print_peak(report: PeakReport, console: Console) -> None:
 
     used, limit = report.bytes, report.limit_bytes
     room = f"{print_bytes(limit - used)} left" if used <= limit else f"{print_bytes(used - limit)} too much"
-    console.print(Text(f"{report.model} on {report.cluster}: memory of one device", style="bold"))
+    whose = "" if report.stage is None else f" of stage {report.stage}, which holds most of {len(report.stages)}"
+    console.print(Text(f"{report.model} on {report.cluster}: memory of one device{whose}", style="bold"))
     print_line(console, f"peak  {print_bytes(used)} of {print_bytes(limit)}, {print_percent(used / limit)}: {room}")
     if report.node:
         place = ", ".join(part for part in (f"in {report.path}" if report.path else "", report.source) if part)
@@ -41,14 +42,40 @@ def print_peak(report: PeakReport, console: Console) -> None:
     names = [name for name in ORDER if any(h.name == name and h.bytes for m in report.moments for h in m.holders)]
     names += sorted({h.name for m in report.moments for h in m.holders if h.bytes} - set(names))
     letters = holder_letters(names)
+    _print_flight(report, console)
     _print_chart(report, letters, console)
     print_heading(console, "Who holds it", f"at the peak; of {print_bytes(used)}")
     for holder in report.holders:
         if holder.bytes:
             _print_holder(holder, used, console)
-    if not report.known:
+    if report.stages:
+        print_line(console, "a plan in stages says who holds how much, not which tensors these are", "dim")
+    elif not report.known:
         print_line(console, "the plan does not say which tensors these are: make it again with `autopar plan`", "yellow")
+    _print_stages(report, console)
     print_line(console, "not counted: scratch space inside kernels, fragmentation, other programs", "dim")
+
+
+def _print_flight(report: PeakReport, console: Console) -> None:
+    """How many microbatches' activations are held."""
+    if report.stage is not None:
+        row = report.stages[report.stage]
+        print_line(console, f"runs  {row.modules}")
+        print_line(console, f"holds {row.in_flight:.3g} of {report.num_microbatches} microbatches between their forward and their backward")
+    elif report.num_microbatches > 1:
+        print_line(console, f"holds one of {report.num_microbatches} microbatches at a time, and the sums over them")
+
+
+def _print_stages(report: PeakReport, console: Console) -> None:
+    if not report.stages:
+        return
+    print_heading(console, "Stages", "per device; activations of all that is in flight, at most")
+    columns = (Column("modules"), *(Column(title, True, True) for title in ("in flight", "states", "activations", "peak")))
+    shown = [
+        (f"stage {r.number}: {r.modules}", f"{r.in_flight:.3g}", print_bytes(r.state_bytes), print_bytes(r.activation_bytes), print_bytes(r.peak_bytes))
+        for r in report.stages
+    ]
+    print_rows(console, columns, shown)
 
 
 def peak_text(report: PeakReport, width: int = 100) -> str:

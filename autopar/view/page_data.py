@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from ..graph.plan import Plan
 from ..graph.plan_json import Json, plan_to_json
 from .fold import BlockFold, fold_blocks, fold_names, place_in_tree
+from .stages import comm_times, list_stages, param_stages, schedule_boxes
 
-PHASES = ("forward", "backward", "update")
+PHASES = ("prepare", "forward", "backward", "update")
 
 
 class Texts:
@@ -38,10 +39,11 @@ def page_data(plan: Plan) -> dict[str, Json]:
 
     Returns:
         `head`: the plan's small parts as in plan.json; `texts`: interned entries, which columns named `*_t` point to;
-        `tensors nodes comms params moments`: columns; `folds`: equal blocks; `param_folds`: equal parameters.
+        `tensors nodes comms params moments`: columns; `folds`: equal blocks; `param_folds`: equal parameters; `stages`: of a pipeline.
     """
     texts = Texts()
     folds = fold_blocks(plan)
+    homes = param_stages(plan)
     small = replace(plan, cost=replace(plan.cost, moments=()), assignment=replace(plan.assignment, storages=(), strategies=()),
                     tensors=(), params=(), nodes=(), comms=(), repeats=(), peak=None)  # fmt: skip
     whole = plan_to_json(small)
@@ -56,8 +58,10 @@ def page_data(plan: Plan) -> dict[str, Json]:
         "tensors": _tensor_columns(plan, texts),
         "nodes": _node_columns(plan, folds, texts),
         "comms": _comm_columns(plan, texts),
+        "stages": _stage_rows(plan),
         "params": {
             "name": [p.name for p in plan.params],
+            "stage": [homes.get(p.name, 0) for p in plan.params],
             "shape_t": [texts.number(p.shape) for p in plan.params],
             "param_t": [texts.number(str(p.param)) for p in plan.params],
             "grad_t": [texts.number(None if p.grad is None else str(p.grad)) for p in plan.params],
@@ -126,8 +130,20 @@ def _comm_columns(plan: Plan, texts: Texts) -> dict[str, Json]:
         "phase": [PHASES.index(c.phase.value) for c in plan.comms],
         "source_t": [texts.number(str(c.source_sharding)) for c in plan.comms],
         "target_t": [texts.number(str(c.target_sharding)) for c in plan.comms],
-        "bytes": [c.bytes for c in plan.comms],
+        "bytes": [c.bytes * comm_times(plan, c) for c in plan.comms],
         "seconds": [c.seconds for c in plan.comms],
+        "hidden_s": [c.hidden_s for c in plan.comms],
+        "times": [comm_times(plan, c) for c in plan.comms],
+    }
+
+
+def _stage_rows(plan: Plan) -> dict[str, Json]:
+    """What each stage does, and per stage the columns of its schedule's boxes; both empty for a plan of one stage."""
+    boxes = schedule_boxes(plan)
+    return {
+        "rows": [typing.cast(Json, asdict(row)) for row in list_stages(plan)],
+        "chunks": plan.pipeline.chunks if plan.pipeline else 1,
+        "boxes": [{field: [getattr(b, field) for b in row] for field in ("kind", "chunk", "microbatch", "start_s", "end_s")} for row in boxes],
     }
 
 

@@ -4,12 +4,12 @@ const HOLDER_COLORS = {
   parameters: "#5b9bf3", optimizer: "#35c491", gradients: "#f5b92e", activations: "#f37272", gathered: "#a78bfa", temporaries: "#9aa3af", buffers: "#4fb3c8", batch: "#c58b5b", reserve: "#d3d7de",
 };
 const HOLDER_ORDER = ["reserve", "parameters", "buffers", "optimizer", "batch", "gradients", "activations", "gathered", "temporaries"];
-const MESSAGE_HINT = "of each communication the larger of what one rank puts in and gets out";
+const MESSAGE_HINT = "of each communication the larger of what one rank puts in and gets out; all microbatches together";
 const holderColor = (name) => HOLDER_COLORS[name] ?? "#b08968";
 
 function memoryTab(plan) {
   const { head } = plan, limit = head.cluster.memory_bytes, holders = Object.entries(head.cost.holders), peak = sum(holders.map(([, n]) => n));
-  const box = el("section", { class: "page" }, el("h2", {}, "Memory of one device over one step"));
+  const box = el("section", { class: "page" }, el("h2", {}, head.mesh.num_stages > 1 ? `Memory of one device of stage ${head.cost.peak_bytes.indexOf(Math.max(...head.cost.peak_bytes))}, which holds most, over one step` : "Memory of one device over one step"));
   const names = Object.keys(plan.moments.holders).sort((p, q) => rank(p) - rank(q));
   const chart = el("div", { class: "chart" });
   const draw = (toLimit) => chart.replaceChildren(memoryChart(plan, names, limit, peak, toLimit));
@@ -28,18 +28,11 @@ function memoryTab(plan) {
     ],
   }));
   box.append(el("p", { class: "note" }, `Limit ${bytes(limit)} per device; ${peak <= limit ? `${bytes(limit - peak)} stay free` : `${bytes(peak - limit)} too much`}. Not counted: scratch space inside kernels, fragmentation, and what other programs hold${holders.some(([n]) => n === "reserve") ? "" : "; no reserve is set"}.`));
-  if (head.mesh.num_stages > 1) box.append(el("h2", {}, "Stages"), stageTable(head.cost));
   return box;
 }
 
 const rank = (name) => { const k = HOLDER_ORDER.indexOf(name); return k < 0 ? 99 : k; };
 const swatch = (color) => { const s = el("i", { class: "swatch" }); s.style.background = color; return s; };
-
-function stageTable(cost) {
-  return buildTable({ id: "stages", rows: cost.peak_bytes.map((peak, i) => ({ i, peak, state: cost.state_bytes[i], act: cost.activation_bytes[i] })), columns: [
-    { title: "stage", of: (r) => r.i }, { title: "peak", of: (r) => r.peak, print: bytes }, { title: "states", of: (r) => r.state, print: bytes }, { title: "activations", of: (r) => r.act, print: bytes },
-  ] });
-}
 
 // Step areas: each moment is a column as wide as every other; of many moments in one pixel the highest is shown.
 function memoryChart(plan, names, limit, peak, toLimit) {
@@ -89,7 +82,7 @@ function memoryChart(plan, names, limit, peak, toLimit) {
 }
 
 function parametersTab(plan) {
-  const { params, param_folds: folds, text } = plan, section = el("section", { class: "page" });
+  const { params, param_folds: folds, text } = plan, stages = plan.head.mesh.num_stages, section = el("section", { class: "page" });
   const rowsOf = (folded) => (folded ? folds : params.name.map((name, i) => ({ name, members: [i] }))).map((fold) => ({ ...fold, i: fold.members[0], n: fold.members.length, of: (column) => sum(fold.members.map((m) => params[column][m])) }));
   const chips = (column) => ({ align: "left", of: (r) => text(params[column], r.i) ?? "none", print: (_, r) => shardingChips(plan, text(params[column], r.i)) });
   const size = (r) => r.n * text(params.shape_t, r.i).reduce((p, q) => p * q, 1);
@@ -97,8 +90,9 @@ function parametersTab(plan) {
   const draw = (folded) => {
     section.replaceChildren(el("h2", {}, "Parameters, their gradients and optimizer states"),
       el("label", { class: "switch" }, el("input", { type: "checkbox", checked: folded, on: { change: (e) => draw(e.target.checked) } }), " fold equal rows (a folded row shows the sum of its members, and each)"),
-      buildTable({ id: "params", rows: rowsOf(folded), sortBy: null, searchable: true, note: "Bytes on one rank. Gradients count as if all were held at once; what is held when is on the memory page.", columns: [
+      buildTable({ id: "params", rows: rowsOf(folded), sortBy: null, searchable: true, note: `Bytes on one rank${stages > 1 ? " of each stage, sums over all stages" : ""}. Gradients count as if all were held at once; what is held when is on the memory page.`, columns: [
         { title: "name", align: "left", of: (r) => r.name, print: (name) => el("code", {}, name) },
+        ...(stages > 1 ? [{ title: "stage", align: "left", of: (r) => [...new Set(r.members.map((m) => params.stage[m]))].sort((p, q) => p - q).join(", ") }] : []),
         { title: "count", of: (r) => r.n, print: (n, r) => (r ? `×${n}` : whole(n)), total: "sum" },
         { title: "shape", align: "left", of: (r) => text(params.shape_t, r.i).join(" × "), print: (s) => s || "scalar" },
         { title: "elements", of: size, print: whole, total: "sum" },
@@ -112,7 +106,7 @@ function parametersTab(plan) {
 
 function communicationTab(plan, goTo) {
   const { comms, text, nodes } = plan, all = comms.name.map((_, c) => c), section = el("section", { class: "page" });
-  const total = sum(comms.seconds), exposed = plan.head.cost.exposed_comm_s;
+  const total = sum(comms.seconds), hidden = sum(comms.hidden_s), stages = plan.head.mesh.num_stages, microbatches = plan.head.num_microbatches;
   const moduleOf = (c) => (comms.reader[c] < 0 ? "end of the step" : text(nodes.place_t, comms.reader[c]).slice(0, 3).join(".") || "the model itself");
   const groupings = { "kind and axis": (c) => `${text(comms.kind_t, c)} along ${text(comms.axis_t, c)}`, axis: (c) => `axis ${text(comms.axis_t, c)}`, kind: (c) => text(comms.kind_t, c), phase: (c) => PHASES[comms.phase[c]], module: moduleOf };
   const holder = el("div");
@@ -120,13 +114,13 @@ function communicationTab(plan, goTo) {
     const groups = new Map();
     for (const c of all) push(groups, groupings[by](c), c);
     holder.replaceChildren(buildTable({ id: "comm-groups", rows: [...groups].map(([name, list]) => ({ name, list })), sortBy: 3, columns: [
-      { title: by, align: "left", of: (r) => r.name }, { title: "count", of: (r) => r.list.length, print: whole, total: "sum" },
+      { title: by, align: "left", of: (r) => r.name }, { title: "count", of: (r) => sum(r.list.map((c) => comms.times[c])), print: whole, total: "sum" },
       { title: "message bytes", hint: MESSAGE_HINT, of: (r) => sum(r.list.map((c) => comms.bytes[c])), print: bytes, total: "sum" },
       { title: "time", of: (r) => sum(r.list.map((c) => comms.seconds[c])), print: ms, total: "sum" },
       { title: "share of time", of: (r) => (total ? sum(r.list.map((c) => comms.seconds[c])) / total : 0), print: percent, total: "sum" },
     ] }));
   };
-  section.append(el("h2", {}, "Communication"), el("p", {}, `${ms(total)} in all, of which ${ms(exposed)} lengthen the step and ${ms(Math.max(0, total - exposed))} hide behind compute.`));
+  section.append(el("h2", {}, "Communication"), el("p", {}, `${ms(total)} in all${stages > 1 ? ` on ${stages} stages together` : ""}, of which ${ms(total - hidden)} ${stages > 1 ? "stick out" : "lengthen the step"} and ${ms(hidden)} hide behind compute.${microbatches > 1 ? ` Counts, bytes and times are of the whole step: what runs in each of ${microbatches} microbatches counts ${microbatches} times.` : ""}${stages > 1 ? " What stages send each other counts as compute of the stage that receives." : ""}`));
   if (!all.length) return section.append(el("p", { class: "note" }, "This plan communicates nothing.")), section;
   section.append(el("div", { class: "segments", role: "group", "aria-label": "Group by" }, "group by ", ...Object.keys(groupings).map((by, k) => el("button", { "aria-pressed": k === 0, on: { click: (e) => { for (const b of e.target.parentNode.querySelectorAll("button")) b.setAttribute("aria-pressed", b === e.target); draw(by); } } }, by))), holder);
   draw("kind and axis");
@@ -138,10 +132,10 @@ function communicationTab(plan, goTo) {
   const each = (column, print) => ({ of: (r) => sum(r.list.map((c) => comms[column][c])), print: (n, r) => (r && r.list.length > 1 ? el("span", {}, print(n), el("span", { class: "note each" }, `${print(comms[column][r.c])} each`)) : print(n)), total: "sum" });
   section.append(el("h2", {}, "One by one"), buildTable({ id: "comms", searchable: true, sortBy: 7, rows: [...folded.values()].map((list) => ({ list, c: list[0] })), onRow: (r) => comms.reader[r.c] >= 0 && goTo(comms.reader[r.c]),
     note: "Message bytes: the larger of what one rank puts in and gets out. Equal communications of equal blocks are one row. Click a row to see its reader in the graph.", columns: [
-      { title: "value", align: "left", of: (r) => plan.tensors.name[comms.value[r.c]], print: (name) => el("code", {}, name) }, { title: "count", of: (r) => r.list.length, print: (n, r) => (r ? `×${n}` : whole(n)), total: "sum" },
+      { title: "value", align: "left", of: (r) => plan.tensors.name[comms.value[r.c]], print: (name) => el("code", {}, name) }, { title: "count", of: (r) => sum(r.list.map((c) => comms.times[c])), print: (n, r) => (r ? `×${n}` : whole(n)), total: "sum" },
       { title: "kind", align: "left", of: (r) => text(comms.kind_t, r.c) }, { title: "axis", align: "left", of: (r) => text(comms.axis_t, r.c) },
       { title: "from", align: "left", of: (r) => text(comms.source_t, r.c), print: (s) => shardingChips(plan, s) }, { title: "to", align: "left", of: (r) => text(comms.target_t, r.c), print: (s) => shardingChips(plan, s) },
-      { title: "message bytes", hint: MESSAGE_HINT, ...each("bytes", bytes) }, { title: "time", ...each("seconds", ms) },
+      { title: "message bytes", hint: MESSAGE_HINT, ...each("bytes", bytes) }, { title: "time", ...each("seconds", ms) }, { title: "of it hidden", ...each("hidden_s", ms) },
       { title: "for", align: "left", of: (r) => `${PHASES[comms.phase[r.c]]} ${moduleOf(r.c)}` },
     ] }));
   return section;

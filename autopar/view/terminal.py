@@ -7,17 +7,28 @@ something is printed, never when this file is.
 
 from __future__ import annotations
 
-from collections import Counter
 from math import fsum
 from typing import TYPE_CHECKING
 
 from ..graph.mesh import print_mesh
-from ..graph.plan import Plan
+from ..graph.plan import CommPlan, Plan
 from ..graph.registry import RuleRow
 from ..graph.sharding import Sharding
 from ..graph.tensor import Kind
 from .fold import fold_names
 from .lines import Column, print_bar, print_heading, print_line, print_rows, print_text
+from .stages import (
+    comm_times,
+    crossing_sums,
+    list_stages,
+    most_on_a_stage,
+    param_stages,
+    print_stage_numbers,
+    print_steps,
+    schedule_lines,
+    state_sums,
+    top_stage,
+)
 from .units import print_bytes, print_count, print_ms, print_percent
 
 if TYPE_CHECKING:
@@ -32,7 +43,7 @@ def print_plan(plan: Plan, console: Console) -> None:
     Args:
         console: a rich console; its width decides between tables and records.
     """
-    for section in (_print_head, _print_states, _print_activations, _print_time, _print_memory, _print_comms, _print_rules, _print_certificate):
+    for section in (_print_head, _print_stages, _print_states, _print_activations, _print_time, _print_memory, _print_comms, _print_rules, _print_certificate):
         section(plan, console)
 
 
@@ -54,16 +65,44 @@ def _print_head(plan: Plan, console: Console) -> None:
     print_line(console, f"model    {print_count(model.num_params)} parameters, {model.precision}{batch}, {len(plan.nodes):,} nodes")
     hosts = f"{cluster.num_hosts} host{'s' if cluster.num_hosts > 1 else ''}"
     print_line(console, f"cluster  {cluster.num_devices} x {cluster.device} on {hosts}, {print_bytes(cluster.memory_bytes)} each")
-    print_line(console, f"mesh     {print_mesh(plan.assignment.mesh)}" + (f", {plan.num_stages} stages" if plan.num_stages > 1 else ""))
+    print_line(console, f"mesh     {print_mesh(plan.assignment.mesh)}" + (f" for each of {plan.num_stages} stages" if plan.num_stages > 1 else ""))
+    axes = {axis.name for axis in plan.assignment.mesh.axes}
     for axis, names in plan.labels:
-        print_line(console, f"axis {axis}   {' + '.join(names) or 'replicated'}")
-    print_line(console, f"steps    {plan.schedule}" + (f", {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""))
+        if axis in axes:
+            print_line(console, f"axis {axis}   {' + '.join(names) or 'replicated'}")
+    print_line(console, f"steps    {print_steps(plan)}")
     if plan.constraints:
         print_line(console, f"fixed    {', '.join(plan.constraints)}")
     if plan.summary:
         print_line(console, plan.summary, "italic")
     if plan.free_step_s is not None:
         print_line(console, price_sentence(plan))
+
+
+def _print_stages(plan: Plan, console: Console) -> None:
+    """What each stage does and holds, and when."""
+    rows = list_stages(plan)
+    if not rows:
+        return
+    note = f"forward and backward of one of {plan.num_microbatches} microbatches; the busy share is of the step, the peak of one device"
+    print_heading(console, "Stages", note)
+    before = any(row.prepare_s for row in rows)
+    titles = ("parameters", *(("before",) if before else ()), "forward", "backward", "update", "busy", "in flight", "peak")
+    shown = []
+    for row in rows:
+        times = (*((row.prepare_s,) if before else ()), row.forward_s, row.backward_s, row.update_s)
+        told = (print_count(row.num_params), *map(print_ms, times), print_percent(row.busy), f"{row.in_flight:.3g}", print_bytes(row.peak_bytes))
+        shown.append((f"stage {row.number}: {row.modules}", *told))
+    print_rows(console, (Column("modules"), *(Column(title, True, True) for title in titles)), shown)
+    lines = schedule_lines(plan, console.width - 2)
+    if lines:
+        split = ", I and W the backward for the input and for the weights" if plan.pipeline and plan.pipeline.kind == "zero-bubble" else ", B the backward"
+        which = "2F0: chunk 2 of the model, microbatch 0" if plan.pipeline and plan.pipeline.chunks > 1 else "F0: microbatch 0"
+        print_heading(console, f"Schedule {plan.pipeline.kind if plan.pipeline else ''}", f"one slot an action, not to scale; F is the forward{split}; {which}")
+        for line in lines:
+            print_line(console, line)
+    elif plan.pipeline is not None:
+        print_line(console, f"schedule {print_steps(plan)}: too large for a grid here; the page draws it over time (--html)", "dim")
 
 
 def price_sentence(plan: Plan) -> str:
@@ -88,20 +127,32 @@ def _print_states(plan: Plan, console: Console) -> None:
     keys = [(p.shape, p.param, p.grad, p.optim, p.param_bytes, p.grad_bytes, p.optim_bytes) for p in plan.params]
     folds = fold_names([p.name for p in plan.params], keys)
     print_heading(console, "Parameters, with gradients and optimizer states")
+    homes, staged = param_stages(plan), plan.num_stages > 1
     shown = []
     for fold in folds[:STATE_TABLE_ROWS]:
-        p, count = plan.params[fold.members[0]], len(fold.members)
-        size = print_bytes((p.param_bytes + p.grad_bytes + p.optim_bytes) * count)
+        members = [plan.params[i] for i in fold.members]
+        p, count = members[0], len(members)
+        size = print_bytes(most_on_a_stage(plan, members, homes))
         shape = " x ".join(map(str, p.shape)) or "scalar"
-        shown.append((fold.name, f"x{count}" if count > 1 else "", shape, _state_shardings(p.param, p.grad, p.optim), size))
-    print_rows(console, (Column("name"), Column("", True), Column("shape"), Column("sharding"), Column("on one rank", True)), shown)
+        on = (print_stage_numbers([homes.get(q.name, 0) for q in members]),) if staged else ()
+        shown.append((fold.name, f"x{count}" if count > 1 else "", *on, shape, _state_shardings(p.param, p.grad, p.optim), size))
+    stage = (Column("stage", True, True),) if staged else ()
+    size_title = "most on a rank" if staged else "on one rank"
+    print_rows(console, (Column("name"), Column("", True), *stage, Column("shape"), Column("sharding"), Column(size_title, True)), shown)
     if len(folds) > STATE_TABLE_ROWS:
         print_line(console, f"and {len(folds) - STATE_TABLE_ROWS} more rows: the page lists all (--html)", "dim")
-    sums = [sum(getattr(p, field) for p in plan.params) for field in ("param_bytes", "grad_bytes", "optim_bytes")]
-    words = ", ".join(f"{name} {print_bytes(n)}" for name, n in zip(("parameters", "gradients", "optimizer"), sums))
-    print_line(console, f"all {len(plan.params)}: {words}. xN rows show the sum; gradients count as if all were held at once.", "dim")
+    for number, s in enumerate(state_sums(plan)):
+        sums = (s.param_bytes, s.grad_bytes, s.optim_bytes)
+        words = ", ".join(f"{name} {print_bytes(n)}" for name, n in zip(("parameters", "gradients", "optimizer"), sums))
+        print_line(console, f"stage {number}: {words}" if staged else f"all {len(plan.params)}: {words}. {_SUMS}", "dim")
+    if staged:
+        print_line(console, f"xN rows show the sum on the stage that has most of it. {_SUMS_STAGED}", "dim")
     if plan.assignment.mesh.axes:
         print_line(console, "one placement per mesh axis: S<dim>/<stride> split, R replicated, P partial sum", "dim")
+
+
+_SUMS = "xN rows show the sum; gradients count as if all were held at once."
+_SUMS_STAGED = "Gradients count as if all were held at once, a tied parameter on each stage that reads it."
 
 
 def _print_activations(plan: Plan, console: Console) -> None:
@@ -113,7 +164,9 @@ def _print_activations(plan: Plan, console: Console) -> None:
             groups[key] = (count + 1, size + t.bytes)
     if not groups:
         return
-    print_heading(console, "Other tensors", "by kind and sharding; bytes of all pieces on a rank, never all held at once")
+    turns = "; of one microbatch" if plan.num_microbatches > 1 else ""
+    rank = "one rank of each stage, all stages together" if plan.num_stages > 1 else "a rank"
+    print_heading(console, "Other tensors", f"by kind and sharding; bytes of all pieces on {rank}, never all held at once{turns}")
     order = sorted(groups.items(), key=lambda item: (item[0][0], -item[1][1]))
     shown = [(kind, sharding, f"{count:,}", print_bytes(size)) for (kind, sharding), (count, size) in order[:12]]
     print_rows(console, (Column("kind"), Column("sharding"), Column("tensors", True), Column("bytes", True)), shown)
@@ -129,18 +182,19 @@ def _print_time(plan: Plan, console: Console) -> None:
     whole = cost.step_s or 1.0
     parts = (("compute", cost.compute_s), ("exposed communication", cost.exposed_comm_s), ("pipeline bubble", cost.bubble_s))
     print_rows(console, (Column("part"), Column("time", True), Column("share", True)), [(n, print_ms(s), print_percent(s / whole)) for n, s in parts if s])
+    if plan.num_stages > 1:
+        print_line(console, "of the average device; what it waits for other stages is the bubble", "dim")
     error = "error unknown" if cost.relative_error is None else f"error {print_percent(cost.relative_error)}"
     print_line(console, f"{error}: {cost.error_source}" if cost.error_source else error, "dim")
 
 
 def _print_memory(plan: Plan, console: Console) -> None:
     limit, peak = plan.cluster.memory_bytes, max(plan.cost.peak_bytes)
-    print_heading(console, f"Memory {print_bytes(peak)} of {print_bytes(limit)}", f"per device at the peak, {print_percent(peak / limit)}")
+    whose = f"per device of stage {top_stage(plan)}, which holds most," if plan.num_stages > 1 else "per device"
+    print_heading(console, f"Memory {print_bytes(peak)} of {print_bytes(limit)}", f"{whose} at the peak, {print_percent(peak / limit)}")
     holders = sorted(plan.cost.holders, key=lambda h: -h.bytes)
     shown = [(h.name, print_bytes(h.bytes), f"{print_bar(h.bytes / limit)} {print_percent(h.bytes / limit)}") for h in holders if h.bytes]
     print_rows(console, (Column("holder"), Column("bytes", True), Column("of the limit")), shown)
-    if plan.num_stages > 1:
-        print_line(console, "peak by stage: " + ", ".join(print_bytes(n) for n in plan.cost.peak_bytes))
     reserve = "" if any(h.name == "reserve" for h in holders) else ", reserve of the allocator"
     print_line(console, f"not counted: scratch space inside kernels, fragmentation{reserve}, other programs", "dim")
 
@@ -148,15 +202,24 @@ def _print_memory(plan: Plan, console: Console) -> None:
 def _print_comms(plan: Plan, console: Console) -> None:
     if not plan.comms:
         return
-    counts: Counter[tuple[str, str]] = Counter((c.axis, c.kind) for c in plan.comms)
-    total = fsum(c.seconds for c in plan.comms)
-    note = f"{print_ms(plan.cost.exposed_comm_s)} of it exposed; bytes: the larger of what a rank puts in and gets out"
-    print_heading(console, f"Communication {print_ms(total)}", note)
+    groups: dict[tuple[str, str, int], list[CommPlan]] = {}
+    for c in plan.comms:
+        groups.setdefault((c.axis, c.kind, comm_times(plan, c)), []).append(c)
+    total, hidden = fsum(c.seconds for c in plan.comms), fsum(c.hidden_s for c in plan.comms)
+    beside = f"of it {print_ms(hidden)} hidden behind compute" if hidden > 1e-9 * total else "all of it exposed"
+    stages = f" on all {plan.num_stages} stages" if plan.num_stages > 1 else ""
+    print_heading(console, f"Communication {print_ms(total)}{stages}", f"{beside}; bytes: the larger of what a rank puts in and gets out")
     shown = []
-    for (axis, kind), count in sorted(counts.items()):
-        those = [c for c in plan.comms if (c.axis, c.kind) == (axis, kind)]
-        shown.append((f"{axis} {kind}", f"{count:,}", print_bytes(sum(c.bytes for c in those)), print_ms(fsum(c.seconds for c in those))))
+    for (axis, kind, times), those in sorted(groups.items()):
+        count = f"{len(those):,}" + (f" x{times}" if times > 1 else "")
+        shown.append((f"{axis} {kind}", count, print_bytes(sum(c.bytes for c in those) * times), print_ms(fsum(c.seconds for c in those))))
     print_rows(console, (Column("axis, kind"), Column("count", True), Column("bytes", True), Column("time", True)), shown)
+    if plan.num_microbatches > 1:
+        print_line(console, f"x{plan.num_microbatches}: once in each microbatch; bytes and time are of the whole step", "dim")
+    crossing, size, seconds = crossing_sums(plan)
+    if crossing:
+        sent = f"{crossing} values cross between stages, {print_bytes(size)} in a step on the ranks that receive them"
+        print_line(console, f"{sent}; their {print_ms(seconds)} count as compute of the stage that receives", "dim")
 
 
 def certificate_sentence(plan: Plan) -> str:

@@ -44,7 +44,7 @@ function traceGroup(plan, tree, { item }, goTo) {
   const row = (k) => {
     const share = sum(leaves.map((leaf) => (text(nodes.divided_t, leaf.node)[k] === "1" ? leaf.cost : 0))) / (flops || 1), here = item.comms.filter((c) => comms.axis[c] === k);
     const bar = el("div", { class: "cover" }, el("i"));
-    bar.firstChild.style.cssText = `width:${100 * share}%;background:${PHASE_COLORS[0]}`;
+    bar.firstChild.style.cssText = `width:${100 * share}%;background:${PHASE_COLORS[PHASES.indexOf("forward")]}`;
     return el("tr", {}, el("td", {}, axes[k].name), el("td", { class: "wide" }, bar), el("td", { class: "number" }, percent(share)), el("td", { class: "number" }, here.length ? `${whole(here.length)}: ${bytes(sum(here.map((c) => comms.bytes[c])))}` : "none"));
   };
   return [

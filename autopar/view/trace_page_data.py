@@ -174,9 +174,6 @@ def _sync_columns(found: Opportunities, names: list[str], syncs: list[tuple[int,
 
 
 def _factor(found: Opportunities, reach: Reach, axis: str) -> Json:
-    phases = dict.fromkeys(PHASES, 0.0)
-    for i in reach.nodes:
-        phases[found.graph.nodes[i].phase.value] += found.work[i].flops
     rows: list[Json] = [
         {"kind": r.kind, "subject": r.subject, "phase": r.phase, "reason": r.reason, "where": place_text(r.places, 12),
          "modules": place_text(r.modules, 8), "count": r.count, "bytes": r.bytes}

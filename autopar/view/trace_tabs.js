@@ -1,6 +1,6 @@
 // The other tabs of a step's opportunities: how far each factor runs, what waits for what, what is rewritten.
 
-const PHASE_COLORS = ["#5b9bf3", "#f5b92e", "#35c491"]; // forward, backward, update
+const PHASE_COLORS = ["#a98bf0", "#5b9bf3", "#f5b92e", "#35c491"]; // prepare, forward, backward, update
 const COLLECTIVE_WORDS = {
   all_reduce: "Each rank holds a part of a sum: all add up, and all get the whole sum.",
   reduce_scatter: "Each rank holds a part of a sum: all add up, and each keeps one piece.",
@@ -12,7 +12,7 @@ function factorsTab(plan, colour) {
   const all = total(plan), box = el("section", { class: "page" });
   box.append(el("h2", {}, "How far each factor runs, if it alone is split"),
     el("p", { class: "note" }, "A factor is one dim followed through the whole step: where an op can be divided along it the bar grows, where the ranks must talk to each other is listed below it. Shares overlap: a matmul counts for each factor that may divide it."),
-    el("div", { class: "legend" }, ...PHASES.map((phase, p) => el("span", {}, swatch(PHASE_COLORS[p]), phase)), el("span", {}, el("i", { class: "swatch undivided" }), "not divided")),
+    el("div", { class: "legend" }, ...phaseSwatches(plan), el("span", {}, el("i", { class: "swatch undivided" }), "not divided")),
     el("details", { class: "words" }, el("summary", {}, "What the words mean"), el("ul", {}, ...Object.entries(COLLECTIVE_WORDS).map(([kind, words]) => el("li", {}, el("span", { class: "kind", "data-comm": kind }, kind), ` ${words}`)), el("li", {}, "bytes: of the whole tensor, whatever the number of ranks"))));
   const large = plan.factors.filter((f) => f.axis), small = plan.factors.filter((f) => !f.axis);
   box.append(...large.map((f) => factorBlock(plan, f, all, colour)));
@@ -22,6 +22,9 @@ function factorsTab(plan, colour) {
 
 const swatch = (color) => { const s = el("i", { class: "swatch" }); s.style.background = color; return s; };
 
+// The phases that the step has, each with its colour.
+const phaseSwatches = (plan) => PHASES.flatMap((phase, p) => (plan.nodes.phase.includes(p) ? [el("span", {}, swatch(PHASE_COLORS[p]), phase)] : []));
+
 // One bar of the whole step: what the factor divides, phase by phase, in the phase's colour; the rest stays grey.
 function coverBar(plan, axis, column, whole, share) {
   const bar = el("div", { class: "cover", title: percent(share) }), divided = PHASES.map(() => 0), sums = PHASES.map(() => 0);
@@ -30,6 +33,7 @@ function coverBar(plan, axis, column, whole, share) {
     if (axis >= 0 && plan.text(plan.nodes.divided_t, i)[axis] === "1") divided[plan.nodes.phase[i]] += plan.nodes[column][i];
   });
   PHASES.forEach((phase, p) => {
+    if (!sums[p]) return;
     const part = el("i", { title: `${phase}: ${percent(sums[p] ? divided[p] / sums[p] : 0)} of its ${column === "flops" ? "FLOPs" : "bytes"}` }), rest = el("i", { class: "rest", title: `${phase}, not divided` });
     part.style.cssText = `width:${100 * divided[p] / (whole || 1)}%;background:${PHASE_COLORS[p]}`;
     rest.style.width = `${100 * (sums[p] - divided[p]) / (whole || 1)}%`;
@@ -71,7 +75,7 @@ function waitingTab(plan) {
       { title: "measured in", align: "left", of: (r) => names[r.measure] }, { title: "all", of: (r) => r.total, print: (n, r) => print[r.measure](n) },
       { title: "longest chain", of: (r) => r.length, print: (n, r) => print[r.measure](n) }, { title: "at once", of: (r) => (r.length ? r.total / r.length : 1), print: digits },
     ] }),
-    el("h2", {}, "How wide the graph is"), el("div", { class: "legend" }, ...PHASES.map((phase, p) => el("span", {}, swatch(PHASE_COLORS[p]), phase))), widthChart(plan),
+    el("h2", {}, "How wide the graph is"), el("div", { class: "legend" }, ...phaseSwatches(plan)), widthChart(plan),
     el("p", { class: "note" }, `From left to right the ${whole(widths.length)} levels: a node's level is the number of nodes that must run before it, one after the other. The height is how many nodes have that level (logarithmic), ${digits(plan.nodes.name.length / (widths.length || 1))} on average. Work of the optimizer that waits for no gradient stands at the left.`),
     el("h2", {}, "The longest chain in FLOPs, by module"), buildTable({ id: "chain", rows: chain, sortBy: 3, searchable: chain.length > 12, columns: [
       { title: "module", align: "left", of: (r) => r.module, print: (name) => el("code", {}, name) }, { title: "phase", align: "left", of: (r) => r.phase },
@@ -84,7 +88,7 @@ function waitingTab(plan) {
 // One bar per level, stacked by phase on a logarithmic height; of many levels in one pixel the widest is shown.
 function widthChart(plan) {
   const { nodes, widths } = plan, W = 1240, H = 260, L = 46, T = 12, B = 24, num = widths.length;
-  const counts = widths.map(() => [0, 0, 0]);
+  const counts = widths.map(() => PHASES.map(() => 0));
   nodes.level.forEach((level, i) => { counts[level][nodes.phase[i]]++; });
   const columns = Math.min(num, 1000) || 1, top = Math.log2(1 + Math.max(1, ...widths)), y = (n) => T + (H - T - B) * (1 - Math.log2(1 + n) / top), x = (c) => L + (W - L - 10) * c / columns;
   const root = svg("svg", { viewBox: `0 0 ${W} ${H}`, class: "memory", role: "img", "aria-label": "Nodes at each level" });

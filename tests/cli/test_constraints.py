@@ -102,7 +102,9 @@ def test_what_was_steered_is_right(call_json, gpt, fix):
     [
         (("--fix", "dp=2,tp=4"), "ConstraintError: dp=2 x tp=4 make 8 ranks, the cluster has 4"),
         (("--fix", "dp=2,dp=2"), "ConstraintError: --fix: dp is given twice"),
-        (("--fix", "pp=2"), "ConstraintError: pp=2: pipeline stages are not searched yet"),
+        (("--fix", "pp=2,dp=2,tp=2", "--no-price"), "ConstraintError: dp=2, tp=2, pp=2: no plan was found: dp=2 x tp=2 x pp=2 make 8 ranks, the cluster has 4"),
+        (("--fix", "pp=2,dp=2,microbatches=3", "--no-price"), "microbatches=3: the batch of 8 samples does not divide so; what there is: pp=2 dp=2 with 1, 2, 4 microb"),
+        (("--fix", "pp=2,sp=2"), "ConstraintError: --fix: sp=2 and pp=2: plans in stages or in several microbatches have no axis"),
         (("--fix", "zero=7"), "ConstraintError: --fix: zero: expected 0, 1, 2 or 3, found 7"),
         (("--constraints", "/nowhere/c.toml"), "ConstraintError: /nowhere/c.toml: cannot be read: No such file or directory"),
         (("--constraints", "{toml}"), "ConstraintError: pin blocks.*.uq.weight R: names no value of tiny-gpt; near names: "),
@@ -113,6 +115,38 @@ def test_refusals(call, gpt, tmp_path, words, text):
     (tmp_path / "c.toml").write_text('forbid = ["tp"]\n[[pin]]\nvalue = "blocks.*.uq.weight"\nsharding = "R"\n')
     code, out, err = call("plan", f"{gpt}:build", "--cluster", "cpu:4", *(w.format(toml=tmp_path / "c.toml") for w in words))
     assert (code, out) == (2, "") and text in err and "Traceback" not in err
+
+
+STAGES = "programs in stages are planned but not yet emitted or run; plan with --fix pp=1"
+
+
+def test_stages_are_planned_shown_and_not_run(call, call_json, gpt, tmp_path):
+    words = (f"{gpt}:build", "--cluster", "cpu:4", "--no-price")
+    fix = "pp=2,dp=2,microbatches=4,vpp=2,schedule=interleaved,zero=1,recompute=full"
+    code, out, err = call("plan", *words, "--arg", "layers=4", "--fix", fix, "-o", tmp_path / "p.json", "--html", tmp_path / "p.html")
+    assert code == 0, err
+    plan = json.loads((tmp_path / "p.json").read_text())
+    assert plan["mesh"]["num_stages"] == 2 and plan["num_microbatches"] == 4 and plan["assignment"]["again"]
+    assert (plan["pipeline"]["kind"], plan["pipeline"]["chunks"], len(plan["pipeline"]["starts"])) == ("interleaved", 2, 3)
+    assert "Stages " in out and "stage 1  .   1F0" in out
+    code, shown, _ = call("show", tmp_path / "p.json")
+    assert code == 0 and shown.rstrip() == out.partition("\nwrote ")[0].rstrip()
+    code, text, _ = call("explain", tmp_path / "p.json", "blocks.0.up.weight")
+    assert code == 0 and "the plan has pipeline stages, and a stage is not solved again alone" in " ".join(text.split())
+    code, _, err = call("emit", tmp_path / "p.json", "-o", tmp_path / "program")
+    assert code == 2 and err == f"PlanError: the plan has 2 pipeline stages; {STAGES}\n"
+
+
+@pytest.mark.parametrize(("command", "fix"), [("emit", "pp=2"), ("verify", "pp=2,vpp=2"), ("verify", "schedule=1f1b")])
+def test_commands_that_run_programs_refuse_stages_before_anything_slow(call, gpt, tmp_path, command, fix):
+    more = ("-o", tmp_path / "program") if command == "emit" else ()
+    code, _, err = call(command, f"{gpt}:build", "--cluster", "cpu:4", "--fix", fix, *more)
+    assert code == 2 and err.endswith(f"ConstraintError: {fix.replace(',', ', ')}: {STAGES}\n") and "tracing" not in err
+
+
+def test_several_microbatches_are_run(call_json, gpt):
+    code, report = call_json("verify", f"{gpt}:build", "--cluster", "cpu:2", "--fix", "dp=2,microbatches=4")
+    assert code == 0 and report["passed"]
 
 
 def test_a_plan_has_decided_already(call, plan_file, tmp_path):
@@ -126,4 +160,7 @@ def test_where_the_constraints_are_what_does_not_fit(call_json, model):
     assert code == 0
     code, data = call_json(*words, "--memory", f"{int(plan['cost']['peak_bytes'][0] * 0.7)}B")
     assert code == 1 and data["error"]["type"] == "InfeasibleError"
-    assert "nearest change that fits: without dp=2, zero=0, or --memory " in data["error"]["message"]
+    assert "\n  nearest change that fits: without " in data["error"]["message"]
+    fits = {row["what"]: row["step_s"] for row in data["error"]["changes"] if row["status"] == "fits"}
+    words = next(row["what"] for row in data["error"]["changes"])
+    assert words in ("without dp=2", "without zero=0", "without dp=2, zero=0") and fits[words] > 0 and any(what.startswith("--memory ") for what in fits)

@@ -78,7 +78,7 @@ def test_errors_as_json(call_json, model, tmp_path, name):
 
 def test_infeasible(call, call_json, model, tmp_path):
     words = ("plan", f"{model}:build", *CPU, "--memory", "2KiB", "-o", tmp_path / "p.json", "--html", tmp_path / "p.html")
-    code, out, err = call(*words)
+    code, out, err = call(*words, "--no-price")
     assert (code, out) == (1, "") and not list(tmp_path.iterdir())
     assert "InfeasibleError: no plan fits 2.0 KiB per device; the best found needs" in err
     assert "largest: " in err and "nearest change that fits: " in err
@@ -87,7 +87,11 @@ def test_infeasible(call, call_json, model, tmp_path):
     assert code == 1 and error["type"] == "InfeasibleError" and error["exit_code"] == 1
     assert error["missing_bytes"] == error["minimum_bytes"] - error["limit_bytes"] > 0
     assert sum(error["holders"].values()) == error["minimum_bytes"]
-    assert call("plan", f"{model}:build", *CPU, "--memory", f"{error['minimum_bytes']}B")[0] == 0
+    memory = next(row for row in error["changes"] if row["what"].startswith("--memory "))
+    assert memory["status"] == "fits" and memory["step_s"] > 0
+    assert call("plan", f"{model}:build", *CPU, "--memory", memory["what"].split()[1])[0] == 0
+    for row in error["changes"]:  # whatever was tried says how it went
+        assert (row["status"] == "fits") == (row["step_s"] is not None)
 
 
 # -- plans ---------------------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ import random
 
 from autopar.codegen.emit import ModelFacts, print_source
 from autopar.graph import random_plans
+from autopar.graph.case import build_case, split_case
 from autopar.graph.cuts import resolve_all
+from autopar.graph.graph import check_graph
 from autopar.graph.partition import partition
 from autopar.graph.program import check_program
 from autopar.graph.random_plans import plain_mesh
@@ -23,8 +25,10 @@ def make_mesh(sizes):
 class Assigner(random_plans.Assigner):
     """The package's, and what makes programs of its assignments."""
 
-    def __init__(self, graph, sizes, rules=RULES, recompute=None):
-        """`recompute`: a random generator; a part of the graph's values is made again."""
+    def __init__(self, graph, sizes, rules=RULES, recompute=None, turns=1):
+        """`recompute`: a random generator; a part of the graph's values is made again. `turns`: microbatches."""
+        graph = split_case(build_case(graph, rules), turns).graph if turns > 1 else graph
+        check_graph(graph)
         found = random_plans.draw_recomputed(graph, rules, recompute)
         super().__init__(found.graph, *resolve_all(found.graph, rules), make_mesh(sizes), recomputed_names(found))
 
@@ -106,13 +110,15 @@ class Control:
         self.storage = {v.name: v.storage for v in self.graph.values if v.kind in STATE_KINDS}
         self.states = {self.storage[n]: env[n] for n in self.graph.inputs if n in self.storage}
 
-    def worst(self, program):
+    def worst(self, program, graph=None):
         """(largest difference, whose): of every rank's loss, every gradient and every new state, as emitted and run on all ranks.
 
         Relative to the larger of 1 and the tensor's largest magnitude; what is not a number is infinitely far. What a rounding of the inputs
         moves as far in the plain step (a gradient that is zero but for rounding, after Adam) says nothing and counts as equal.
+
+        `graph`: the one that the program is of, where that is not the traced one but that of a step in turns.
         """
-        pairs = self._pairs(program)
+        pairs = self._pairs(program, graph or self.graph)
         name, found, wanted = max(pairs, key=lambda pair: relative_difference(*pair[1:]))
         if relative_difference(found, wanted) > SMALL:  # rare, so that what is moved is worked out once it matters
             pairs = [pair for pair in pairs if not relative_difference(*pair[1:]) <= ROUNDINGS * self._noise(pair[2])]
@@ -136,9 +142,9 @@ class Control:
         name = next(name for name, value in self.expected.items() if value is wanted)
         return relative_difference(self._moved[name], wanted)
 
-    def _pairs(self, program):
+    def _pairs(self, program, graph):
         states = {k: v.clone() for k, v in self.states.items()}
-        results, after = run_source(source_of(self.graph, program), program, self.graph, states, self.batch)
+        results, after = run_source(source_of(graph, program), program, self.graph, states, self.batch)
         pairs = [(f"loss of rank {r}", loss, self.expected[self.graph.loss]) for r, (loss, _) in enumerate(results)]
         pairs += [(f"gradient of {p}", g, self.expected[wanted]) for g, (p, wanted) in zip(results[0][1], self.graph.grads, strict=True)]
         pairs += [(old, after[self.storage[old]], self.expected[new]) for old, new in self.graph.updates]

@@ -26,6 +26,7 @@ from autopar.graph.mesh import Mesh, MeshAxis, axis_groups, axis_sizes, num_rank
 from autopar.graph.reshard import Step, StepKind, reshard_steps
 from autopar.graph.sharding import PARTIAL, REPLICATE, Shard, Sharding
 from autopar.graph.strategy import list_strategies
+from autopar.graph.tensor import Kind, Value
 
 from .toy import CLUSTER, DEVICE, Made
 
@@ -110,8 +111,9 @@ def test_a_reshard_is_the_sum_of_its_steps():
     source, target = Sharding((PARTIAL, Shard(1, 8))), Sharding((Shard(0, 4), REPLICATE))
     steps = reshard_steps((8, 16), source, target, (2, 2))
     assert len(steps) == 2
-    assert estimate_reshard_s(MODEL, (8, 16), F32, source, target, mesh) == sum(estimate_step_s(MODEL, s, mesh, F32) for s in steps)
-    assert estimate_reshard_s(MODEL, (8, 16), F32, source, source, mesh) == 0.0
+    value = Value("x", "x", 0, (8, 16), F32, Kind.ACTIVATION)
+    assert estimate_reshard_s(MODEL, value, source, target, mesh) == (sum(estimate_step_s(MODEL, s, mesh, F32) for s in steps), 0.0)
+    assert estimate_reshard_s(MODEL, value, source, source, mesh) == (0.0, 0.0)
 
 
 # --- which link, how many ports -----------------------------------------------------------------------------------------------

@@ -62,13 +62,14 @@ def sum_loss(logits, targets):
     return F.cross_entropy(logits.view(-1, VOCAB), targets.view(-1), reduction="sum")
 
 
-def plan_of(spelling="plain", cluster="cpu:4", memory=None, loss=mean_loss):
+def plan_of(spelling="plain", cluster="cpu:4", memory=None, loss=mean_loss, seconds=60.0):
     ids = torch.zeros(BATCH, SEQ, dtype=torch.int64)
     with torch.device("meta"):
         model = Gpt(spelling)
     return autopar.plan(
-        model, cluster, example_inputs=(ids,), example_targets=(ids,), loss=loss, optimizer=torch.optim.AdamW, options=Options(memory_bytes=memory)
-    )
+        model, cluster, example_inputs=(ids,), example_targets=(ids,), loss=loss, optimizer=torch.optim.AdamW,
+        options=Options(memory_bytes=memory, time_limit_s=seconds),
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -125,5 +126,5 @@ def test_tighter_memory_moves_from_replicated_to_split_and_is_never_faster():
 def test_what_does_not_fit_at_all_says_what_is_missing():
     peak = plan_of(cluster="cpu:2").cost.peak_bytes[0]
     with pytest.raises(InfeasibleError) as error:
-        plan_of(cluster="cpu:2", memory=peak // 10)
+        plan_of(cluster="cpu:2", memory=peak // 10, seconds=5)
     assert "too much" in str(error.value) and "largest:" in str(error.value) and "nearest change that fits" in str(error.value)

@@ -54,6 +54,11 @@ def test_five_adamw_steps_equal_plain_pytorch(tmp_path):
         assert sorted(p.name for p in (tmp_path / folder / "program").iterdir()) == ["plan.json", "program.py", "train.py", "weights.pt"]
 
 
+def test_three_adamw_steps_of_two_microbatches_equal_plain_pytorch():
+    for code, _, err in run_ranks(2, "turns"):
+        assert code == 0, err
+
+
 def test_every_rank_says_why_not():
     for code, out, err in run_ranks(2, "refuse"):
         assert code == 0, err

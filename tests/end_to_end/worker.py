@@ -6,6 +6,7 @@ Each task compiles through the front door, trains, and compares with plain PyTor
 from __future__ import annotations
 
 import functools
+import random
 import sys
 import warnings
 from pathlib import Path
@@ -14,9 +15,19 @@ import torch
 from torch.nn import functional as F
 
 import autopar
+from autopar.api import model_facts
+from autopar.codegen.emit import print_source
 from autopar.demo.model import Gpt, token_loss
 from autopar.errors import AutoparError
-from autopar.runtime import stop_process_group
+from autopar.graph.case import build_case, split_case
+from autopar.graph.partition import partition
+from autopar.graph.random_plans import Assigner, plain_mesh
+from autopar.graph.sharding import parse_sharding
+from autopar.runtime import compile_program, initial_state, read_program, read_torchrun_env, start_process_group, state_of_module, stop_process_group
+from autopar.runtime.shards import cut
+from autopar.runtime.steps import gather_whole
+from autopar.trace import trace_step
+from autopar.trace.workload import find_tensors
 
 STEPS = 5
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1, eps=1e-5)  # above the rounding noise of a zero gradient (key bias)
@@ -80,6 +91,36 @@ def train(kind, memory, folder):
     assert float(step(*inputs, *targets)) == first
     assert abs(first - plain(inputs, targets)) <= 2e-5 * abs(first)
     step.emit(folder / "program")
+
+
+def task_turns():
+    """A random plan of two microbatches on two ranks: three AdamW steps equal plain PyTorch."""
+    torch.manual_seed(0)
+    model, draw_inputs, draw_targets, loss = gpt()
+    batches = [(draw_inputs(), draw_targets()) for _ in range(3)]
+    workload = autopar.Workload(model, *batches[0], loss, ADAMW)
+    traced = trace_step(workload, "fp32")
+    case = split_case(build_case(traced.graph), 2)
+    assignment = Assigner(case.graph, case.sites, case.signatures, plain_mesh((2,))).draw(random.Random(0), case.fold)
+    program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
+    spec = read_program(compile_program({"program.py": print_source(program, case.graph, "gpt", "cpu:2", "", model_facts(workload, traced))}))
+    assert assignment.microbatches == 2 and any(n.op == "comm.all_reduce" for n in program.graph.nodes)
+    comm = start_process_group(assignment.mesh, read_torchrun_env())
+    state = initial_state(spec, comm.rank, state_of_module(model))
+    optimizer = ADAMW(model.parameters())
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        want = loss(model(*inputs), *targets)
+        want.backward()
+        optimizer.step()
+        whole = dict(find_tensors("input:", inputs)) | dict(find_tensors("target:", targets))
+        with torch.no_grad():
+            got = spec.step(comm, state, {n: cut(whole[n], parse_sharding(b.sharding), comm.mesh, comm.rank) for n, b in spec.batch.items()})
+        got, want = float(got), float(want.detach())
+        assert abs(got - want) <= 2e-5 * abs(want), (got, want)
+    found = {n: gather_whole(comm, state[n], s.shape, parse_sharding(s.sharding)) for n, s in spec.states.items() if s.kind == "param"}
+    compare({**found, **{alias: found[target] for alias, target in spec.aliases.items()}}, model)
+    stop_process_group()
 
 
 def compare(found, model):

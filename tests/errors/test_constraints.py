@@ -8,7 +8,6 @@ from autopar.constraints import (
     Constraints,
     ModuleForbid,
     Pin,
-    check_searched,
     constrain,
     load_constraints,
     merge_constraints,
@@ -34,10 +33,10 @@ SAME = [
         ("sp=2", "recompute=full", "sequence_parallel=1"),
     ),
     (
-        "pp=2,vpp=2,microbatches=8,schedule=1f1b",
-        'pp = 2\nvpp = 2\nmicrobatches = 8\nschedule = "1f1b"',
-        {"pp": 2, "vpp": 2, "microbatches": 8, "schedule": "1f1b"},
-        ("pp=2", "vpp=2", "microbatches=8", "schedule=1f1b"),
+        "pp=2,vpp=2,microbatches=8,schedule=interleaved",
+        'pp = 2\nvpp = 2\nmicrobatches = 8\nschedule = "interleaved"',
+        {"pp": 2, "vpp": 2, "microbatches": 8, "schedule": "interleaved"},
+        ("pp=2", "vpp=2", "microbatches=8", "schedule=interleaved"),
     ),
     ("tp=1", 'forbid = ["tp"]', {"forbid": ["tp"]}, ("tp=1",)),
     ("dp=4", "require = { dp = 4 }", {"require": {"dp": 4}}, ("dp=4",)),
@@ -102,6 +101,15 @@ def test_two_together():
         ("microbatches=0", "--fix: microbatches: expected a positive whole number, found 0"),
         ("only=data,tp=2", "--fix: only=data leaves no rank for tp=2; leave one out"),
         ("dp=1,zero=1", "--fix: zero=1 is about the axes of dp, but dp=1: there are none; give dp, or leave zero out"),
+        ("pp=1,vpp=2", "--fix: vpp=2: of a pipeline, but pp=1 leaves one stage; give pp, or leave it out"),
+        ("only=data,schedule=1f1b", "--fix: schedule=1f1b: of a pipeline, but only=data leaves one stage; give pp, or leave it out"),
+        ("vpp=2,schedule=1f1b", "--fix: vpp=2 and schedule=1f1b: several chunks on a stage and interleaved go together; leave one out"),
+        ("vpp=1,schedule=interleaved", "--fix: vpp=1 and schedule=interleaved: several chunks on a stage and interleaved go together; leave one out"),
+        (
+            "sp=2,pp=2,microbatch=1",
+            "--fix: sp=2 and microbatch=1, pp=2: plans in stages or in several microbatches have no axis of their own for the sequence "
+            "(tp splits it beside its matmuls, sequence_parallel=1); leave one out",
+        ),
         ("tp=1,sequence_parallel=1", "--fix: sequence_parallel=1 is about the axes of tp, but there are none; give tp, or leave sequence_parallel out"),
     ],
 )
@@ -154,15 +162,9 @@ def test_a_line_that_is_none():
     assert str(error.value) == "constraints: expected a line such as tp=2 or `pin wte.weight@0 S0 on tp`, found 'pin w'"
 
 
-@pytest.mark.parametrize(
-    ("fix", "words"),
-    [("pp=2", "pp=2"), ("vpp=2,pp=2", "pp=2, vpp=2"), ("microbatches=4", "microbatches=4"), ("microbatch=1", "microbatch=1"), ("schedule=1f1b", "schedule=1f1b")],
-)
-def test_pipelines_are_refused_in_one_place(fix, words):
-    with pytest.raises(ConstraintError) as error:
-        check_searched(parse_fix(fix))
-    assert str(error.value).startswith(f"{words}: pipeline stages are not searched yet: every plan has one stage and one microbatch; leave ")
-    check_searched(parse_fix("pp=1,vpp=1,microbatches=1,tp=2"))
+@pytest.mark.parametrize("fix", ["pp=2", "pp=2,vpp=1,schedule=1f1b", "pp=1,vpp=1,microbatches=4", "microbatch=1,dp=2,zero=1", "sp=2,pp=1,microbatches=1", "vpp=2"])
+def test_words_of_a_pipeline_go_together(fix):
+    assert parse_lines(print_constraints(parse_fix(fix))) == parse_fix(fix)
 
 
 def test_options_take_constraints():

@@ -130,10 +130,16 @@ def test_a_wrong_value_is_a_plan_error_or_fine_never_another_exception():
         (("tensors", 0, "sharding"), "S0/4;R", 'plan.json: tensors[0].sharding: expected R, P, Pmax, Pmin or S<dim>/<stride> per mesh axis, joined by commas, found "S0/4;R"'),
         (("tensors", 0, "sharding"), "S0/4,S5/1", "plan.json: tensors[0] (tokens).sharding: S0/4,S5/1 is not legal for shape [8, 32]: dim 5 of a 2-dim tensor"),
         (("tensors", 0, "bytes"), 7, "plan.json: tensors[0] (tokens).bytes: expected 1024 (int64[8, 32] as S0/4,R), found 7"),
-        (("nodes", 3, "phase"), "sideways", 'plan.json: nodes[3].phase: expected one of forward, backward, update, found "sideways"'),
+        (("nodes", 3, "phase"), "sideways", 'plan.json: nodes[3].phase: expected one of prepare, forward, backward, update, found "sideways"'),
         (("nodes", 3, "inputs", 0), "nobody", "plan.json: nodes[3] (view_3).inputs: expected names of tensors, found 'nobody', which is not listed"),
         (("nodes", 3, "choices", 1), "n", "plan.json: assignment.strategies['view_3']: expected ['b', 'n'] as in nodes[3].choices, found ['b', 'h']"),
+        (("assignment", "microbatches"), 2, "plan.json: assignment.microbatches: expected 1 as in num_microbatches, found 2"),
+        (("assignment", "microbatches"), "two", 'plan.json: assignment.microbatches: expected a whole number, found "two"'),
+        (("num_microbatches",), 0, "plan.json: num_microbatches: expected at least 1, found 0"),
         (("cost", "step_s"), 99.0, "plan.json: cost.step_s: expected "),
+        (("cost", "exposed_comm_s"), 1.0, "plan.json: cost.step_s: expected "),
+        (("comms", 0, "hidden_s"), 0.0, "plan.json: cost.exposed_comm_s: expected "),
+        (("comms", 0, "hidden_s"), 9.0, "plan.json: comms[0] (all_gather_0).hidden_s: expected 0 to its "),
         (("cost", "compute_s"), -1.0, "plan.json: cost.compute_s: expected a finite number of at least 0, found -1.0"),
         (("solve", "lower_bound_s"), 1e3, "plan.json: solve.lower_bound_s: expected at most the objective of "),
         (("solve", "gap"), 0.5, "plan.json: solve.gap: expected 0.00"),
@@ -217,6 +223,12 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(PlanError, match="No space left"):
         save_plan(make_plan(3), path)
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_microbatches_come_back():
+    turned = dataclasses.replace(PLAN, num_microbatches=4, assignment=dataclasses.replace(PLAN.assignment, microbatches=4))
+    check_plan(turned)
+    assert plan_from_json(plan_to_json(turned)) == turned
 
 
 def test_an_assignment_that_misses_a_node_is_told():

@@ -25,6 +25,7 @@ from . import (  # noqa: E402
     samples_shapes,
     samples_space,
     samples_special,
+    samples_turns,
     samples_vocabulary,
 )
 from .referee import Sample, check_sample, find_missed, input_placements, output_placements, site_of  # noqa: E402
@@ -48,6 +49,7 @@ FAMILIES: dict[str, Callable[[], Iterator[Sample]]] = {
     "resample": samples_layers.resample_samples,
     "loss": samples_layers.loss_samples,
     "vocabulary": samples_vocabulary.vocabulary_samples,
+    "turns": samples_turns.turn_samples,
     "special": samples_special.special_samples,
     "complex": samples_special.complex_samples,
     "distance": samples_special.distance_samples,

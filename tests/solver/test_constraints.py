@@ -22,7 +22,7 @@ from autopar.solver.build import build_problem
 from autopar.solver.obeyed import check_obeyed, require_obeyed
 from autopar.solver.one_mesh import build_assignment, solve_mesh
 from autopar.solver.role_meshes import axis_role, label_meshes
-from autopar.solver.roles import find_roles
+from autopar.graph.roles import find_roles
 from autopar.solver.search import Question, search
 from autopar.solver.steer import prepare_steer, refine_fold
 

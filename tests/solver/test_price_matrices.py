@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from autopar.cluster import parse_cluster
-from autopar.cost.model import build_cost_model, estimate_reshards_s, estimate_step_s
+from autopar.cost.model import build_cost_model, estimate_reshard_s, estimate_reshards_s, estimate_step_s
 from autopar.errors import GraphError
 from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.graph.reshard import moved_elements, reshard_steps
 from autopar.graph.reshard_pairs import reshard_pairs
 from autopar.graph.sharding import PARTIAL, REPLICATE, Partial, Shard, Sharding, why_illegal
 from autopar.graph.tensor import Kind, Value
-from autopar.solver.prices import reshard_matrix
+from autopar.graph.transfer import Transfer, transfer_of
+from autopar.solver.prices import reshard_matrices
 from autopar.solver.transients import transient_bytes, transient_matrix
 
 SHAPES = [(), (24,), (16, 12), (48, 32), (8, 4, 6), (1, 64), (64, 1, 3), (12, 8, 8, 2), (1024, 4096), (96, 0)]
@@ -44,10 +45,10 @@ def test_matrices_say_what_the_steps_say(seed):
     rng = random.Random(seed)
     mesh, shape, dtype = draw_mesh(rng), rng.choice(SHAPES), rng.choice(["float32", "bfloat16", "int64"])
     sizes = tuple(a.size for a in mesh.axes)
-    value = Value("x", "x", 0, shape, dtype, Kind.ACTIVATION)
+    value = Value("x", "x", 0, shape, dtype, rng.choice([Kind.ACTIVATION, Kind.PARAM, Kind.GRAD]))
     sources, targets = draw_shardings(rng, shape, sizes, 30), draw_shardings(rng, shape, sizes, 25)
     targets += sources[: len(sources) // 2]
-    seconds = estimate_reshards_s(MODEL, shape, dtype, sources, targets, mesh)
+    seconds, hidden = estimate_reshards_s(MODEL, value, sources, targets, mesh)
     transients = transient_matrix(value, sources, targets, sizes)
     paths = reshard_pairs(shape, sources, targets, sizes)
     moved = np.zeros(seconds.size)
@@ -61,10 +62,13 @@ def test_matrices_say_what_the_steps_say(seed):
             try:
                 steps = reshard_steps(shape, source, target, sizes)
             except GraphError:
-                assert seconds[i, j] == np.inf and transients[i, j] == 0 and not paths.reachable[i, j], where
+                assert seconds[i, j] == np.inf and hidden[i, j] == transients[i, j] == 0 and not paths.reachable[i, j], where
                 continue
             assert paths.reachable[i, j], where
-            assert seconds[i, j] == pytest.approx(sum(estimate_step_s(MODEL, s, mesh, dtype) for s in steps), rel=1e-12, abs=0), where
+            priced = sum(estimate_step_s(MODEL, s, mesh, dtype, transfer_of(value)) for s in steps)
+            assert seconds[i, j] == pytest.approx(priced, rel=1e-12, abs=0), where
+            assert (seconds[i, j], hidden[i, j]) == pytest.approx(estimate_reshard_s(MODEL, value, source, target, mesh), rel=1e-12, abs=0), where
+            assert hidden[i, j] <= seconds[i, j] / 2 and not (hidden[i, j] and transfer_of(value) is Transfer.BLOCKING), where
             assert transients[i, j] == transient_bytes(value, source, target, sizes), where
             assert moved[i, j] == pytest.approx(sum(moved_elements(s, sizes[s.axis]) for s in steps), rel=1e-12, abs=0), where
 
@@ -85,10 +89,11 @@ def test_many_pairs_are_done_in_parts(monkeypatch):
     rng = random.Random(5)
     shardings = draw_shardings(rng, (48, 32), (2, 4), 40)
     value, mesh = Value("x", "x", 0, (48, 32), "float32", Kind.ACTIVATION), Mesh((MeshAxis("a", 2, "across"), MeshAxis("b", 4)))
-    whole = estimate_reshards_s(MODEL, value.shape, value.dtype, shardings, shardings, mesh)
+    whole = estimate_reshards_s(MODEL, value, shardings, shardings, mesh)
     bytes_ = transient_matrix(value, shardings, shardings, (2, 4))
     monkeypatch.setattr("autopar.graph.reshard_pairs._CHUNK", 3 * len(shardings))
-    assert (estimate_reshards_s(MODEL, value.shape, value.dtype, shardings, shardings, mesh) == whole).all()
+    again = estimate_reshards_s(MODEL, value, shardings, shardings, mesh)
+    assert all((one == other).all() for one, other in zip(again, whole))
     assert (transient_matrix(value, shardings, shardings, (2, 4)) == bytes_).all()
 
 
@@ -97,7 +102,11 @@ def test_prices_by_hand_need_no_matrix():
         def reshard_seconds(self, value, source, target):
             return {"P": np.inf}.get(str(target), 2.0)
 
+        def hidden_seconds(self, value, source, target):
+            return 0.5 if str(target) == "R" else 0.0
+
     value = Value("x", "x", 0, (8,), "float32", Kind.ACTIVATION)
     whole, split, owed = Sharding((REPLICATE,)), Sharding((Shard(0, 4),)), Sharding((PARTIAL,))
-    found = reshard_matrix(ByHand(), value, [whole, split], [whole, split, owed])
-    assert found.tolist() == [[0.0, 2.0, np.inf], [2.0, 0.0, np.inf]]
+    seconds, hidden = reshard_matrices(ByHand(), value, [whole, split], [whole, split, owed])
+    assert seconds.tolist() == [[0.0, 2.0, np.inf], [2.0, 0.0, np.inf]]
+    assert hidden.tolist() == [[0.0, 0.0, 0.0], [0.5, 0.0, 0.0]]

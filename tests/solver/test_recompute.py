@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from autopar.api import build_case  # noqa: E402
 from autopar.cluster import parse_cluster  # noqa: E402
-from autopar.cost.estimate import node_seconds  # noqa: E402
+from autopar.cost.estimate import estimate_program  # noqa: E402
 from autopar.cost.memory import estimate_memory  # noqa: E402
 from autopar.cost.model import build_cost_model, list_meshes  # noqa: E402
 from autopar.cost.prices import build_prices  # noqa: E402
@@ -19,7 +19,7 @@ from autopar.trace import trace_step  # noqa: E402
 from tests.trace import zoo  # noqa: E402
 
 pytestmark = pytest.mark.torch
-MODEL = build_cost_model(parse_cluster("cpu:4"))
+MODEL, GPUS = build_cost_model(parse_cluster("cpu:4")), build_cost_model(parse_cluster("4xH100-80GB"))
 MESH = next(mesh for mesh in list_meshes(parse_cluster("cpu:4")) if len(mesh.axes) == 1)
 
 
@@ -29,8 +29,8 @@ def case(request):
     return build_case(trace_step(getattr(zoo, request.param)(), "fp32").graph)
 
 
-def problem_of(case, mesh, recompute):
-    prices = build_prices(MODEL, mesh, case.graph, case.sites, case.signatures)
+def problem_of(case, mesh, recompute, model=MODEL):
+    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     return build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, recompute=recompute)
 
 
@@ -39,19 +39,20 @@ def program_of(case, assignment):
     return whole, partition(*whole, assignment)
 
 
-def seconds_of(case, assignment):
+def seconds_of(case, assignment, model):
     (graph, sites, signatures, cuts), program = program_of(case, assignment)
     strategies = assigned_strategies(graph, sites, signatures, cuts, assignment)
-    return sum(node_seconds(MODEL, program, sites, signatures, strategies).values())
+    return estimate_program(model, program, sites, signatures, strategies).step_s
 
 
+@pytest.mark.parametrize("model", [MODEL, GPUS], ids=["cpu", "cuda"])
 @pytest.mark.parametrize("recompute", ["free", "full"])
-def test_the_objective_is_the_time_of_the_program(case, recompute):
-    problem = problem_of(case, MESH, recompute)
+def test_the_objective_is_the_time_of_the_program(case, recompute, model):
+    problem = problem_of(case, MESH, recompute, model)
     answer = solve_mesh(problem, None, time_limit_s=60)
     assignment = build_assignment(problem, answer.decisions)
     assert bool(assignment.again) == (recompute == "full")
-    assert seconds_of(case, assignment) == pytest.approx(answer.objective_s, rel=1e-9)
+    assert seconds_of(case, assignment, model) == pytest.approx(answer.objective_s, rel=1e-9)
 
 
 def test_without_a_limit_nothing_is_made_again_and_the_plan_is_the_same(case):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import autopar
 from autopar.api import build_case
-from autopar.solver.roles import find_roles
+from autopar.graph.roles import find_roles
 from autopar.trace import trace_step
 
 pytestmark = pytest.mark.torch

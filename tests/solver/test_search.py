@@ -103,7 +103,7 @@ def test_seconds_never_fall_as_memory_tightens_and_bytes_fit():
 def test_what_does_not_fit_says_what_is_missing_and_what_would_fit():
     graph = training_step(16, 8, 8)
     with pytest.raises(InfeasibleError) as info:
-        solve(graph, 300, try_changes=lambda: "batch 8 instead of 16")
+        solve(graph, 300)
     error = info.value
     assert error.missing_bytes == error.minimum_bytes - 300
     assert sum(size for _, size in error.holders) == error.minimum_bytes

@@ -15,6 +15,7 @@ from autopar.graph.rule import Rule
 from autopar.graph.sharding import Sharding, local_shape
 from autopar.graph.strategy import Strategy
 from autopar.graph.tensor import DTYPE_BYTES, Kind, Value, num_elements
+from autopar.graph.transfer import Transfer, transfer_of
 
 RULES = {
     rule.op: rule
@@ -36,10 +37,13 @@ def make_mesh(*sizes: int) -> Mesh:
 
 
 class TinyPrices:
-    """Seconds from bytes: compute 1 per element of the factor space, communication `wire` per element, 0.01 per step."""
+    """Seconds from bytes: compute 1 per element of the factor space, communication `wire` per element, 0.01 per step.
 
-    def __init__(self, graph: Graph, mesh: Mesh, wire: float = 3.0) -> None:
-        self.sizes, self.wire = axis_sizes(mesh), wire
+    `hides`: share of the seconds of states and gradients that hides behind compute; their steps then cost a tenth.
+    """
+
+    def __init__(self, graph: Graph, mesh: Mesh, wire: float = 3.0, hides: float = 0.0) -> None:
+        self.sizes, self.wire, self.hides = axis_sizes(mesh), wire, hides
         self.sites, self.signatures = resolve_all(graph, RULES)
 
     def node_seconds(self, node: int, strategies: Sequence[Strategy]) -> list[float]:
@@ -57,7 +61,12 @@ class TinyPrices:
             steps = reshard_steps(value.shape, source, target, self.sizes)
         except GraphError:
             return float("inf")
-        return sum(0.01 + self.wire * moved_elements(s, self.sizes[s.axis]) * DTYPE_BYTES[value.dtype] / 4 for s in steps)
+        token = 0.001 if self.hides and transfer_of(value) is not Transfer.BLOCKING else 0.01
+        return sum(token + self.wire * moved_elements(s, self.sizes[s.axis]) * DTYPE_BYTES[value.dtype] / 4 for s in steps)
+
+    def hidden_seconds(self, value: Value, source: Sharding, target: Sharding) -> float:
+        seconds = self.reshard_seconds(value, source, target)
+        return self.hides * seconds if seconds < float("inf") and transfer_of(value) is not Transfer.BLOCKING else 0.0
 
     def write_seconds(self, value: Value, storage: Sharding) -> float:
         return 0.5 * num_elements(local_shape(value.shape, storage, self.sizes))
@@ -121,11 +130,13 @@ def training_step(batch: int = 8, width: int = 4, hidden: int = 8) -> Graph:
     return s.finish([("w@0", w1), ("m:w@0", m1)], loss, (), [("w@0", g)])
 
 
-def random_graph(seed: int, num_nodes: int) -> Graph:
-    """A random step of at most `num_nodes` nodes over 2-D values, some read several times, with a state that is updated."""
+def random_graph(seed: int, num_nodes: int, sizes: Sequence[int] = (2, 4, 6, 8)) -> Graph:
+    """A random step of at most `num_nodes` nodes over 2-D values, some read several times, with a state that is updated.
+
+    `sizes`: of dims; odd ones leave fewer strategies.
+    """
     rng = random.Random(seed)
     s = Sketch(f"random_{seed}")
-    sizes = [2, 4, 6, 8]
     a, b = rng.choice(sizes), rng.choice(sizes)
     pool = [s.enter("w@0", (a, b)), s.enter("x", (a, b), Kind.BATCH)]
     phases = sorted(rng.choices([0, 0, 1, 2], k=num_nodes))
@@ -146,5 +157,8 @@ def random_graph(seed: int, num_nodes: int) -> Graph:
         else:
             pool.append(s.call(op, first))
     made = [v for v in pool if v not in s.inputs]
-    same = [v for v in made if s.values[v].shape == (a, b)]
+    views = set(s.inputs)  # of what enters: a new version must have bytes of its own
+    for node in s.nodes:
+        views.update(node.outputs if node.op == "aten.permute" and node.inputs[0] in views else ())
+    same = [v for v in made if s.values[v].shape == (a, b) and v not in views]
     return s.finish([("w@0", rng.choice(same))] if same and rng.random() < 0.7 else [], "", (made[-1],))

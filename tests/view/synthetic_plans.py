@@ -113,8 +113,9 @@ class _Builder:
         moved = int(whole * (self.sizes[axis] - 1) / self.sizes[axis]) * (2 if kind == "all_reduce" else 1)
         a = self.mesh.axes[axis]
         speed = 2.5e10 if a.link == "inside" else 6e9
+        seconds = 5e-6 + moved / speed
         self.comms.append(
-            CommPlan(f"{kind}_{len(self.comms)}", kind, a.name, value, reader, phase, source, target, moved, 5e-6 + moved / speed)
+            CommPlan(f"{kind}_{len(self.comms)}", kind, a.name, value, reader, phase, source, target, moved, seconds, 0.4 * seconds)
         )
 
 

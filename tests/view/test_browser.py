@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from autopar.graph.mesh import Mesh
+from autopar.graph.node import Phase
 from autopar.view.html import plan_repr_html, save_html
 from autopar.view.units import print_bytes, print_count, print_ms, print_number, print_percent
 
@@ -224,3 +226,26 @@ def test_a_script_that_wants_to_ask_cannot(chrome, tmp_path):
     chrome.run("window.asked = 'waiting'; fetch('http://127.0.0.1:9/').then(() => { window.asked = 'answered'; }, (e) => { window.asked = 'refused'; });")
     assert chrome.wait("window.asked !== 'waiting' && window.asked") == "refused"
     assert any("Content Security Policy" in message for message in chrome.console_messages())
+
+
+def test_what_is_done_before_the_turns_is_a_phase_where_there_is_any(chrome, tmp_path):
+    """The first node of the plan as one that runs once before the microbatches."""
+    first, *others = PLAN.nodes
+    plan = replace(
+        PLAN, num_microbatches=2, assignment=replace(PLAN.assignment, microbatches=2), nodes=(replace(first, phase=Phase.PREPARE), *others),
+        comms=tuple(replace(c, phase=Phase.PREPARE) if c.reader == first.name else c for c in PLAN.comms),
+        cost=replace(PLAN.cost, moments=tuple(replace(m, phase=Phase.PREPARE) if m.node == first.name else m for m in PLAN.cost.moments)),
+    )  # fmt: skip
+    for name, shown, phases in (("plain", PLAN, []), ("turns", plan, ["prepare"])):
+        save_html(shown, tmp_path / f"{name}.html")
+        chrome.open(tmp_path / f"{name}.html")
+        chrome.wait(READY)
+        chrome.click("[data-tab=Graph]")
+        buttons = chrome.run("return [...document.querySelectorAll('button[data-phase]')].map((b) => b.dataset.phase);")
+        groups = chrome.run("return [...document.querySelectorAll('[data-group]')].map((g) => g.dataset.group.split('/')[0]);")
+        chrome.click("[data-tab=Memory]")
+        texts = chrome.run("return [...document.querySelectorAll('svg.memory text')].map((t) => t.textContent);")
+        assert buttons == [*phases, "forward", "backward", "update"]
+        assert ("prepare" in groups) == ("prepare" in texts) == bool(phases)
+    assert chrome.console_messages() == []
+    chrome.requests()

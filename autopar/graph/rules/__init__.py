@@ -28,6 +28,7 @@ from . import (
     scatter,
     slices,
     space,
+    turns,
     views,
     vocabulary,
 )
@@ -66,5 +67,6 @@ RULES: Mapping[str, Rule] = join_rows(
     indexing.ROWS,
     creation.ROWS,
     random_numbers.ROWS,
+    turns.ROWS,
     vocabulary.ROWS,
 )

@@ -3,7 +3,8 @@
 In: a graph with its rules and cuts. Out: `Roles`: which digits of which values are the batch, which the sequence. Each comes from a dim of a
 batch input, followed through the whole step along factors (`graph.opportunities.spans`). Among the spans that enter with batch inputs
 
-    features      some matmul reads the span in an operand that depends on parameters alone (the hidden size, classes): neither batch nor sequence
+    features      some matmul reads the span in an operand that depends on parameters alone (the hidden size, classes), and a parameter has it
+                  (learnt queries that are expanded over the batch have not): neither batch nor sequence
     reaches       a forward op sums it into a scalar (the loss does); without a loss: it stands in an output
     mixes         samples meet along it: a forward matmul or attention sums over it or needs it whole, or a forward value has it in two dims
 
@@ -21,15 +22,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..constraints import DATA, SEQUENCE, TENSOR
-from ..cost.model import is_contraction
-from ..graph.cuts import CutTable
-from ..graph.graph import Graph, value_table
-from ..graph.node import Node, Phase
-from ..graph.opportunities.spans import Span, find_spans
-from ..graph.rule import Signature, Site
-from ..graph.sharding import Shard
-from ..graph.strategy import Strategy
-from ..graph.tensor import Kind, num_elements
+from .cuts import CutTable
+from .graph import Graph, value_table
+from .node import Node, Phase
+from .opportunities.spans import Span, find_spans
+from .rule import Signature, Site, is_contraction
+from .sharding import Shard
+from .strategy import Strategy
+from .tensor import Kind, num_elements
 
 Piece = tuple[int, int, int, str]  # dim, lower and upper stride of the digits, role
 
@@ -116,6 +116,7 @@ def _look(graph: Graph, signatures: Sequence[Signature], span: Span, entering: s
     """What is known of one span that enters with a batch input."""
     values = value_table(graph)
     features = reaches = mixes = carried = False
+    learnt = any(values[name].kind is Kind.PARAM for name, _ in span.places)
     for i, letter in span.letters:
         node = graph.nodes[i]
         if node.phase is not Phase.FORWARD:
@@ -124,7 +125,7 @@ def _look(graph: Graph, signatures: Sequence[Signature], span: Span, entering: s
         held = [name for name, digit in zip(node.inputs, letter.inputs) if digit is not None]
         shapes = [values[o].shape for o in node.outputs if o]
         gone = bool(held) and any(digit is None and num_elements(shape) > 1 for digit, shape in zip(letter.outputs, shapes))
-        features |= product and any(name in of_param_values for name in held)
+        features |= learnt and product and any(name in of_param_values for name in held)
         reaches |= bool(held) and all(num_elements(shape) == 1 for shape in shapes)
         mixes |= product and (gone or bool(letter.whole))
         carried |= any(digit is not None for digit in letter.outputs)

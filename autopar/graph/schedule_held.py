@@ -1,0 +1,62 @@
+"""What a schedule holds: how many microbatches' activations are in flight on each stage and rank.
+
+In: an `Order`. Out: the most that are held at once. It depends on the lists alone, not on durations: a rank does its actions in order, and
+what it holds changes only with them. A forward's activations are there from its start to the end of its backward; where the backward is
+split, a part of them may go after the input gradient, and the rest waits for the weight gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import ScheduleError
+from .schedule_order import Order
+
+
+def count_held(order: Order) -> tuple[int, ...]:
+    """Stage -> the most microbatches whose activations it holds at once, up to the end of their backward (of the weights' where split)."""
+    most = [0] * order.num_stages
+    held = [0] * order.num_stages
+    count, size = order.num_microbatches, order.num_stages * order.num_microbatches
+    for row in order.rows:
+        for code in row:
+            if code < size:
+                stage = code // count
+                held[stage] = now = held[stage] + 1
+                if now > most[stage]:
+                    most[stage] = now
+            elif code not in order.split:
+                held[code % size // count] -= 1
+    return tuple(most)
+
+
+def peak_held(order: Order, whole: Sequence[float], late: Sequence[float] = ()) -> tuple[float, ...]:
+    """Rank -> the most that its stages' activations take together at any time.
+
+    Args:
+        whole: per stage, what one microbatch takes (bytes, or 1 to count) from its forward to the end of its backward or input gradient.
+        late: per stage, the part of `whole` that stays from there until the weight gradient is over; all of it where empty. Only read where
+            backwards are split.
+    """
+    late = late or whole
+    for name, given in (("whole", whole), ("late", late)):
+        if len(given) != order.num_stages:
+            raise ScheduleError(f"{order.name}: {name}: expected {order.num_stages} numbers, one a stage, found {len(given)}")
+    count, size = order.num_microbatches, order.num_stages * order.num_microbatches
+    gone = [a - b for a, b in zip(whole, late)]
+    peaks = []
+    for row in order.rows:
+        now = most = 0
+        for code in row:
+            if code < size:
+                now += whole[code // count]
+                if now > most:
+                    most = now
+            elif code >= 2 * size:
+                now -= late[code // count - 2 * order.num_stages]
+            elif code in order.split:
+                now -= gone[code // count - order.num_stages]
+            else:
+                now -= whole[code // count - order.num_stages]
+        peaks.append(most)
+    return tuple(peaks)

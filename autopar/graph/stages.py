@@ -1,0 +1,373 @@
+"""Stages: a step cut into parts that run on different devices, one after the other, microbatch by microbatch.
+
+In: the graph of a step (in turns, where there are several microbatches) and the forward nodes at which a new stage begins. Out: for each stage a
+graph of its own with the forward, backward and update of its part. The law of who runs where:
+
+    forward     by position: all forward nodes between two cuts. What depends on batch inputs and constants alone, or is prepared before the
+                turns, runs on every stage that reads it
+    backward    where the forward nodes of its module run; where those are on several stages, with the saved values that it reads
+    update      with the state that it writes
+    states      with their first reader in the forward pass; a parameter that is read on several stages (tied embeddings) is stored on each, is
+                updated on the first, and is sent to the others then
+
+Names are unique over all stages: what a stage only has a copy of (received, tied, or run on several stages) is called `NAME#stage` there.
+
+A value that a later part needs crosses: `pipe.send(x)` where it is made, `pipe.receive()` where it is read, once per value and receiving stage.
+
+It decides nothing: the cuts are given (`solver.stage_cuts` chooses them).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import PlanError
+from .graph import Graph, producer_table, use_table, value_table
+from .node import Const, Node, Phase, Ref
+from .tensor import STATE_KINDS, Kind, Value
+from .turns import LOOP, RECEIVE, SEND, count_microbatches
+
+COPY = "#"
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """A value made on stage `source` and read on stage `target`. `name`: of the value there; `sent`: of the piece that leaves."""
+
+    value: str
+    source: int
+    target: int
+    sent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage: its graph, in which what comes in and goes out is a node, and the crossings at both ends."""
+
+    graph: Graph
+    received: tuple[Crossing, ...]
+    sent: tuple[Crossing, ...]
+
+
+def list_units(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """The forward pass as a row of units between which it may be cut: runs of nodes of one numbered module (`h.3`), and of what lies between.
+
+    Returns:
+        indices of the forward nodes of each unit, in order. Nodes that run on every stage that reads them are in none.
+    """
+    free = _free_nodes(graph)
+    units: list[tuple[tuple, list[int]]] = []
+    for i, node in enumerate(graph.nodes):
+        if node.phase is not Phase.FORWARD or i in free:
+            continue
+        key = _unit_of(node.path)
+        if units and (units[-1][0] == key or key == ("",)):
+            units[-1][1].append(i)
+        else:
+            units.append((key, [i]))
+    return tuple(tuple(nodes) for _, nodes in units)
+
+
+def _unit_of(path: str) -> tuple[str, ...]:
+    """The path as far as its first number, or its first name where there is none."""
+    parts = path.split(".")
+    for k, part in enumerate(parts):
+        if part.isdigit():
+            return tuple(parts[: k + 1])
+    return (parts[0],) if len(parts) == 1 else tuple(parts[:2])
+
+
+def _free_nodes(graph: Graph) -> set[int]:
+    """Nodes of the forward pass that depend on batch inputs and constants alone, or run before the turns."""
+    values = value_table(graph)
+    free_values = {name for name in graph.inputs if values[name].kind is Kind.BATCH}
+    found = set()
+    for i, node in enumerate(graph.nodes):
+        if node.phase is Phase.PREPARE or (node.phase is Phase.FORWARD and all(name in free_values for name in node.inputs)):
+            found.add(i)
+            free_values.update(o for o in node.outputs if o)
+    return found
+
+
+def stage_table(graph: Graph, starts: Sequence[str]) -> tuple[int, ...]:
+    """The stage of each node; -1 for those that run on every stage that reads them.
+
+    Args:
+        starts: the forward nodes at which the second and every later stage begins, in order.
+    Raises:
+        PlanError: a start is no forward node, or they are not in order.
+    """
+    index = {node.name: i for i, node in enumerate(graph.nodes)}
+    places = []
+    for name in starts:
+        if name not in index or graph.nodes[index[name]].phase is not Phase.FORWARD:
+            raise PlanError(f"{graph.name}: a stage begins at {name!r}, which is no node of the forward pass")
+        places.append(index[name])
+    if places != sorted(set(places)):
+        raise PlanError(f"{graph.name}: stages begin at {', '.join(starts)}, which is not the order of the forward pass")
+    return _Table(graph, places).fill()
+
+
+class _Table:
+    """Assigns nodes to stages; lives for one call."""
+
+    def __init__(self, graph: Graph, places: list[int]) -> None:
+        self.graph, self.places = graph, places
+        self.values, self.makers = value_table(graph), producer_table(graph)
+        self.free = _free_nodes(graph)
+        self.stage = [-1] * len(graph.nodes)
+
+    def fill(self) -> tuple[int, ...]:
+        by_path: dict[str, set[int]] = defaultdict(set)
+        current = 0
+        for i, node in enumerate(self.graph.nodes):
+            if node.phase is Phase.FORWARD:
+                while current < len(self.places) and i >= self.places[current]:
+                    current += 1
+                if i not in self.free:
+                    self.stage[i] = current
+                    by_path[node.path].add(current)
+        home = state_stages(self.graph, self.stage)
+        for i, node in enumerate(self.graph.nodes):
+            if node.phase is Phase.BACKWARD:
+                self.stage[i] = self._backward(node, by_path.get(node.path, set()))
+        for i, node in enumerate(self.graph.nodes):
+            if node.phase is Phase.UPDATE:
+                owners = [home[self._state(name)] for name in node.inputs if self._state(name) in home]
+                made = [s for s in map(self._made, node.inputs) if s >= 0]
+                self.stage[i] = min(owners or made or [0])
+        return tuple(self.stage)
+
+    def _state(self, name: str) -> str:
+        return self.values[name].storage.rpartition(":")[2] if self.values[name].kind in STATE_KINDS else ""
+
+    def _made(self, name: str) -> int:
+        return self.stage[self.makers[name][0]] if name in self.makers else -1
+
+    def _backward(self, node: Node, there: set[int]) -> int:
+        """With the forward nodes of its module; of several stages, with the values that it reads."""
+        if len(there) == 1:
+            return next(iter(there))
+        saved = [s for name in node.inputs if (s := self._made(name)) >= 0 and self.graph.nodes[self.makers[name][0]].phase is Phase.FORWARD]
+        coming = [s for name in node.inputs if (s := self._made(name)) >= 0 and self.graph.nodes[self.makers[name][0]].phase is Phase.BACKWARD]
+        inside = [s for s in saved if not there or s in there]
+        if inside:
+            return min(max(inside), *coming) if coming else max(inside)
+        if coming:
+            return max([s for s in there if s <= min(coming)], default=min(coming))
+        return max(there) if there else len(self.places)
+
+
+def state_stages(graph: Graph, stage: Sequence[int]) -> dict[str, int]:
+    """State (parameters and buffers by storage; optimizer states go with their parameter) -> the first stage that reads it in the forward pass."""
+    values, uses = value_table(graph), use_table(graph)
+    found: dict[str, int] = {}
+    for name in graph.inputs:
+        value = values[name]
+        if value.kind in (Kind.PARAM, Kind.BUFFER):
+            readers = [stage[i] for i in _forward_readers(graph, uses, name)]
+            found[value.storage] = min([s for s in readers if s >= 0], default=0)
+    return found
+
+
+def _forward_readers(graph: Graph, uses: dict[str, list[tuple[int, int]]], name: str) -> list[int]:
+    """The forward nodes that read a value, also through what is prepared from it."""
+    found, todo, seen = [], [name], {name}
+    while todo:
+        for i, _ in uses[todo.pop()]:
+            node = graph.nodes[i]
+            if node.phase is Phase.FORWARD:
+                found.append(i)
+            elif node.phase is Phase.PREPARE:
+                fresh = [o for o in node.outputs if o and o not in seen]
+                seen.update(fresh)
+                todo += fresh
+    return found
+
+
+def cut_stages(graph: Graph, starts: Sequence[str], num_ranks: int | None = None) -> tuple[Stage, ...]:
+    """The stages of a graph.
+
+    Args:
+        num_ranks: that run the stages, the k-th stage on rank k modulo this; the stages of one rank come as one. None: as many as stages.
+    Raises:
+        PlanError: as in `stage_table`.
+    """
+    table = stage_table(graph, starts)
+    count = num_ranks or len(starts) + 1
+    cut = Cutter(graph, tuple(s % count if s >= 0 else s for s in table), count)
+    return tuple(cut.build(s) for s in range(count))
+
+
+class Cutter:
+    """Takes stages out of a graph, those that are asked for.
+
+    Args:
+        stage: of each node (`stage_table`).
+        count: of stages.
+    """
+
+    def __init__(self, graph: Graph, stage: tuple[int, ...], count: int) -> None:
+        self.graph, self.stage = graph, stage
+        self.values, self.makers, self.uses = value_table(graph), producer_table(graph), use_table(graph)
+        self.home = state_stages(graph, stage)
+        self.updated, self.turns = dict(graph.updates), count_microbatches(graph)
+        self.members = self._list_members(count)
+        self._homes: dict[int, int] = {}  # node -> the first stage that runs it
+        self.received: list[dict[str, Crossing]] = [{} for _ in range(count)]
+        self.sent: list[dict[str, list[Crossing]]] = [{} for _ in range(count)]
+        self.late: list[dict[str, Crossing]] = [{} for _ in range(count)]  # new versions of states that are stored on several stages
+        self.entering: list[dict[str, None]] = [{} for _ in range(count)]
+        for name in graph.inputs:
+            if self.values[name].kind in STATE_KINDS and name not in self._read_inputs():
+                self.entering[self._home(name)][name] = None
+        for s, mine in enumerate(self.members):
+            for i in mine:
+                for name in graph.nodes[i].inputs:
+                    self._note(s, name)
+
+    def _read_inputs(self) -> set[str]:
+        if not hasattr(self, "_read"):
+            self._read = {name for node in self.graph.nodes for name in node.inputs if name not in self.makers}
+        return self._read
+
+    def _note(self, s: int, name: str) -> None:
+        """Stage `s` reads this value."""
+        if name not in self.makers:
+            if name not in self.entering[s]:
+                self.entering[s][name] = None
+                if self.is_tied(name, s) and name in self.updated:
+                    self._cross(self.updated[name], self._home(name), s, self.late)
+            return
+        made = self.stage[self.makers[name][0]]
+        if made >= 0 and made != s and name not in self.received[s]:
+            self._cross(name, made, s, self.received)
+
+    def _cross(self, name: str, source: int, target: int, table: list[dict[str, Crossing]]) -> None:
+        crossing = table[target][name] = Crossing(name, source, target, f"{name}_to_{target}")
+        self.sent[source].setdefault(name, []).append(crossing)
+
+    def _list_members(self, count: int) -> list[list[int]]:
+        """Nodes of each stage, with those that run on every stage that reads them."""
+        found: list[set[int]] = [set() for _ in range(count)]
+        for i, s in enumerate(self.stage):
+            if s >= 0:
+                found[s].add(i)
+        for mine in found:
+            todo = [name for i in mine for name in self.graph.nodes[i].inputs]
+            while todo:
+                name = todo.pop()
+                i = self.makers[name][0] if name in self.makers else -1
+                if i >= 0 and self.stage[i] < 0 and i not in mine:
+                    mine.add(i)
+                    todo += self.graph.nodes[i].inputs
+        for old, new in self.graph.updates:  # what is prepared for a state alone
+            if new in self.makers and self.stage[self.makers[new][0]] < 0:
+                found[self._home(old)].add(self.makers[new][0])
+        return [sorted(mine) for mine in found]
+
+    def _home(self, name: str) -> int:
+        return self.home.get(self.values[name].storage.rpartition(":")[2], 0)
+
+    def is_tied(self, name: str, s: int) -> bool:
+        """True where a state is read on stage `s` and updated on another."""
+        return self.values[name].kind in STATE_KINDS and self._home(name) != s
+
+    def build(self, s: int) -> Stage:
+        """The graph of stage `s`."""
+        graph = self.graph
+        entering = [name for name in graph.inputs if name in self.entering[s]]
+        nodes, values = self._lay_out(s)
+        made = {out for node in nodes for out in node.outputs}
+        inside = set(entering)
+        updates = tuple((old, new) for old, new in graph.updates if old in inside and new in made)
+        grads = tuple((p, g) for p, g in graph.grads if p in inside and g in made and not self.is_tied(p, s))
+        loss = graph.loss if graph.loss in made else ""
+        outputs = tuple(o for o in graph.outputs if o in made)
+        cut = Graph(graph.name, (*(self.values[name] for name in entering), *values), nodes, tuple(entering), updates, loss, outputs, grads)
+        received = (*self.received[s].values(), *self.late[s].values())
+        return Stage(self._rename(cut, s), received, tuple(c for rows in self.sent[s].values() for c in rows))
+
+    def _rename(self, cut: Graph, s: int) -> Graph:
+        """Copies bear the number of their stage."""
+        values = {v.name: f"{v.name}{COPY}{s}" for v in cut.values if self._first_stage(v.name) not in (s, -1)}
+        copied = {node.name for node in cut.nodes if node.outputs and node.op != RECEIVE and any(o in values for o in node.outputs)}
+
+        def name(old: str) -> str:
+            return values.get(old, old)
+
+        nodes = tuple(
+            replace(
+                node, name=f"{node.name}{COPY}{s}" if node.name in copied else node.name,
+                inputs=tuple(map(name, node.inputs)), outputs=tuple(map(name, node.outputs)),
+            )  # fmt: skip
+            for node in cut.nodes
+        )
+        return replace(
+            cut,
+            values=tuple(replace(v, name=name(v.name), storage=v.storage if v.kind in STATE_KINDS else name(v.storage)) for v in cut.values),
+            nodes=nodes,
+            inputs=tuple(map(name, cut.inputs)),
+            updates=tuple((name(old), name(new)) for old, new in cut.updates),
+            grads=tuple((name(p), name(g)) for p, g in cut.grads),
+            loss=name(cut.loss),
+            outputs=tuple(map(name, cut.outputs)),
+        )
+
+    def _first_stage(self, name: str) -> int:
+        """Where a value is that has its own name; -1: on the one stage that has it."""
+        if name in self.makers:
+            i = self.makers[name][0]
+            return self.stage[i] if self.stage[i] >= 0 else self._first_member(i)
+        if name not in self.values:
+            return -1
+        if self.values[name].kind in STATE_KINDS:
+            return self._home(name)
+        return next((s for s, entering in enumerate(self.entering) if name in entering), -1)
+
+    def _first_member(self, i: int) -> int:
+        if not self._homes:
+            for s in reversed(range(len(self.members))):
+                self._homes.update((k, s) for k in self.members[s])
+        return self._homes[i]
+
+    def _lay_out(self, s: int) -> tuple[tuple[Node, ...], tuple[Value, ...]]:
+        """Nodes in order: a receive right before its first reader, a send right after what it sends is made."""
+        graph, waiting = self.graph, set(self.received[s])
+        nodes: list[Node] = []
+        values: list[Value] = []
+
+        def send(name: str, near: Node) -> None:
+            for crossing in self.sent[s].get(name, ()):
+                args = (("x", Ref(0)), ("stage", crossing.target))
+                nodes.append(Node(f"send_{crossing.sent}", SEND, (name,), args, (crossing.sent,), near.phase, near.path, near.source))
+                values.append(replace(self.values[name], name=crossing.sent, storage=crossing.sent, kind=Kind.ACTIVATION))
+
+        def receive(crossing: Crossing, near: Node) -> None:
+            value = self.values[crossing.value]
+            args = (("shape", value.shape), ("dtype", Const("dtype", f"torch.{value.dtype}")), ("stage", crossing.source))
+            args = (*args, ("count", self.turns)) if near.phase in LOOP else args
+            nodes.append(Node(f"receive_{value.name}_on_{s}", RECEIVE, (), args, (value.name,), near.phase, near.path, near.source))
+            values.append(value)
+
+        for i in self.members[s]:
+            node = graph.nodes[i]
+            for name in node.inputs:
+                if name in waiting:
+                    waiting.remove(name)
+                    receive(self.received[s][name], node)
+            nodes.append(node)
+            values += [self.values[o] for o in node.outputs if o]
+            for name in node.outputs:
+                if name in self.sent[s]:
+                    send(name, node)
+        for crossing in self.late[s].values():
+            receive(crossing, replace(nodes[-1], phase=Phase.UPDATE))
+        return tuple(nodes), tuple(values)
+
+
+def crosses_in_turn(graph: Graph, crossing: Crossing) -> bool:
+    """True where it is sent once per turn, not once per step."""
+    return any(crossing.value in node.outputs and node.phase in LOOP for node in graph.nodes)

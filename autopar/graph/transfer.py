@@ -1,0 +1,44 @@
+"""Transfers: which communications may wait for others and run beside compute, told from the value that moves and the phase.
+
+    STATE      a parameter, buffer or optimizer state, or its new version: known before the step begins, so a runtime can gather it ahead of
+               its use, many small ones in one bucket
+    GRAD       a parameter's final gradient: nobody needs it before the update, so its reduction can trail behind the backward pass
+    BLOCKING   everything else: the next node waits for it
+
+The unit within which communication hides behind compute is the phase: what a runtime fetches ahead for one block runs beside the compute
+of the block before. The solver's objective, its judge and the estimate of a program all ask here, so that they agree.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from .node import Phase
+from .tensor import STATE_KINDS, Kind, Value
+
+
+class Transfer(enum.Enum):
+    """What kind of thing a reshard moves."""
+
+    BLOCKING = "blocking"
+    STATE = "state"
+    GRAD = "grad"
+
+
+HIDING_PHASES = (Phase.FORWARD, Phase.BACKWARD)  # the update is short, and what it makes is needed at once
+
+
+def transfer_of(value: Value) -> Transfer:
+    """The transfer of whatever brings this value (of the whole graph) to another sharding."""
+    if value.kind in STATE_KINDS:
+        return Transfer.STATE
+    return Transfer.GRAD if value.kind is Kind.GRAD else Transfer.BLOCKING
+
+
+def may_hide(value: Value, phase: Phase) -> bool:
+    """True where what brings the value may run beside the compute of the phase in which it stands.
+
+    A new version of a state leaves where it is made: nothing after it in the step is left to hide it.
+    """
+    moved = transfer_of(value)
+    return phase in HIDING_PHASES and (moved is Transfer.GRAD or (moved is Transfer.STATE and value.version == 0))

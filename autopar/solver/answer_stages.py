@@ -1,0 +1,158 @@
+"""A staged answer as a plan: the tables of each stage (`answer`), joined.
+
+In: the case of the traced graph and a `Staged`. Out: a `Plan`. Names are unique over stages (`graph.stages`), so tables join end to end. Headlines: the
+step is that of the simulated schedule; compute and communication are the average device's; the rest of the step is the bubble.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..cost.model import CostModel
+from ..cost.prices import build_prices
+from ..graph.case import Case, copy_case
+from ..graph.choice import Assignment
+from ..graph.graph import Graph, count_params
+from ..graph.node import Phase
+from ..graph.plan import Certificate, ClusterInfo, Cost, ModelInfo, ParamPlan, Pipeline, Plan, StagePlan
+from ..graph.stages import COPY, stage_table
+from ..graph.tensor import STATE_KINDS
+from .answer import build_answer
+from .layouts import Layout
+from .pipeline import Staged
+from .recognise import recognise
+
+
+def join_assignments(staged: Staged) -> Assignment:
+    """One assignment of all stages."""
+    found = [s.assignment for s in staged.stages if s.assignment is not None]
+    return Assignment(
+        found[0].mesh,
+        tuple(row for a in found for row in a.storages),
+        tuple(row for a in found for row in a.strategies),
+        tuple(name for a in found for name in a.again),
+        staged.layout.num_microbatches,
+    )
+
+
+def build_staged_answer(
+    case: Case, staged: Staged, certificate: Certificate, model: CostModel, model_info: ModelInfo, cluster: ClusterInfo
+) -> Plan:
+    """The plan of a model in stages.
+
+    Args:
+        case: of the traced graph.
+        model: of the cluster in stages (`cost.model.staged_model`).
+    """
+    plans = []
+    told: tuple[tuple[tuple[str, tuple[str, ...]], ...], str] | None = None
+    middle = len(staged.stages) // 2
+    for number, (stage, held) in enumerate(zip(staged.stages, staged.in_flight)):
+        assert stage.assignment is not None
+        mine = copy_case(stage.case, stage.assignment.again)
+        if number == middle:
+            told = recognise(mine.graph, mine.sites, mine.signatures, mine.cuts, stage.assignment)
+        prices = build_prices(model, stage.assignment.mesh, mine.graph, mine.sites, mine.signatures)
+        plans.append(build_answer(mine, stage.assignment, certificate, model, prices, (), "", model_info, cluster, held).plan)
+    assert told is not None
+    labels, summary = told
+    pipeline = Pipeline(staged.layout.schedule, staged.layout.chunks, staged.starts, _stage_rows(case, staged))
+    return Plan(
+        plans[0].format, model_info, cluster, join_assignments(staged), len(plans),
+        (*labels, ("pipeline", (_label(staged),))), f"{_sentence(staged)} {summary}", staged.layout.num_microbatches, print_schedule(staged.layout),
+        _join_costs([p.cost for p in plans], staged, model_info, cluster), certificate,
+        tuple(replace(t, stage=s) for s, p in enumerate(plans) for t in p.tensors),
+        _join_params(plans),
+        tuple(n for p in plans for n in p.nodes), tuple(c for p in plans for c in p.comms), tuple(r for p in plans for r in p.repeats),
+        pipeline=pipeline,
+    )  # fmt: skip
+
+
+def print_schedule(layout: Layout) -> str:
+    """`8 stages, 1f1b`; `8 stages of 4 chunks, interleaved`."""
+    chunks = f" of {layout.chunks} chunks" if layout.chunks > 1 else ""
+    return f"{layout.place.num_stages} stages{chunks}, {layout.schedule}"
+
+
+def _label(staged: Staged) -> str:
+    return f"{staged.layout.place.num_stages} pipeline stages, {staged.layout.schedule}"
+
+
+def _sentence(staged: Staged) -> str:
+    layout = staged.layout
+    chunks = f", each running {layout.chunks} chunks of the model in turn" if layout.chunks > 1 else ""
+    return (
+        f"Pipeline parallelism: the model is cut into {layout.place.num_stages} stages{chunks}; {layout.num_microbatches} microbatches pass through them by "
+        f"{_NAMES[layout.schedule]}, with at most {max(staged.in_flight):.3g} in flight on a stage. Inside of a stage:"
+    )
+
+
+_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "the zero-bubble schedule ZB-H1"}
+
+
+def _stage_rows(case: Case, staged: Staged) -> tuple[StagePlan, ...]:
+    rows = []
+    for number, (stage, held) in enumerate(zip(staged.stages, staged.in_flight)):
+        assert stage.times is not None
+        t = stage.times
+        modules = _modules(case, staged, number)
+        rows.append(StagePlan(modules, count_params(_own_states(stage.case.graph)), t.prepare_s, t.forward_s, t.backward_s, t.weight_s, t.update_s, held))
+    return tuple(rows)
+
+
+def _own_states(graph: Graph) -> Graph:
+    """The graph without the states that another stage updates."""
+    values = {v.name: v for v in graph.values}
+    return replace(graph, inputs=tuple(n for n in graph.inputs if not (COPY in n and values[n].kind in STATE_KINDS)))
+
+
+def _modules(case: Case, staged: Staged, stage: int) -> tuple[str, ...]:
+    """`h.0 .. h.11` for each chunk of a stage."""
+    graph = case.graph
+    count = len(staged.stages)
+    table = stage_table(graph, staged.starts)
+    found = []
+    for chunk in range(stage, len(staged.starts) + 1, count):
+        paths = [_block(node.path) for node, s in zip(graph.nodes, table) if s == chunk and node.phase is Phase.FORWARD and node.path]
+        names = list(dict.fromkeys(paths)) or ["the model itself"]
+        found.append(names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}")
+    return tuple(found)
+
+
+def _block(path: str) -> str:
+    parts = path.split(".")
+    numbers = [k for k, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[0] + 1]) if numbers else parts[0]
+
+
+def _join_params(plans: Sequence[Plan]) -> tuple[ParamPlan, ...]:
+    found: dict[str, ParamPlan] = {}
+    for plan in plans:
+        for row in plan.params:
+            found.setdefault(row.name, row)
+    return tuple(found.values())
+
+
+def _join_costs(costs: Sequence[Cost], staged: Staged, model: ModelInfo, cluster: ClusterInfo) -> Cost:
+    count = len(costs)
+    top = max(costs, key=lambda c: c.peak_bytes[0])
+    compute, comm = sum(c.compute_s for c in costs) / count, sum(c.exposed_comm_s for c in costs) / count
+    flops = sum(c.flops for c in costs)
+    tokens = next((c.tokens_per_s * c.step_s for c in costs if c.tokens_per_s), None)
+    return Cost(
+        step_s=staged.step_s,
+        compute_s=compute,
+        exposed_comm_s=comm,
+        bubble_s=staged.step_s - compute - comm,
+        peak_bytes=tuple(c.peak_bytes[0] for c in costs),
+        state_bytes=tuple(c.state_bytes[0] for c in costs),
+        activation_bytes=tuple(c.activation_bytes[0] for c in costs),
+        flops=flops,
+        tokens_per_s=tokens / staged.step_s if tokens else None,
+        mfu=flops / (staged.step_s * cluster.peak_flops * cluster.num_devices),
+        holders=top.holders,
+        moments=top.moments,
+        relative_error=None,
+        error_source=top.error_source,
+    )

@@ -1,0 +1,198 @@
+"""Decide: everything that is chosen for a model on a cluster, in one search.
+
+    plain     one stage, one microbatch, on every mesh, each axis free to do anything at any place (`search`)
+    layouts   stages, microbatches, schedules, with axes that have roles (`pipeline`)
+
+In: a case, the cost model of a cluster, constraints. Out: the better of both, with one certificate. Each starts from the best that the other knows.
+On many devices layouts come first: they are cheap there, and rule most meshes out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import gcd, inf
+
+from ..constraints import PIPELINE, Constraints, print_constraints
+from ..cost.model import CostModel, list_meshes
+from ..cost.prices import build_prices
+from ..errors import ConstraintError, InfeasibleError
+from ..graph.case import Case
+from ..graph.choice import Assignment
+from ..graph.mesh import Mesh
+from ..graph.plan import Certificate
+from ..graph.roles import find_roles
+from ..graph.stages import list_units
+from .obeyed import require_obeyed, require_obeyed_stages
+from .pipeline import PipelineSearch, Staged, StagedResult
+from .role_meshes import label_meshes
+from .search import Question, SearchResult, search
+from .steer import Steer, check_names, describe_space, prepare_steer, refine_fold
+from .why_no_layout import why_no_layout
+
+_MANY_DEVICES = 64
+_LAYOUT_SHARE = 0.5  # of the time, where layouts come first
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What is asked.
+
+    Args:
+        case: of the traced graph.
+        model: of the cluster.
+        limit_bytes: per device, the reserve included.
+        most_stages: of a pipeline; None: as many as are good.
+    """
+
+    case: Case
+    model: CostModel
+    constraints: Constraints
+    limit_bytes: int
+    time_limit_s: float
+    most_stages: int | None
+    report: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer. `assignment`: of the one stage, of the case of the traced graph (`graph.case.decided_case`); None where it has several: `staged`.
+
+    `case`: the fold may be finer than what was asked with, where constraints name single modules.
+    """
+
+    case: Case
+    assignment: Assignment | None
+    staged: Staged | None
+    certificate: Certificate
+
+
+def decide(ask: Ask) -> Decision:
+    """Search.
+
+    Raises:
+        MemoryShortage: nothing fits (an `InfeasibleError`).
+        ConstraintError: nothing obeys.
+    """
+    return _Decide(ask).run()
+
+
+class _Decide:
+    """One decision; lives for one call."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.case, self.steer, self.meshes = ask.case, None, list_meshes(ask.model.cluster)
+        self.deadline = time.monotonic() + ask.time_limit_s
+        self.layouts: StagedResult | None = None
+
+    def run(self) -> Decision:
+        began = time.monotonic()
+        plain, staged = _asks_plain(self.ask), _asks_layouts(self.ask)
+        check_names(self.ask.case.graph, self.ask.constraints)
+        if plain and self.ask.constraints:
+            self._steer()
+        found: SearchResult | None = None
+        if staged and (not plain or self.ask.model.cluster.num_hosts * self.ask.model.cluster.devices_per_host >= _MANY_DEVICES):
+            share = _LAYOUT_SHARE if plain else 1.0
+            self._search_layouts(inf, self.ask.time_limit_s * share)
+        if plain:
+            found = self._search_plain(staged and self.layouts is None)
+            if staged and self.layouts is None:
+                self._search_layouts(found.certificate.objective_s, max(1.0, self.deadline - time.monotonic()))
+        return self._join(found, began)
+
+    def _steer(self) -> None:
+        case, constraints = self.ask.case, self.ask.constraints
+        steer = prepare_steer(case.graph, case.sites, case.signatures, case.cuts, constraints)
+        self.case = replace(case, fold=refine_fold(case.graph, case.fold, constraints))
+        self.steer: Steer | None = steer
+        self.meshes: tuple[Mesh, ...] = label_meshes(self.meshes, constraints, steer.roles)
+
+    def _search_plain(self, may_ask: bool) -> SearchResult:
+        case, ask = self.case, self.ask
+        question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, ask.limit_bytes, ask.model.reserve_bytes, self.steer)
+        found = search(
+            question, self.meshes, lambda mesh: build_prices(ask.model, mesh, case.graph, case.sites, case.signatures),
+            time_limit_s=max(1.0, self.deadline - time.monotonic()), cutoff_s=self._known_s(),
+            last_resort=self._ask_layouts if may_ask else None, report=ask.report,
+        )  # fmt: skip
+        if self.steer is not None and found.assignment is not None:
+            require_obeyed(case.graph, case.sites, case.signatures, case.cuts, found.assignment, self.steer)
+        return found
+
+    def _ask_layouts(self) -> float:
+        """Nothing fits with one microbatch in one stage."""
+        self._search_layouts(inf, max(5.0, self.ask.time_limit_s / 2, self.deadline - time.monotonic()))
+        return self._known_s()
+
+    def _search_layouts(self, cutoff_s: float, time_s: float) -> None:
+        ask = self.ask
+        self.layouts = PipelineSearch(
+            ask.case, ask.model, ask.constraints, ask.limit_bytes - ask.model.reserve_bytes, time.monotonic() + time_s, ask.report, ask.most_stages,
+            plain_too=not _asks_plain(ask),
+        ).run(cutoff_s)  # fmt: skip
+
+    def _known_s(self) -> float:
+        return self.layouts.best.step_s if self.layouts is not None and self.layouts.best is not None else inf
+
+    def _join(self, found: SearchResult | None, began: float) -> Decision:
+        layouts = self.layouts
+        staged = layouts.best if layouts is not None else None
+        if found is not None and found.assignment is not None and found.certificate.objective_s <= self._known_s():
+            staged = None
+        if staged is None and (found is None or found.assignment is None):
+            assert layouts is not None
+            said = ", ".join(print_constraints(self.ask.constraints))
+            reasons = "; ".join(f"{p.what}: {p.why}" for p in layouts.pruned[:4]) or self._why_none()
+            raise (InfeasibleError if "fits the memory" in reasons else ConstraintError)(f"{said or 'no constraints'}: no plan was found: {reasons}")
+        objective = staged.step_s if staged is not None else found.certificate.objective_s  # type: ignore[union-attr]
+        bounds = [objective, *([found.certificate.lower_bound_s] if found is not None else []), *([layouts.bound_s] if layouts is not None else [])]
+        bound = min(bounds)
+        spaces = ([found.certificate.search_space] if found is not None else []) + ([self._space(layouts)] if layouts is not None else [])
+        phases = found.certificate.phases if found is not None else ()
+        phases = (*phases, ("layouts_s", layouts.wall_s)) if layouts is not None else phases
+        pruned = (*(found.certificate.pruned if found is not None else ()), *(layouts.pruned if layouts is not None else ()))
+        count = max([found.certificate.num_variables if found is not None else 0, *(s.answer.num_variables for s in (staged.stages if staged else ()))])
+        gap = (objective - bound) / objective if objective > 0 else 0.0
+        certificate = Certificate(objective, bound, gap, time.monotonic() - began, phases, count, "; and ".join(spaces), pruned)
+        if staged is not None and self.ask.constraints:
+            require_obeyed_stages(self.ask.case, staged, self.ask.constraints)
+        if staged is not None and staged.layout.place.num_stages == 1:
+            return Decision(self.ask.case, staged.stages[0].assignment, None, certificate)
+        if staged is not None:
+            return Decision(self.ask.case, None, staged, certificate)
+        assert found is not None
+        return Decision(self.case, found.assignment, None, certificate)
+
+    def _why_none(self) -> str:
+        case, cluster = self.ask.case, self.ask.model.cluster
+        roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
+        if not roles.batch:
+            return "the model has no batch dim"
+        samples, units = gcd(*(size for _, _, size in roles.batch)), len(list_units(case.graph))
+        return why_no_layout(cluster.num_hosts * cluster.devices_per_host, cluster.devices_per_host, units, samples, self.ask.constraints)
+
+    def _space(self, layouts: StagedResult) -> str:
+        stages = "one stage" if self.ask.most_stages == 1 else "every number of pipeline stages with equal devices, cut between numbered modules"
+        demanded = describe_space(self.ask.constraints) if self.ask.constraints else ""
+        return (
+            f"{layouts.num_layouts} layouts: {stages}, every number of microbatches, 1F1B and interleaved schedules; inside of a stage an axis that splits the "
+            f"batch and one within a host that splits anything else, every ZeRO stage, recompute as above{demanded}; {layouts.num_solved} solved with memory"
+        )
+
+
+def _asks_plain(ask: Ask) -> bool:
+    """One stage and one microbatch may be an answer."""
+    c = ask.constraints
+    words = (dict(c.degrees).get(PIPELINE, 1) > 1, (c.vpp or 1) > 1, (c.microbatches or 1) > 1, c.microbatch is not None, c.schedule is not None, PIPELINE in c.require)
+    return not any(words)
+
+
+def _asks_layouts(ask: Ask) -> bool:
+    """Several microbatches or stages may be an answer."""
+    c = ask.constraints
+    one_stage = ask.most_stages == 1 or dict(c.degrees).get(PIPELINE) == 1 or c.only is not None
+    return not (one_stage and c.microbatches == 1) and not (c.microbatches == 1 and dict(c.degrees).get(PIPELINE) is None)
+

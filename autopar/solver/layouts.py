@@ -1,0 +1,161 @@
+"""Layouts: the ways to divide the devices among pipeline stages and, inside of each stage, among axes with roles; and the batch into microbatches.
+
+In: the cluster's size, the model's roles and units, constraints. Out: `Layout`s, each with a time that no plan of it beats. Inside a stage an axis
+splits the batch (dp) and another, between the devices that are closest, anything else (tp): the search space of a layout is named by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+
+from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
+from ..graph.mesh import Mesh, MeshAxis, print_mesh
+from ..graph.roles import Roles
+from ..graph.schedules import why_impossible
+
+MOST_CHUNKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the stages are: how many, and the mesh of each."""
+
+    num_stages: int
+    mesh: Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A place, the number of microbatches, the schedule, and how many chunks each rank of the pipeline runs (1: one stage a rank)."""
+
+    place: Place
+    num_microbatches: int
+    schedule: str = "1f1b"
+    chunks: int = 1
+
+
+def print_layout(layout: Layout) -> str:
+    """`pp=8 dp=16 tp=8, 96 microbatches, interleaved 2`."""
+    place = layout.place
+    stages = f"pp={place.num_stages} " if place.num_stages > 1 else ""
+    turns = f"{layout.num_microbatches} microbatch{'es' if layout.num_microbatches > 1 else ''}"
+    how = f", {layout.schedule}{f' {layout.chunks}' if layout.chunks > 1 else ''}" if place.num_stages > 1 else ""
+    return f"{stages}{print_mesh(place.mesh)}, {turns}{how}"
+
+
+def list_places(num_devices: int, devices_per_host: int, num_units: int, constraints: Constraints) -> tuple[Place, ...]:
+    """Every number of stages that the devices and the units allow, and every dp x tp inside, tp within a host unless its degree is named."""
+    degrees = dict(constraints.degrees)
+    needed = _needed_roles(constraints)
+    found = []
+    for stages in divisors(num_devices):
+        inside = num_devices // stages
+        if stages > num_units or degrees.get(PIPELINE, stages) != stages or (inside % devices_per_host and devices_per_host % inside):
+            continue
+        for tp in divisors(inside):
+            dp = inside // tp
+            near = devices_per_host % tp == 0
+            if degrees.get(TENSOR, tp) != tp or degrees.get(DATA, dp) != dp or not (near or TENSOR in degrees):
+                continue
+            if any({DATA: dp, TENSOR: tp, PIPELINE: stages}.get(role, 1) == 1 for role in needed) or (constraints.only is not None and tp > 1):
+                continue
+            axes = [MeshAxis(DATA, dp, "inside" if devices_per_host % (tp * dp) == 0 else "across")] if dp > 1 else []
+            axes += [MeshAxis(TENSOR, tp, "inside" if near else "across")] if tp > 1 else []
+            found.append(Place(stages, Mesh(tuple(axes))))
+    return tuple(found)
+
+
+def _needed_roles(constraints: Constraints) -> frozenset[str]:
+    """Roles that a layout must have. There is none with an axis of its own for the sequence."""
+    found = [*constraints.require, *(role for role, degree in constraints.degrees if degree > 1), *(pin.on for pin in constraints.pins if pin.on in ROLES)]
+    found += [DATA] * bool(constraints.zero) + [TENSOR] * bool(constraints.sequence_parallel)
+    found += [PIPELINE] * ((constraints.vpp or 1) > 1 or constraints.schedule is not None)
+    return frozenset(found)
+
+
+def list_turns(place: Place, batch: int, constraints: Constraints) -> tuple[int, ...]:
+    """Every number of microbatches of which each rank of dp gets the same number of samples."""
+    dp = data_degree(place)
+    if batch % dp:
+        return ()
+    found = tuple(divisors(batch // dp))
+    if constraints.microbatches is not None:
+        return tuple(n for n in found if n == constraints.microbatches)
+    if constraints.microbatch is not None:
+        return tuple(n for n in found if n * dp * constraints.microbatch == batch)
+    return found
+
+
+def data_degree(place: Place) -> int:
+    """Ranks of a stage that divide the batch."""
+    return prod(a.size for a in place.mesh.axes if a.name.partition("_")[0] == DATA)
+
+
+def list_schedules(place: Place, turns: int, num_units: int, constraints: Constraints) -> Iterator[Layout]:
+    """The schedules of a place: the named one, else 1F1B and interleaved."""
+    if place.num_stages == 1:
+        yield Layout(place, turns)
+        return
+    asked, chunks = constraints.schedule, constraints.vpp
+    kinds = (asked,) if asked else (("interleaved",) if chunks and chunks > 1 else ("1f1b",) if chunks == 1 else ("1f1b", "interleaved"))
+    for kind in kinds:
+        for count in range(2, MOST_CHUNKS + 1) if kind == "interleaved" else (1,):
+            if chunks not in (None, count) or place.num_stages * count > num_units:
+                continue
+            if why_impossible(kind, place.num_stages, turns, count) is None:
+                yield Layout(place, turns, kind, count)
+
+
+def least_seconds(layout: Layout, turn_s: float, extra_s: float = 0.0) -> float:
+    """No pipeline is faster that needs `turn_s` for one microbatch on all stages together, wherever the cuts are.
+
+    Stage s runs all M microbatches, after the stages before it have run their first forward and before they run their last backward:
+    M t_s + sum of t_i before it. The largest of these is least where all are equal: M T / (M - M (1 - 1/M)^S), with T = sum of t_s. With
+    several chunks a rank only M T / S holds.
+
+    Args:
+        extra_s: of all stages together, once per step.
+    """
+    count, stages = layout.num_microbatches, layout.place.num_stages
+    if stages == 1:
+        return count * turn_s + extra_s
+    share = 1.0 / stages if layout.chunks > 1 else 1.0 / (count * (1.0 - (1.0 - 1.0 / count) ** stages))
+    return count * turn_s * share + extra_s / stages
+
+
+def turn_weight(layout: Layout) -> float:
+    """What a second of each microbatch on the slowest stage adds to the step: its own turns and the fill and drain of equal stages."""
+    return layout.num_microbatches + (layout.place.num_stages - 1) / layout.chunks
+
+
+def divisors(number: int) -> Iterator[int]:
+    """In ascending order."""
+    return (d for d in range(1, number + 1) if number % d == 0)
+
+
+def inner_constraints(constraints: Constraints, place: Place) -> Constraints:
+    """What holds inside of a stage: the degrees of its axes, and what the user said of everything else."""
+    sizes = {role: prod(a.size for a in place.mesh.axes if a.name.partition("_")[0] == role) for role in (DATA, TENSOR, SEQUENCE)}
+    degrees = tuple((role, size) for role, size in sizes.items())
+    return replace(constraints, degrees=degrees, microbatch=None, microbatches=None, schedule=None, vpp=None, only=None, require=())
+
+
+def stage_roles(roles: Roles, names: dict[str, int], nodes: tuple[tuple[str, tuple[str, ...]], ...], renamed: dict[str, str]) -> Roles:
+    """The roles of a graph that is part of another.
+
+    Args:
+        names: node of the other graph -> its number.
+        nodes: (name, all values around it) of each node of the part.
+        renamed: value of the part -> value of the other graph, where the names differ.
+    """
+    pieces = {**roles.pieces, **{new: roles.pieces[old] for new, old in renamed.items() if old in roles.pieces}}
+    splits = []
+    for name, around in nodes:
+        if name in names:
+            splits.append(roles.splits[names[name]])
+        else:
+            splits.append(frozenset(role for value in around for *_, role in pieces.get(value, ())))
+    of_params = frozenset(k for k, (name, _) in enumerate(nodes) if names.get(name, -1) in roles.of_params)
+    return Roles(pieces, tuple(splits), of_params, roles.batch, roles.sequence)

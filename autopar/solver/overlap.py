@@ -1,0 +1,68 @@
+"""Overlap: of which groups the reshards hide behind compute, in which phase, and how much compute each chooser has there.
+
+In: a `Problem`. Out: what the integer program and the judge of an answer both need for
+
+    seconds = compute + communication - hidden,   hidden of a phase <= compute of that phase
+
+By the law of `graph.transfer`, applied to where `graph.partition` puts the reshards; `cost.estimate` applies it to the program.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..graph.node import Phase
+from ..graph.strategy import Strategy
+from ..graph.tensor import Kind
+from ..graph.transfer import HIDING_PHASES, may_hide
+from ..graph.turns import count_microbatches, times_of
+from .problem import Chooser, Group, Problem
+
+
+def hiding_groups(problem: Problem) -> dict[int, Phase]:
+    """Group number -> the phase behind whose compute its reshards may hide; the others block."""
+    grads = {grad for _, grad in problem.graph.grads}
+    turns = count_microbatches(problem.graph)
+    found = {}
+    for number, group in enumerate(problem.groups):
+        phase = group.phase
+        if phase is Phase.UPDATE and group.value.kind is Kind.GRAD and group.value.name in grads:
+            made = _maker_phase(problem, group)  # the program brings it as soon as it is made, or after the last of the turns
+            phase = made if turns == 1 or made not in HIDING_PHASES else phase
+        if may_hide(group.value, phase):
+            found[number] = phase
+    return found
+
+
+def _maker_phase(problem: Problem, group: Group) -> Phase:
+    number, output = group.source
+    part = max((p for p in problem.choosers[number].parts if p.makes <= output), key=lambda p: p.makes)
+    return problem.graph.nodes[part.node].phase if part.node >= 0 else group.phase
+
+
+def compute_seconds(problem: Problem, number: int, phase: Phase) -> np.ndarray:
+    """Seconds of a chooser's nodes in a phase, per option; what is made again counts in the backward pass, too."""
+    chooser = problem.choosers[number]
+    phases = {problem.graph.nodes[p.node].phase if p.node >= 0 else Phase.UPDATE for p in chooser.parts}
+    count = chooser.num_kept
+    if len(phases) > 1:
+        once = _seconds_by_part(problem, chooser, phase)
+    else:
+        once = chooser.seconds * (phase in phases)
+        once[count:] /= 2
+    if phase is Phase.BACKWARD and count < len(once):
+        forward = chooser.seconds / 2 if len(phases) == 1 else _seconds_by_part(problem, chooser, Phase.FORWARD)
+        once[count:] += forward[count:]
+    return once
+
+
+def _seconds_by_part(problem: Problem, chooser: Chooser, phase: Phase) -> np.ndarray:
+    """Of a cluster over several phases: of its nodes in this one, run once."""
+    total = np.zeros(len(chooser.seconds))
+    turns = problem.turns.weight
+    for part in chooser.parts:
+        if problem.graph.nodes[part.node].phase is phase:
+            options = [option for option in part.options if isinstance(option, Strategy)]
+            count = len(part.members) * times_of(phase, turns)
+            total += count * np.array(problem.tables.prices.node_seconds(part.node, options), dtype=float)
+    return total

@@ -1,0 +1,69 @@
+"""Where to cut: an exact dynamic program over units and stages.
+
+In: per unit the seconds of a step and of one turn. Out: the cuts whose slowest stage is fastest, and a bound that holds wherever one cuts.
+
+    time of stage s >= sum of the step seconds of its units + sum of the turn seconds of all units before it
+
+(its microbatches, and the fill before the first and the drain after the last of them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def choose_cuts(unit_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """The first unit of the second and every later stage, such that the largest sum of a stage is least; of equal ones the most even.
+
+    Args:
+        unit_s: per unit, at least as many as stages.
+    """
+    total = np.concatenate([[0.0], np.cumsum(unit_s)])
+    count = len(unit_s)
+    best = total.copy()  # best[k]: of the first k units on the stages so far
+    squares = total**2
+    chosen: list[np.ndarray] = []
+    for _ in range(1, num_stages):
+        worst = np.maximum(best[:, None], total[None, :] - total[:, None])
+        spread = squares[:, None] + (total[None, :] - total[:, None]) ** 2
+        fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
+        worst = np.where(fits, worst, np.inf)
+        low = worst.min(axis=0)
+        ties = np.where(worst <= low * (1 + 1e-9), spread, np.inf)
+        pick = ties.argmin(axis=0)
+        chosen.append(pick)
+        best, squares = low, ties.min(axis=0)
+    cuts: list[int] = []
+    end = count
+    for pick in reversed(chosen):
+        end = int(pick[end])
+        cuts.append(end)
+    return tuple(reversed(cuts))
+
+
+def bound_chunks(step_s: Sequence[float], turn_s: Sequence[float], num_stages: int) -> float:
+    """No cuts into chunks, of which each stage runs several in turn, give a step that is faster.
+
+    A stage runs all its units, after as many chunks as there are stages before it have run their first forward, and before they run their last
+    backward; a chunk has at least one unit. The slowest stage takes at least the average of all, and at least the largest unit.
+    """
+    fill = np.concatenate([[0.0], np.cumsum(turn_s)])[:num_stages]
+    return max((float(np.sum(step_s)) + float(np.sum(fill))) / num_stages, float(np.max(step_s, initial=0.0)))
+
+
+def bound_cuts(step_s: Sequence[float], turn_s: Sequence[float], num_stages: int) -> float:
+    """No cuts give a step that is faster.
+
+    Args:
+        step_s, turn_s: per unit, at least.
+    """
+    total, before = (np.concatenate([[0.0], np.cumsum(row)]) for row in (step_s, turn_s))
+    count = len(step_s)
+    best = total.copy()
+    fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
+    cost = np.where(fits, total[None, :] - total[:, None] + before[:, None], np.inf)
+    for _ in range(1, num_stages):
+        best = np.maximum(best[:, None], cost).min(axis=0)
+    return float(best[count])

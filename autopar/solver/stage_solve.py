@@ -1,0 +1,207 @@
+"""The best plan of one stage: its graph on the mesh of the stage, with what crosses its ends brought there in one given way.
+
+In: a stage (`graph.stages`), its mesh, prices, a memory limit, how many microbatches are in flight. Out: decisions, an assignment of the stage's own
+nodes, and its times: before the turns, forward and backward of one turn, after them. What crosses is split as finely as the mesh allows: the batch
+along the axes of dp, then any dim along all others; so every rank sends its own part, and who needs more gathers it there.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from math import inf
+
+from ..constraints import DATA
+from ..cost.estimate import hidden_seconds, node_seconds
+from ..cost.memory import Memory, estimate_memory
+from ..cost.model import CostModel
+from ..cost.prices import build_prices
+from ..graph.case import Case, copy_case
+from ..graph.choice import Assignment
+from ..graph.mesh import Mesh, axis_sizes
+from ..graph.node import Node, Phase
+from ..graph.partition import assigned_strategies, node_cuts, partition
+from ..graph.program import Program
+from ..graph.roles import Roles
+from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
+from ..graph.stages import Stage
+from ..graph.strategy import list_strategies
+from ..graph.tensor import Value
+from ..graph.turns import RECEIVE, SEND, count_microbatches, times_of
+from .build import build_problem
+from .formulate import count_columns
+from .one_mesh import MeshAnswer, build_assignment, solve_mesh
+from .problem import Problem
+from .role_meshes import axis_role
+from .steer import Steer
+
+_MOST_COLUMNS = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds of one stage: once before the turns, per turn forward, backward, and of the backward what only the weights need; once after."""
+
+    prepare_s: float
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    update_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StageAnswer:
+    """A stage with its decisions. `assignment`: None where it has no plan (`answer` says why)."""
+
+    case: Case
+    answer: MeshAnswer
+    assignment: Assignment | None
+    memory: Memory | None
+    times: StageTimes | None
+
+
+def crossing_sharding(value: Value, mesh: Mesh, roles: Roles) -> Sharding:
+    """How a value crosses: the batch along dp, then each other axis takes the largest dim that divides."""
+    batch = [(dim, upper) for dim, _, upper, role in roles.pieces.get(value.name, ()) if role == DATA]
+    placements: list[Placement] = [REPLICATE] * len(mesh.axes)
+    sizes, left = axis_sizes(mesh), list(value.shape)
+    for k, axis in enumerate(mesh.axes):
+        of_batch = axis_role(axis.name) == DATA and bool(batch)
+        dims = [dim for dim, _ in batch] if of_batch else [d for d in range(len(left)) if d not in {dim for dim, _ in batch}]
+        for dim in sorted(dims, key=lambda d: -left[d]):
+            stride = left[dim] // axis.size
+            placements[k] = Shard(dim, stride) if stride and left[dim] % axis.size == 0 else REPLICATE
+            if placements[k] != REPLICATE and not why_illegal(value.shape, Sharding(tuple(placements)), sizes):
+                left[dim] = stride
+                break
+            placements[k] = REPLICATE
+    return Sharding(tuple(placements))
+
+
+def crossing_choices(case: Case, mesh: Mesh, roles: Roles) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The strategy of every send and receive: that of its value's crossing sharding, or the nearest that the rule has."""
+    values = {v.name: v for v in case.graph.values}
+    found = []
+    for node, site, signature in zip(case.graph.nodes, case.sites, case.signatures):
+        if node.op in (SEND, RECEIVE):
+            wanted = crossing_sharding(values[node.outputs[0]], mesh, roles)
+            menu = list_strategies(signature, site, axis_sizes(mesh), node_cuts(site, signature, case.cuts))[0]
+            best = max(menu, key=lambda s: sum(a == b for a, b in zip(s.outputs[0].placements, wanted.placements)))
+            found.append((node.name, best.choices))
+    return tuple(found)
+
+
+def solve_stage(
+    case: Case,
+    mesh: Mesh,
+    steer: Steer,
+    model: CostModel,
+    limit_bytes: float | None,
+    in_flight: float,
+    weight: float,
+    time_limit_s: float,
+    cutoff_s: float = inf,
+) -> StageAnswer:
+    """Solve one stage.
+
+    Args:
+        case: of the stage's graph.
+        steer: the constraints inside of the stage, with its roles; what crosses is added here.
+        limit_bytes: for tensors.
+        weight: what one turn counts (`layouts.turn_weight`).
+    Raises:
+        ConstraintError: the mesh cannot obey.
+    """
+    deadline = time.monotonic() + time_limit_s
+    steer = replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles)))
+    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
+    said = steer.constraints.recompute or "free"
+
+    def build(recompute: str) -> Problem:
+        return build_problem(
+            case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, recompute=recompute, in_flight=in_flight, turn_weight=weight
+        )
+
+    def measure(assignment: Assignment) -> int:
+        return measure_stage(case, assignment, in_flight).peak_bytes
+
+    def solve(problem: Problem, give_up: bool, parts: float = 1.0) -> MeshAnswer:
+        left = max(0.5, (deadline - time.monotonic()) / parts)
+        return solve_mesh(problem, limit_bytes, time_limit_s=left, cutoff_s=cutoff_s, measure=measure, give_up_tight=give_up)
+
+    problem = build("full" if said == "full" else "none")
+    answer = solve(problem, said == "free")
+    if answer.status == "tight":
+        wide = build("free")
+        if wide.can_recompute and count_columns(wide) <= _MOST_COLUMNS:
+            problem, answer = wide, solve(wide, False, 2.0)
+            if answer.status == "unknown":
+                problem = build("full")
+                answer = replace(solve(problem, False), bound_s=answer.bound_s)
+        else:
+            answer = solve(problem, False)
+    if answer.status != "solved":
+        return StageAnswer(case, answer, None, None, None)
+    assignment = build_assignment(problem, answer.decisions)
+    mine, program = stage_program(case, assignment)
+    return StageAnswer(case, answer, assignment, estimate_memory(program, 0, in_flight), time_program(mine, program, assignment, model))
+
+
+def stage_program(case: Case, assignment: Assignment) -> tuple[Case, Program]:
+    """The program of one stage, and the case with its copies."""
+    case = copy_case(case, assignment.again)
+    return case, partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
+
+
+def measure_stage(case: Case, assignment: Assignment, in_flight: float) -> Memory:
+    """Memory of a stage, the reserve left out."""
+    return estimate_memory(stage_program(case, assignment)[1], 0, in_flight)
+
+
+def time_stage(case: Case, assignment: Assignment, model: CostModel) -> StageTimes:
+    """The times of a stage by its program."""
+    return time_program(*stage_program(case, assignment), assignment, model)
+
+
+def time_program(case: Case, program: Program, assignment: Assignment, model: CostModel) -> StageTimes:
+    """The times of a stage.
+
+    Args:
+        case: with its copies (`stage_program`).
+    """
+    strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, assignment)
+    seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
+    hidden = hidden_seconds(model, program, seconds)
+    turns = count_microbatches(program.graph)
+    weights = _weight_nodes(program)
+    total = {phase: 0.0 for phase in Phase}
+    weight_s = 0.0
+    for node in program.graph.nodes:
+        once = (seconds[node.name] - hidden.get(node.name, 0.0)) / times_of(node.phase, turns)
+        total[node.phase] += once
+        weight_s += once if node.name in weights else 0.0
+    return StageTimes(total[Phase.PREPARE], total[Phase.FORWARD], total[Phase.BACKWARD], weight_s, total[Phase.UPDATE])
+
+
+def _weight_nodes(program: Program) -> set[str]:
+    """Backward nodes from which nothing leads to another stage: they can wait (the weight gradients)."""
+    needed: set[str] = set()
+    found = set()
+    for node in reversed(program.graph.nodes):
+        if node.phase is Phase.BACKWARD and node.op != SEND and not needed.intersection(node.outputs):
+            found.add(node.name)
+        elif node.phase is Phase.BACKWARD:
+            needed.update(node.inputs)
+    return found
+
+
+def align(stage: Stage, other: Stage) -> dict[str, str] | None:
+    """Node and input names of a stage -> those of another that is like it, by position; None where they are not alike."""
+    mine, theirs = stage.graph, other.graph
+    if len(mine.nodes) != len(theirs.nodes) or len(mine.inputs) != len(theirs.inputs) or any(map(_differ, mine.nodes, theirs.nodes)):
+        return None
+    return {**{a.name: b.name for a, b in zip(mine.nodes, theirs.nodes)}, **dict(zip(mine.inputs, theirs.inputs))}
+
+
+def _differ(a: Node, b: Node) -> bool:
+    return a.op != b.op or len(a.inputs) != len(b.inputs) or a.phase is not b.phase

@@ -1,0 +1,141 @@
+"""What each unit of the forward pass costs at least, with its backward and update, on the mesh of a stage: the sizes that cuts are chosen by.
+
+In: the graph of a step in turns, shortened, and a mesh. Out: per unit the least seconds of a step (turns times the loop, and what is done once) and of
+one turn. A unit's ends are free: what comes in arrives in whatever sharding it likes, so sums over units bound every stage, and every plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from ..constraints import Constraints
+from ..cost.model import CostModel
+from ..cost.prices import build_prices
+from ..graph.case import Case, build_case
+from ..graph.mesh import Mesh
+from ..graph.roles import Roles
+from ..graph.stages import COPY, Cutter, list_units, stage_table
+from ..graph.turns import LOOP, SEND
+from .build import build_problem
+from .formulate import Formulation
+from .ilp import solve_program
+from .judge import made_id, share_bytes, wanted_id
+from .layouts import stage_roles
+from .problem import Problem
+from .steer import Steer
+from .tables import NONE
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCosts:
+    """Per unit, in order.
+
+    Args:
+        step_s, turn_s: seconds of a step, and of one turn, at least.
+        once_s: of the fastest plan's step, what is done once: before and after the turns.
+        always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
+    """
+
+    step_s: tuple[float, ...]
+    turn_s: tuple[float, ...]
+    once_s: tuple[float, ...]
+    always: tuple[int, ...]
+    waiting: tuple[int, ...]
+    passing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """The units of a graph: the name of each one's first node, which of them are alike (a number per kind), and the graph of one of each kind.
+
+    Args:
+        cases, roles: per kind.
+    """
+
+    starts: tuple[str, ...]
+    kinds: tuple[int, ...]
+    cases: tuple[Case, ...]
+    roles: tuple[Roles, ...]
+
+
+def part_roles(roles: Roles, whole: Case, part: Case) -> Roles:
+    """The roles of a stage, from those of the graph that it was cut from."""
+    names = {node.name: i for i, node in enumerate(whole.graph.nodes)}
+    nodes = tuple((node.name.partition(COPY)[0], (*node.inputs, *(o for o in node.outputs if o))) for node in part.graph.nodes)
+    renamed = {v.name: v.name.partition(COPY)[0] for v in part.graph.values if COPY in v.name}
+    sent = {node.outputs[0]: renamed.get(node.inputs[0], node.inputs[0]) for node in part.graph.nodes if node.op == SEND}
+    return stage_roles(roles, names, nodes, {**renamed, **sent})
+
+
+def find_units(case: Case, roles: Roles) -> Units:
+    """The units of a graph in turns."""
+    graph = case.graph
+    rows = list_units(graph)
+    starts = tuple(graph.nodes[row[0]].name for row in rows)
+    table = stage_table(graph, starts[1:])
+    cutter = Cutter(graph, table, len(rows))
+    kinds: dict[tuple, int] = {}
+    found: list[int] = []
+    cases: list[Case] = []
+    for unit in range(len(rows)):
+        key = tuple(case.fold.node_class[i] for i in cutter.members[unit])
+        if key not in kinds:
+            kinds[key] = len(kinds)
+            cases.append(build_case(cutter.build(unit).graph, case.rules))
+        found.append(kinds[key])
+    return Units(starts, tuple(found), tuple(cases), tuple(part_roles(roles, case, part) for part in cases))
+
+
+def price_units(units: Units, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int) -> UnitCosts:
+    """Price each kind once.
+
+    Raises:
+        ConstraintError: the mesh cannot obey.
+    """
+    per_kind = [_price(case, roles, mesh, model, constraints, turns) for case, roles in zip(units.cases, units.roles)]
+    return UnitCosts(*(tuple(per_kind[k][field] for k in units.kinds) for field in range(6)))
+
+
+def _price(case: Case, roles: Roles, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int) -> tuple[float, float, float, int, int, int]:
+    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
+    problem = build_problem(
+        case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=Steer(constraints, roles), turn_weight=float(turns)
+    )
+    least = sum(float(c.seconds.min()) for c in problem.choosers)
+    if least <= 0:
+        return 0.0, 0.0, 0.0, 0, 0, 0
+    scale, form = 1000.0 / least, Formulation(problem)
+    found = solve_program(form.build(None, scale), relaxed=True, time_limit_s=20.0)
+    if found.status != "optimal" or found.values is None:
+        return max(least, (found.bound or 0.0) / scale), _least_turn(problem, turns), 0.0, 0, 0, 0
+    decisions = [int(np.argmax(found.values[o : o + len(c.seconds)])) for o, c in zip(form.offsets, problem.choosers)]
+    return max(found.objective / scale, 0.0), _least_turn(problem, turns), _once(problem, decisions), *share_bytes(problem, decisions)
+
+
+def _once(problem: Problem, decisions: list[int]) -> float:
+    """Seconds outside of the turns: ops, and what they want brought."""
+    outside = lambda phase: phase not in LOOP  # noqa: E731
+    total = 0.0
+    for chooser, k in zip(problem.choosers, decisions):
+        if all(p.node < 0 or outside(problem.graph.nodes[p.node].phase) for p in chooser.parts):
+            total += float(chooser.seconds[k])
+    for group in problem.groups:
+        if outside(group.phase):
+            made = made_id(problem, group.source, decisions)
+            wanted = {wanted_id(problem, e, decisions) for e in group.endpoints} - {made, NONE}
+            seconds = [problem.tables.reshard_seconds(group.value, made, w) for w in wanted] if made != NONE else []
+            total += group.count * sum(s for s in seconds if s < inf)
+    return total
+
+
+def _least_turn(problem: Problem, turns: int) -> float:
+    """Of the nodes of one turn, each as fast as it can be."""
+    total = 0.0
+    for chooser in problem.choosers:
+        inside = sum(1 for p in chooser.parts if p.node >= 0 and problem.graph.nodes[p.node].phase in LOOP)
+        if inside == len(chooser.parts):
+            total += float(np.min(chooser.seconds)) / turns
+    return total

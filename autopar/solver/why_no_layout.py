@@ -1,0 +1,68 @@
+"""Why there is no layout: which words leave no stages, no microbatches or no schedule, and what there is instead.
+
+In: constraints under which `layouts` lists nothing. Out: a text. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from math import prod
+
+from ..constraints import DATA, PIPELINE, TENSOR, Constraints
+from ..graph.mesh import print_mesh
+from ..graph.schedules import why_impossible
+from .layouts import MOST_CHUNKS, Place, list_places, list_schedules, list_turns
+
+_MOST_SHOWN = 6
+
+
+def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch: int, constraints: Constraints) -> str:
+    """The first thing that cannot be.
+
+    Args:
+        num_units: of the model, between which it may be cut.
+        batch: samples, of which each rank of dp gets the same number in each microbatch.
+    """
+    places = list_places(num_devices, devices_per_host, num_units, constraints)
+    if not places:
+        named = [(role, degree) for role, degree in constraints.degrees if role in (PIPELINE, DATA, TENSOR) and degree > 1]
+        free = replace(constraints, degrees=tuple((role, degree) for role, degree in constraints.degrees if (role, degree) not in named))
+        said = " x ".join(f"{role}={degree}" for role, degree in named)
+        total = prod(degree for _, degree in named)
+        makes = f"{said} {'make' if len(named) > 1 else 'makes'} {total} rank{'s' if total > 1 else ''}, the cluster has {num_devices}"
+        wrong = makes if num_devices % total else f"{said or 'what is asked'} leaves no mesh"
+        there = [_print_place(p) for p in list_places(num_devices, devices_per_host, num_units, free) if p.num_stages > 1 or PIPELINE not in dict(named)]
+        return f"{wrong}; {_offer(there)}"
+    plain = replace(constraints, microbatches=None, microbatch=None)
+    split = [(p, n) for p in places for n in list_turns(p, batch, constraints)]
+    if not split:
+        words = [f"{name}={getattr(constraints, name)}" for name in ("microbatches", "microbatch") if getattr(constraints, name) is not None]
+        there = [f"{_print_place(p)} with {', '.join(map(str, turns))} microbatches" for p in places if (turns := list_turns(p, batch, plain))]
+        return f"{', '.join(words) or 'dp'}: the batch of {batch} samples does not divide so; {_offer(there)}"
+    reasons = dict.fromkeys(why for p, n in split if not any(list_schedules(p, n, num_units, constraints)) for why in _why_no_schedule(p, n, num_units, constraints))
+    return "; ".join(list(reasons)[:2]) or "no schedule fits"
+
+
+def _why_no_schedule(place: Place, turns: int, num_units: int, constraints: Constraints) -> Iterator[str]:
+    chunks = constraints.vpp or 1
+    kind = constraints.schedule or ("interleaved" if chunks > 1 else "1f1b")
+    if kind == "interleaved" and constraints.vpp is None:
+        chunks = 2
+    why = why_impossible(kind, place.num_stages, turns, chunks)
+    if why is not None:
+        yield why
+    if chunks > MOST_CHUNKS:
+        yield f"vpp={chunks}: at most {MOST_CHUNKS} chunks are tried"
+    elif place.num_stages * chunks > num_units:
+        yield f"{place.num_stages} stages of {chunks} chunks need {place.num_stages * chunks} parts, the model can be cut into {num_units} (between its numbered modules)"
+
+
+def _print_place(place: Place) -> str:
+    return f"pp={place.num_stages} {print_mesh(place.mesh)}" if place.mesh.axes else f"pp={place.num_stages}"
+
+
+def _offer(there: Iterable[str]) -> str:
+    found = list(there)
+    more = f" and {len(found) - _MOST_SHOWN} more" if len(found) > _MOST_SHOWN else ""
+    return f"what there is: {'; '.join(found[:_MOST_SHOWN])}{more}" if found else "leave some of it out"

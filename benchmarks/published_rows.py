@@ -1,0 +1,244 @@
+"""Published training runs: a row of a table as a model, a cluster, constraints, and the seconds that its step took.
+
+In: a CSV with a header; the columns read here are those of `data/experts.csv` (others are passed over). Out: `Row`s, and what can be made of each.
+A row that our search has no words for is a `NotExpressible` with the reason. Imports no torch until a model is built.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autopar.cluster import Cluster, Link, parse_cluster
+from autopar.constraints import Constraints, constrain
+from autopar.errors import ConstraintError
+
+# Layers of Llama-like models that tables do not print: (hidden, layers) -> feed-forward width, key-value heads.
+# Source: arXiv:2307.09288 (Llama 2: 7B, 13B; 70B has 8 key-value heads as Llama 3's), arXiv:2407.21783 Table 3 (8B, 70B, 405B).
+_LLAMA_2 = {(4096, 32): (11008, 32), (5120, 40): (13824, 40), (8192, 80): (28672, 8)}
+_LLAMA_3 = {(4096, 32): (14336, 8), (8192, 80): (28672, 8), (16384, 126): (53248, 8)}
+_VOCAB = 51200  # where a table prints none: GPT-2's 50257 as Megatron-LM pads it for 8 ranks (arXiv:2104.04473 section 5)
+
+# Words of the hardware column, first match wins -> preset, link between hosts where it is not the preset's.
+_AWS_P3 = Link("aws-25", 30e-6, 25e9 / 8 / 8, "AWS p3.16xlarge: 25 Gb/s for 8 devices; latency of kernel TCP, assumption")
+_HARDWARE: tuple[tuple[str, str, Link | None], ...] = (
+    ("V100-16GB AWS p3", "V100-16GB", _AWS_P3),
+    ("V100-SXM3-32GB DGX-2", "V100-32GB", None),  # 8 ports of 100 Gb/s for 16 devices: the preset's 6.25 GB/s (arXiv:1910.02054)
+    ("A100-40GB", "A100-40GB", None),
+    ("A100-80GB", "A100-80GB", None),
+    ("H100-80GB", "H100-80GB", None),
+    ("DGX-H100", "H100-80GB", None),
+    ("H200", "H200-141GB", None),
+    ("DGX-B200", "B200", None),
+    ("DGX-B300", "B300", None),
+    ("MI300X", "MI300X", None),
+)
+
+
+class NotExpressible(Exception):
+    """Why a row cannot be asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published run. `text`: all columns as they are printed; "" where nothing is."""
+
+    id: str
+    text: Mapping[str, str]
+
+    def get(self, name: str) -> str:
+        return self.text.get(name, "").strip()
+
+    def count(self, name: str) -> int | None:
+        return int(self.get(name)) if re.fullmatch(r"\d+", self.get(name)) else None
+
+    def need(self, name: str) -> int:
+        found = self.count(name)
+        if found is None:
+            raise NotExpressible(f"{name} is not printed")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A decoder. `kind`: `gpt` (layer norms, GELU, learned positions) or `llama` (RMS norms, SwiGLU, rotary positions, grouped keys)."""
+
+    kind: str
+    layers: int
+    hidden: int
+    heads: int
+    key_heads: int
+    wide: int
+    vocab: int
+    seq: int
+    batch: int
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """All rows of a table."""
+    with path.open(newline="") as file:
+        rows = tuple(Row(r["row_id"], {k: v or "" for k, v in r.items() if k}) for r in csv.DictReader(file))
+    twice = {r.id for r in rows if sum(o.id == r.id for o in rows) > 1}
+    if twice:
+        raise ValueError(f"{path}: row_id {', '.join(sorted(twice))}: expected once, found more often")
+    return rows
+
+
+def sizes_of(row: Row) -> Sizes:
+    """The model of a row."""
+    if row.get("family") != "dense":
+        raise NotExpressible(f"family {row.get('family')!r}: only dense decoders are built here")
+    layers, hidden, heads = row.need("layers"), row.need("hidden"), row.need("heads")
+    vocab = row.count("vocab") or _VOCAB
+    if "llama" not in row.get("model").lower():
+        return Sizes("gpt", layers, hidden, heads, heads, 4 * hidden, vocab, row.need("seq_len"), row.need("global_bs"))
+    known = _LLAMA_2 if "llama2" in row.get("model").lower().replace(" ", "") else _LLAMA_3
+    if (hidden, layers) not in known:
+        raise NotExpressible(f"{row.get('model')} with {layers} layers of {hidden}: its feed-forward width is not printed")
+    wide, keys = known[hidden, layers]
+    return Sizes("llama", layers, hidden, heads, keys, wide, vocab, row.need("seq_len"), row.need("global_bs"))
+
+
+def precision_of(row: Row) -> str:
+    """`bf16` or `fp32`; fp16 stands as bf16, which moves as many bytes."""
+    said = row.get("precision").lower()
+    if "fp8" in said or "fp4" in said or "float8" in said:
+        raise NotExpressible(f"precision {row.get('precision')}: matmuls narrower than 16 bits are not traced")
+    return "fp32" if said == "fp32" else "bf16"
+
+
+def cluster_of(row: Row) -> Cluster:
+    """The cluster of a row."""
+    words = row.get("hardware")
+    found = next(((preset, across) for key, preset, across in _HARDWARE if key in words), None)
+    if found is None:
+        raise NotExpressible(f"hardware {words!r}: no preset")
+    preset, across = found
+    per_host, devices = row.count("gpus_per_node") or 8, row.need("n_gpus")
+    if devices < per_host:
+        per_host = devices
+    if devices % per_host:
+        raise NotExpressible(f"{devices} devices on hosts of {per_host}: only equal hosts are planned")
+    cluster = parse_cluster(f"{devices // per_host}x{per_host}x{preset}")
+    rates = dict(cluster.device.flops_per_s)
+    device = replace(cluster.device, flops_per_s=tuple({**rates, "bfloat16": rates["float16"]}.items()))  # V100: fp16 stands as bf16
+    return replace(cluster, device=device, across=across or cluster.across)
+
+
+def zero_of(row: Row) -> int | None:
+    """The ZeRO stage, as our words have it; None: not printed."""
+    said = row.get("zero_stage")
+    if re.fullmatch(r"[0-3]", said):
+        return int(said)
+    if "params not resharded" in said:
+        return 2
+    return 1 if said.startswith("distributed optimizer") else 3 if re.fullmatch(r"megatron-fsdp column=[1-9]\d*", said) else None
+
+
+def constraints_of(row: Row) -> Constraints:
+    """The expert's choice. What the table omits stays free; so does recompute of single ops (`selective`), for which there is no word."""
+    degrees = {role: row.count(role) for role in ("dp", "tp", "pp")}
+    if (row.count("ep") or 1) > 1:
+        raise NotExpressible("expert parallelism has no word among the constraints")
+    words: dict[str, object] = {role: n for role, n in degrees.items() if n is not None}
+    if (row.count("cp") or 1) > 1:
+        words["sp"] = row.count("cp")
+    if not words:
+        raise NotExpressible("no degree is printed")
+    given = [int(str(n)) for n in words.values()]
+    product = 1
+    for n in given:
+        product *= n
+    if len(given) >= 3 and product != row.need("n_gpus"):
+        raise NotExpressible(f"the degrees {words} make {product} devices, printed are {row.need('n_gpus')}")
+    if row.count("micro_bs"):
+        one_turn = row.need("micro_bs") * (degrees["dp"] or 0) == row.count("global_bs")
+        words |= {"microbatches": 1} if one_turn and "sp" in words else {"microbatch": row.count("micro_bs")}  # an axis of sp is searched in one turn
+    if (degrees["pp"] or 1) > 1 and row.count("vpp"):
+        words["vpp"] = row.count("vpp")
+    zero, recompute = zero_of(row), {"full": "full", "yes": "full", "none": "none"}.get(row.get("recompute"))
+    if zero is not None and not (zero and degrees["dp"] == 1):
+        words["zero"] = zero
+    if recompute:
+        words["recompute"] = recompute
+    if row.get("seq_par") in ("yes", "no") and (degrees["tp"] or 1) > 1:
+        words["sequence_parallel"] = row.get("seq_par") == "yes"
+    try:
+        return constrain(**words)
+    except ConstraintError as error:
+        raise NotExpressible(str(error)) from None
+
+
+def flops_of(sizes: Sizes, again: bool) -> float:
+    """Matmul FLOPs of a step: 6 per weight and token, attention without its mask; with recompute the layers' forward pass once more.
+
+    Source: arXiv:2104.04473 equation 3, which this is for `gpt` with `again`.
+    """
+    h, s = sizes.hidden, sizes.seq
+    up = 3 if sizes.kind == "llama" else 2
+    layer = 2 * h * h + 2 * h * h * sizes.key_heads / sizes.heads + up * h * sizes.wide
+    forward = sizes.layers * (2 * layer + 4 * h * s)
+    return sizes.batch * s * ((4 if again else 3) * forward + 6 * sizes.vocab * h)
+
+
+def published_seconds(row: Row, sizes: Sizes) -> tuple[float | None, bool]:
+    """Seconds of a step as published, and whether that is certain: FLOP/s that do not say what they count are not. None: not published."""
+
+    def number(name: str) -> float | None:
+        return float(row.get(name)) if re.fullmatch(r"\d+(\.\d+)?", row.get(name)) else None
+
+    if number("iter_time_s"):
+        return number("iter_time_s"), True
+    samples, tokens, rate, kind = number("samples_per_s_total"), number("tokens_per_s_per_gpu"), number("tflops_per_gpu"), row.get("tflops_kind")
+    if samples:
+        return sizes.batch / samples, True
+    if tokens:
+        return sizes.batch * sizes.seq / (tokens * row.need("n_gpus")), True
+    if not rate:
+        return None, False
+    counts_again = "recompute" in kind or (kind != "model" and row.get("recompute") in ("full", "yes"))
+    return flops_of(sizes, counts_again) / (rate * 1e12 * row.need("n_gpus")), kind == "model" or "recompute" in kind
+
+
+def build_workload(sizes: Sizes):  # noqa: ANN201 - torch is imported inside
+    """The training step of a model, on meta."""
+    import torch
+
+    from autopar.demo.model import Gpt, token_loss
+    from autopar.trace import Workload
+    from autopar.trace.build import build_lightly
+
+    if sizes.kind == "gpt":
+        model, init = build_lightly(lambda: Gpt(sizes.vocab, sizes.seq, sizes.layers, sizes.hidden, sizes.heads))
+        loss = token_loss
+    else:
+        import transformers
+
+        config = transformers.LlamaConfig(
+            vocab_size=sizes.vocab, hidden_size=sizes.hidden, num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads,
+            num_key_value_heads=sizes.key_heads, intermediate_size=sizes.wide, max_position_embeddings=sizes.seq, rope_theta=5e5, use_cache=False,
+        )  # fmt: skip
+
+        class Logits(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.lm = transformers.LlamaForCausalLM(config)
+
+            def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+                return self.lm(input_ids=tokens).logits
+
+        model, init = build_lightly(Logits)
+        loss = token_loss
+    tokens = torch.zeros(sizes.batch, sizes.seq, dtype=torch.int64, device="meta")
+    return Workload(model=model, example_inputs=(tokens,), example_targets=(tokens,), loss=loss, optimizer=torch.optim.AdamW, init=init)
+
+
+def select_rows(rows: Sequence[Row], wanted: Sequence[str]) -> tuple[Row, ...]:
+    """The rows with these ids; all where none is named."""
+    missing = set(wanted) - {r.id for r in rows}
+    if missing:
+        raise ValueError(f"no row {', '.join(sorted(missing))}; there are {', '.join(r.id for r in rows[:5])}, ...")
+    return tuple(r for r in rows if not wanted or r.id in wanted)

@@ -1,0 +1,312 @@
+"""Steps that take their batch in turns: the same numbers as plain PyTorch, whatever the mesh, the plan and what is recomputed; as much memory
+as predicted; and models that cannot run in turns are told so."""
+
+import gc
+import random
+import re
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from autopar.cost.memory import estimate_memory  # noqa: E402
+from autopar.demo.model import Gpt, token_loss  # noqa: E402
+from autopar.errors import MicrobatchError  # noqa: E402
+from autopar.graph.case import build_case, split_case  # noqa: E402
+from autopar.graph.node import Phase  # noqa: E402
+from autopar.graph.random_plans import list_turns  # noqa: E402
+from autopar.graph.repeats import fold_graph  # noqa: E402
+from autopar.graph.turns import ACCUMULATE, TAKE, count_microbatches  # noqa: E402
+from autopar.runtime import ops  # noqa: E402
+from autopar.trace import Workload, trace_step  # noqa: E402
+
+from .random_plans import Assigner, Control, source_of  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+ADAMW = torch.optim.AdamW
+MESHES = ((), (2,), (2, 2))
+
+
+class Head(nn.Module):
+    """The model's logits, with a weight of its own or the embedding's."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.body = Gpt(vocab=16, seq=8, layers=2, hidden=16, heads=2)
+        if not tied:
+            self.own = nn.Linear(16, 16)
+
+    def forward(self, ids):
+        logits = self.body(ids)
+        return self.own(logits) if hasattr(self, "own") else logits
+
+
+class Encoder(nn.Module):
+    """A padding mask for all layers; dropout."""
+
+    def __init__(self, drop=0.0):
+        super().__init__()
+        self.embed = nn.Embedding(16, 16, padding_idx=0)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 32, dropout=drop, batch_first=True, norm_first=True) for _ in range(3))
+        self.head = nn.Linear(16, 16)
+
+    def forward(self, ids, mask):
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x, src_key_padding_mask=mask)
+        return self.head(x)
+
+
+def ignoring_loss(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0)
+
+
+class Made(nn.Module):
+    """A weight that is computed, a penalty on it, a hook that is not linear in the gradient of the whole batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Parameter(torch.randn(4, 8)), nn.Parameter(torch.randn(8, 4)), nn.Linear(8, 8)
+        self.out.weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+
+    def forward(self, x):
+        return self.out(x @ (self.b @ self.a)), (self.a * self.a).sum()
+
+
+def penalised(found, targets):
+    y, penalty = found
+    return 0 + F.mse_loss(y, targets) + 0.1 * penalty + 1.0
+
+
+class Queries(nn.Module):
+    """Learnt queries, expanded over a batch that is as large as the sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.queries, self.embed, self.head = nn.Parameter(torch.randn(3, 8)), nn.Embedding(16, 8), nn.Linear(8, 4)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return self.head(F.scaled_dot_product_attention(self.queries.expand(x.shape[0], -1, -1)[:, None], x[:, None], x[:, None]).mean((1, 2)))
+
+
+def ids(*shape):
+    return torch.randint(1, 16, shape)
+
+
+def transformer(drop):
+    mask = torch.zeros(4, 8, dtype=torch.bool)
+    mask[0, 5:] = mask[3, 2:] = True
+    targets = ids(4, 8)
+    targets[0, 5:] = targets[3, 2:] = 0
+    return Workload(Encoder(drop), (ids(4, 8), mask), (targets,), ignoring_loss, ADAMW)
+
+
+def mlp():
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    return Workload(model, (torch.randn(8, 8),), (torch.randint(0, 4, (8,)),), F.cross_entropy, torch.optim.SGD)
+
+
+def spelled(model):
+    from tests.trace import zoo
+
+    return getattr(zoo, model)()
+
+
+MODELS = {
+    "mlp": mlp,
+    "gpt tied": lambda: Workload(Head(True), (ids(4, 8),), (ids(4, 8),), token_loss, ADAMW),
+    "gpt untied": lambda: Workload(Head(False), (ids(4, 8),), (ids(4, 8),), token_loss, ADAMW),
+    "padding mask, ignored targets": lambda: transformer(0.0),
+    "dropout": lambda: transformer(0.2),
+    "made weights, penalty, hook": lambda: Workload(Made(), (torch.randn(4, 8),), (torch.randn(4, 8),), penalised, ADAMW),
+    "learnt queries": lambda: Workload(Queries(), (ids(4, 4),), (torch.randint(0, 4, (4,)),), F.cross_entropy, ADAMW),
+    "llama": lambda: spelled("llama"),
+    "gpt2 dropout": lambda: spelled("gpt2_dropout"),
+    "weighted targets": lambda: spelled("tagger"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_plans_in_turns_give_the_numbers_of_plain_pytorch(name):
+    torch.manual_seed(0)
+    control = Control(MODELS[name]())
+    counts = [count_microbatches(case.graph) for case in list_turns(build_case(control.graph))]
+    assert counts[1:], "cannot run in turns"
+    rng, recomputed = random.Random(name), 0
+    for turns in counts[1:]:
+        for number, sizes in enumerate(MESHES):
+            for again in (False, True):
+                assigner = Assigner(control.graph, sizes, recompute=random.Random(5) if again else None, turns=turns)
+                assignment = assigner.draw(rng, fold_graph(assigner.graph) if (number + again) % 2 else None)
+                assert assignment.microbatches == turns and (again or not assignment.again)
+                recomputed += len(assignment.again)
+                difference, whose = control.worst(assigner.program(assignment), assigner.graph)
+                assert difference < 1e-10, (turns, sizes, again, whose)
+    assert recomputed or name.startswith("made weights")  # no turn of these has anything to recompute
+
+
+def test_a_wrong_turn_is_found():
+    """The comparison of this file can fail: a turn that takes another's samples, a sum that forgets a turn."""
+    torch.manual_seed(0)
+    control = Control(mlp())
+    assigner = Assigner(control.graph, (2,), turns=2)
+    program = assigner.program(assigner.draw(random.Random(1)))
+    text = source_of(assigner.graph, program)
+    assert control.worst(program, assigner.graph)[0] < 1e-10
+    from . import random_plans
+
+    for right, wrong in ((", turn, dim", ", 0, dim"), ("for turn in range(2)", "for turn in range(1)")):
+        assert right in text
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(random_plans, "source_of", lambda graph, program: text.replace(right, wrong))
+            assert control.worst(program, assigner.graph)[0] > 1e-6
+
+
+def test_one_microbatch_is_the_step_itself():
+    graph = trace_step(mlp(), "fp64").graph
+    case = build_case(graph)
+    assert split_case(case, 1) is case
+    assert not {n.op for n in graph.nodes} & {TAKE, ACCUMULATE} and Phase.PREPARE not in {n.phase for n in graph.nodes}
+
+
+def test_sums_in_half_precision_are_float32():
+    graph = split_case(build_case(trace_step(mlp(), "bf16").graph), 4).graph
+    values = {v.name: v for v in graph.values}
+    sums = [n for n in graph.nodes if n.op == ACCUMULATE]
+    assert "bfloat16" in {values[n.inputs[0]].dtype for n in sums} and {values[n.outputs[0]].dtype for n in sums} == {"float32"}
+
+
+def test_a_sum_grows_in_place():
+    sums, first = {}, torch.arange(6, dtype=torch.bfloat16).view(2, 3).t()
+    ops.accumulate(sums, "w", first)
+    total = sums["w"]
+    ops.accumulate(sums, "w", first / 256)
+    assert sums["w"] is total and total.dtype == torch.float32 and total.is_contiguous()
+    assert torch.equal(total, first.float() * (1 + 1 / 256)) and torch.equal(first, torch.arange(6, dtype=torch.bfloat16).view(2, 3).t())
+
+
+def test_a_turn_is_a_view_of_its_samples():
+    x = torch.arange(24).view(3, 8)
+    part = ops.microbatch(x, 2, dim=1, count=4)
+    assert torch.equal(part, x[:, 4:6]) and part.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+def program_text(layers, turns):
+    torch.manual_seed(0)
+    workload = Workload(Gpt(vocab=16, seq=8, layers=layers, hidden=16, heads=2), (ids(4, 8),), (ids(4, 8),), token_loss, ADAMW)
+    assigner = Assigner(trace_step(workload, "fp32").graph, (2,), turns=turns)
+    program = assigner.program(assigner.draw(random.Random(4), fold_graph(assigner.graph)), keep_grads=False)
+    return source_of(assigner.graph, program), program
+
+
+def test_length_does_not_depend_on_depth():
+    short, long = program_text(6, 2)[0], program_text(24, 2)[0]
+    assert "for turn in range(2):" in short and "for i in range(" in short
+    assert long.count("\n") <= 1.05 * short.count("\n")
+
+
+def test_a_mask_for_all_blocks_does_not_make_the_first_one_special():
+    torch.manual_seed(0)
+    case = split_case(build_case(trace_step(transformer(0.0), "fp32").graph), 2)
+    blocks = {repeat.phase: len(repeat.blocks) for repeat in case.repeats}
+    assert blocks[Phase.FORWARD] == 3
+
+
+class Held(TorchDispatchMode):
+    """Bytes that are alive beside what entered: now, and at most."""
+
+    def __init__(self, entered):
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen = {t.untyped_storage()._cdata for t in entered}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for t in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata not in self.seen:
+                self.hold(t.untyped_storage())
+        return out
+
+    def hold(self, storage):
+        key, size = storage._cdata, storage.nbytes()
+        self.seen.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+        def gone():
+            self.seen.discard(key)
+            self.now -= size
+
+        weakref.finalize(storage, gone)
+
+
+@pytest.mark.parametrize("turns", [1, 2, 4])
+def test_memory_is_as_predicted(turns):
+    """The measured peak of one rank's step, and of what it holds beside states and batch."""
+    from autopar.runtime import compile_program, read_program
+    from autopar.runtime.threads import solo_comm
+
+    torch.manual_seed(0)
+    workload = Workload(Gpt(vocab=64, seq=32, layers=4, hidden=64, heads=4), (ids(8, 32),), (ids(8, 32),), token_loss, torch.optim.SGD)
+    assigner = Assigner(trace_step(workload, "fp32").graph, (), turns=turns)
+    program = assigner.program(assigner.draw(random.Random(0)), keep_grads=False)
+    spec = read_program(compile_program({"program.py": source_of(assigner.graph, program)}))
+    state = {n: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for n, s in spec.states.items()}
+    batch = {n: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for n, b in spec.batch.items()}
+    entered = sum(t.untyped_storage().nbytes() for t in (*state.values(), *batch.values()))
+    gc.collect()
+    with torch.no_grad(), Held([*state.values(), *batch.values()]) as held:
+        loss = spec.step(solo_comm(spec.mesh), state, batch)
+        assert held.now <= loss.untyped_storage().nbytes() + 64, "something outlives the step"
+    predicted = estimate_memory(program, 0).peak_bytes
+    assert abs(entered + held.peak - predicted) <= 0.05 * predicted, (entered + held.peak, predicted)
+    assert abs(held.peak - (predicted - entered)) <= 0.05 * (predicted - entered), (held.peak, predicted - entered)
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin, self.bn = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return self.bn(self.lin(x))
+
+
+def root_loss(y, targets):
+    return F.mse_loss(y, targets).sqrt()
+
+
+def contrastive(y, targets):
+    return F.cross_entropy(y @ y.t(), targets[:, 0].long())
+
+
+def refusal(workload, count):
+    with pytest.raises(MicrobatchError) as error:
+        split_case(build_case(trace_step(workload, "fp32").graph), count)
+    return str(error.value)
+
+
+def of_floats(model, loss, batch=4):
+    return Workload(model, (torch.randn(batch, 8),), (torch.randn(batch, 8),), loss, torch.optim.SGD, name="net")
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "text"),
+    [
+        (lambda: of_floats(Normed(), F.mse_loss), 2, r"net cannot run in 2 microbatches: \w+ \(aten\.\w+\.\w+, .* in bn\) needs \w+ of the whole batch; plan with one microbatch"),
+        (lambda: of_floats(nn.Linear(8, 8), root_loss), 2, r"net cannot run in 2 microbatches: \w+ \(.*test_turns.py:\d+ in the root module\) needs [\w.]+ of the whole batch"),
+        (lambda: of_floats(nn.Linear(8, 8), contrastive), 2, r"net cannot run in 2 microbatches: .* needs \w+ of the whole batch"),
+        (lambda: of_floats(nn.Linear(8, 8), F.mse_loss, batch=6), 4, r"net: the batch has size 6 \(dim 0 of input:0\), which does not divide by 4 microbatches"),
+        (lambda: Workload(nn.Linear(8, 8), (torch.randn(4, 8),), name="net"), 2, r"net cannot run in 2 microbatches: it has no loss, which is of the whole batch; plan with one microbatch"),
+    ],
+    ids=["batch norm", "root of the loss", "contrastive", "does not divide", "forward only"],
+)  # fmt: skip
+def test_refusals(make, count, text):
+    torch.manual_seed(0)
+    assert re.match(text, refusal(make(), count)), refusal(make(), count)

@@ -1,0 +1,110 @@
+"""A training step made by hand that has what matters of a transformer: an embedding, equal residual blocks `h.K`, a head (tied or not), a loss,
+the whole backward pass, and SGD with or without momentum; skips from early to late blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.graph.case import Case, build_case
+from autopar.graph.graph import Graph, check_graph
+from autopar.graph.node import Arg, Node, Phase, Ref
+from autopar.graph.tensor import Kind, Value
+
+_NAMES = {"aten.mm.default": ("self", "mat2"), "aten.threshold_backward.default": ("grad_output", "self")}
+
+
+class _Step:
+    """Builds the graph call by call; every call returns the name of the value made."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Value] = {}
+        self.nodes: list[Node] = []
+        self.inputs: list[str] = []
+        self.phase = Phase.FORWARD
+
+    def enter(self, name: str, shape: tuple[int, ...], kind: Kind) -> str:
+        self.values[name] = Value(name, name.partition("@")[0], 0, shape, "float32", kind)
+        self.inputs.append(name)
+        return name
+
+    def call(self, op: str, *inputs: str, path: str, name: str = "", kind: Kind = Kind.ACTIVATION, **attributes: Arg) -> str:
+        shapes = [self.values[i].shape for i in inputs]
+        shape = {"aten.mm.default": lambda: (shapes[0][0], shapes[1][1]), "aten.t.default": lambda: shapes[0][::-1], "aten.sum.default": lambda: ()}
+        out = name or f"{op.split('.')[1]}_{len(self.nodes)}"
+        names = _NAMES.get(op, ("self", "other"))
+        args = (*((names[k], Ref(k)) for k in range(len(inputs))), *attributes.items())
+        self.nodes.append(Node(f"n{len(self.nodes)}" if name else out, op, inputs, args, (out,), self.phase, path))
+        storage, _, version = out.partition("@")
+        self.values[out] = Value(out, storage, int(version or 0), shape.get(op, lambda: shapes[0])(), "float32", kind)
+        return out
+
+    def product(self, a: str, b: str, path: str, turn: str = "", kind: Kind = Kind.ACTIVATION) -> str:
+        """a @ b; `turn` says which of the two is transposed before."""
+        a = self.call("aten.t.default", a, path=path) if turn == "a" else a
+        b = self.call("aten.t.default", b, path=path) if turn == "b" else b
+        return self.call("aten.mm.default", a, b, path=path, kind=kind)
+
+
+def build_blocks(
+    blocks: int = 4, width: int = 8, hidden: int = 16, batch: int = 8, vocab: int = 16, tied: bool = False, momentum: bool = False, skips: Sequence[tuple[int, int]] = ()
+) -> Graph:
+    """x @ embed -> blocks of up, relu, down, residual -> @ head -> sum of squares, and all that follows from it.
+
+    Args:
+        tied: the head is the embedding's transpose.
+        skips: (early block, late block): what comes out of one is added to what goes into the other.
+    """
+    s = _Step()
+    embed = s.enter("embed.weight@0", (vocab, width), Kind.PARAM)
+    head = embed if tied else s.enter("head.weight@0", (width, vocab), Kind.PARAM)
+    ups = [s.enter(f"h.{k}.up@0", (width, hidden), Kind.PARAM) for k in range(blocks)]
+    downs = [s.enter(f"h.{k}.down@0", (hidden, width), Kind.PARAM) for k in range(blocks)]
+    params = [embed, *([] if tied else [head]), *(p for pair in zip(ups, downs) for p in pair)]
+    states = {p: s.enter(f"m:{p}", s.values[p].shape, Kind.OPTIM) for p in params} if momentum else {}
+    x = s.enter("x", (batch, vocab), Kind.BATCH)
+
+    flow = s.product(x, embed, "embed")
+    read, acts, outs = [], [], []
+    for k in range(blocks):
+        for early, _ in (pair for pair in skips if pair[1] == k):
+            flow = s.call("aten.add.Tensor", flow, outs[early], path=f"h.{k}")
+        read.append(flow)
+        acts.append(s.call("aten.relu.default", s.product(flow, ups[k], f"h.{k}"), path=f"h.{k}"))
+        flow = s.call("aten.add.Tensor", flow, s.product(acts[k], downs[k], f"h.{k}"), path=f"h.{k}")
+        outs.append(flow)
+    y = s.product(flow, head, "head", "b" if tied else "")
+    loss = s.call("aten.sum.default", s.call("aten.mul.Tensor", y, y, path="head"), path="head", name="loss", kind=Kind.LOSS)
+
+    s.phase, grads = Phase.BACKWARD, {}
+    dy = s.call("aten.add.Tensor", y, y, path="head")
+    grads[head] = s.product(dy, flow, "head", "a", Kind.GRAD) if tied else s.product(flow, dy, "head", "a", Kind.GRAD)
+    flow = s.product(dy, head, "head", "" if tied else "b")
+    waiting: dict[int, str] = {}  # block -> gradient that comes to its output from a later one
+    for k in reversed(range(blocks)):
+        path = f"h.{k}"
+        if k in waiting:
+            flow = s.call("aten.add.Tensor", flow, waiting.pop(k), path=path)
+        grads[downs[k]] = s.product(acts[k], flow, path, "a", Kind.GRAD)
+        inner = s.call("aten.threshold_backward.default", s.product(flow, downs[k], path, "b"), acts[k], path=path, threshold=0)
+        grads[ups[k]] = s.product(read[k], inner, path, "a", Kind.GRAD)
+        flow = s.call("aten.add.Tensor", flow, s.product(inner, ups[k], path, "b"), path=path)
+        for early, _ in (pair for pair in skips if pair[1] == k):
+            waiting[early] = flow if early not in waiting else s.call("aten.add.Tensor", waiting[early], flow, path=path)
+    last = s.product(x, flow, "embed", "a", Kind.GRAD)
+    grads[embed] = s.call("aten.add.Tensor", grads[embed], last, path="embed", kind=Kind.GRAD) if tied else last
+
+    s.phase, updates = Phase.UPDATE, []
+    for p in params:
+        path, step = p.rpartition(".")[0], grads[p]
+        if momentum:
+            step = s.call("aten.add.Tensor", states[p], grads[p], path=path, name=f"m:{p[:-1]}1", kind=Kind.OPTIM)
+            updates.append((states[p], step))
+        updates.append((p, s.call("aten.sub.Tensor", p, step, path=path, name=f"{p[:-1]}1", kind=Kind.PARAM, alpha=0.1)))
+    graph = Graph("blocks", tuple(s.values.values()), tuple(s.nodes), tuple(s.inputs), tuple(updates), loss, (), tuple((p, grads[p]) for p in params))
+    check_graph(graph)
+    return graph
+
+
+def build_block_case(**shape: object) -> Case:
+    """`build_blocks` with rules, cuts and fold."""
+    return build_case(build_blocks(**shape))  # type: ignore[arg-type]

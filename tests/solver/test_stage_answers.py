@@ -1,0 +1,173 @@
+"""One pipeline stage: its objective is the time of its program, its bytes are those of its program with several microbatches in flight; and what
+units cost at least bounds every plan of a layout."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from autopar.cluster import parse_cluster
+from autopar.constraints import Constraints
+from autopar.cost.memory import estimate_memory
+from autopar.cost.model import build_cost_model, staged_model
+from autopar.cost.prices import build_prices
+from autopar.graph.case import build_case, split_case
+from autopar.graph.mesh import Mesh, MeshAxis
+from autopar.graph.roles import find_roles
+from autopar.graph.stages import cut_stages, list_units
+from autopar.solver.build import build_problem
+from autopar.solver.judge import evaluate_seconds, held_bytes
+from autopar.solver.layouts import inner_constraints, print_layout
+from autopar.solver.one_mesh import build_assignment
+from autopar.solver.pipeline import PipelineSearch
+from autopar.solver.stage_cuts import bound_chunks, bound_cuts
+from autopar.solver.stage_solve import crossing_choices, solve_stage, stage_program, time_stage
+from autopar.solver.steer import Steer
+from autopar.solver.unit_costs import find_units, part_roles, price_units
+
+from .blocks import build_block_case
+
+MODEL = build_cost_model(parse_cluster("8xH100-80GB"))
+DP, TP = MeshAxis("dp", 2), MeshAxis("tp", 2)
+MESHES = (Mesh(()), Mesh((DP,)), Mesh((TP,)), Mesh((DP, TP)))
+
+
+def draw_stages(rng):
+    """Random stages of a random model: (number of turns, stages as (case, steer), mesh, model with the links between them)."""
+    case = build_block_case(blocks=rng.randint(2, 5), tied=rng.random() < 0.3, momentum=rng.random() < 0.5, width=64, hidden=128, batch=64, vocab=128)
+    turns, count, mesh = rng.choice((2, 4)), rng.randint(1, 3), rng.choice(MESHES)
+    whole = split_case(case, turns)
+    roles = find_roles(whole.graph, whole.sites, whole.signatures, whole.cuts)
+    rows = list_units(whole.graph)
+    starts = [whole.graph.nodes[rows[k][0]].name for k in sorted(rng.sample(range(1, len(rows)), count - 1))]
+    parts = [build_case(stage.graph, case.rules) for stage in cut_stages(whole.graph, starts)]
+    return turns, [(part, Steer(Constraints(), part_roles(roles, whole, part))) for part in parts], mesh, staged_model(MODEL, count, 8)
+
+
+def step_seconds(times, weight):
+    """What a stage's times add up to where one turn counts so much."""
+    return times.prepare_s + weight * (times.forward_s + times.backward_s) + times.update_s
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_objective_of_a_stage_is_the_time_of_its_program(seed):
+    rng = random.Random(seed)
+    turns, stages, mesh, model = draw_stages(rng)
+    for part, steer in stages:
+        weight = turns + rng.choice((0.0, 0.5, 1.0, 3.0))
+        found = solve_stage(part, mesh, steer, model, None, 1.0, weight, 20.0)
+        assert found.times is not None
+        assert step_seconds(found.times, weight) == pytest.approx(found.answer.objective_s, rel=1e-9)
+        assert found.answer.bound_s <= found.answer.objective_s
+        assert 0 <= found.times.weight_s <= found.times.backward_s
+
+
+@pytest.mark.parametrize("recompute", ["none", "free", "full"])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_decisions_of_a_stage_cost_and_hold_what_their_program_does(seed, recompute):
+    rng = random.Random(1000 + seed)
+    turns, stages, mesh, model = draw_stages(rng)
+    for part, steer in stages:
+        weight, in_flight = turns + rng.random(), rng.choice((1.0, 1.5, 2.0, 4.0))
+        steer = replace(steer, choices=crossing_choices(part, mesh, steer.roles))
+        prices = build_prices(model, mesh, part.graph, part.sites, part.signatures)
+        problem = build_problem(
+            part.graph, part.sites, part.signatures, part.cuts, part.fold, mesh, prices, steer=steer, recompute=recompute, in_flight=in_flight, turn_weight=weight
+        )
+        for _ in range(3):
+            decisions = tuple(rng.randrange(len(c.seconds)) for c in problem.choosers)
+            objective = evaluate_seconds(problem, decisions)
+            if objective == inf:
+                continue
+            assignment = build_assignment(problem, decisions)
+            seconds = step_seconds(time_stage(part, assignment, model), weight)
+            if recompute == "free":  # what nobody reads again gets no copy
+                assert seconds <= objective * (1 + 1e-9)
+            else:
+                assert seconds == pytest.approx(objective, rel=1e-9)
+            program = stage_program(part, assignment)[1]
+            assert held_bytes(problem, decisions).max() >= estimate_memory(program, 0, in_flight).peak_bytes
+
+
+def test_the_bytes_of_a_stage_are_those_of_its_program_with_microbatches_in_flight():
+    """Never fewer. More only where a reshard of several steps has the peak: the source is counted until the last of them."""
+    shares = []
+    for seed in range(16):
+        rng = random.Random(seed)
+        turns, stages, mesh, model = draw_stages(rng)
+        for part, steer in stages:
+            in_flight = rng.choice((1.0, 1.5, 2.0, 3.0, 4.0))
+            found = solve_stage(part, mesh, steer, model, None, in_flight, float(turns), 20.0)
+            assert found.assignment is not None and not found.assignment.again
+            peak = estimate_memory(stage_program(part, found.assignment)[1], 0, in_flight).peak_bytes
+            shares.append(found.answer.peak_bytes / peak)
+    assert min(shares) >= 1
+    assert sum(share <= 1.03 for share in shares) >= 0.85 * len(shares)
+    assert max(shares) <= 1.5
+
+
+def test_more_in_flight_holds_more_and_less_memory_is_met():
+    case = split_case(build_block_case(width=64, hidden=128, batch=64, vocab=128), 4)
+    stages = cut_stages(case.graph, [case.graph.nodes[list_units(case.graph)[3][0]].name])
+    roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
+    part = build_case(stages[0].graph, case.rules)
+    steer, mesh = Steer(Constraints(), part_roles(roles, case, part)), Mesh((DP,))
+    peaks = [solve_stage(part, mesh, steer, MODEL, None, held, 4.0, 20.0).memory.peak_bytes for held in (1.0, 2.0, 4.0)]
+    assert peaks[0] < peaks[1] < peaks[2]
+    seconds = []
+    for share in (1.0, 0.9, 0.8, 0.7):
+        found = solve_stage(part, mesh, steer, MODEL, share * peaks[2], 4.0, 4.0, 20.0)
+        assert found.memory.peak_bytes <= share * peaks[2]
+        seconds.append(found.answer.objective_s)
+    assert seconds == sorted(seconds) and seconds[-1] > seconds[0]
+
+
+# --- units
+
+SMALL = {"blocks": 3, "width": 64, "hidden": 128, "batch": 16, "vocab": 64}
+LARGE = {"blocks": 4, "width": 1024, "hidden": 2048, "batch": 2048, "vocab": 1024}
+
+
+def list_gaps(spec, has_links, in_turns, **shape):
+    """Layout -> (what its units say at least) / (the step of its plan), for every layout of a model with so many turns."""
+    model = build_cost_model(parse_cluster(spec))
+    search = PipelineSearch(build_block_case(**shape), model, Constraints(), 60 * 2**30, time.monotonic() + 300, lambda line: None)
+    found = {}
+    for layout in (each.layout for each in search._list_open()):
+        place, turns = layout.place, layout.num_microbatches
+        if turns not in in_turns:
+            continue
+        whole = split_case(search.case, turns)
+        units = find_units(whole, find_roles(whole.graph, whole.sites, whole.signatures, whole.cuts))
+        links = staged_model(model, place.num_stages, 4) if has_links else model
+        costs = price_units(units, place.mesh, links, inner_constraints(Constraints(), place), turns)
+        staged = search.solve_layout(layout)
+        assert not isinstance(staged, str), staged
+        bound = bound_chunks if layout.chunks > 1 else bound_cuts
+        found[print_layout(layout)] = bound(costs.step_s, costs.turn_s, place.num_stages) / staged.step_s
+    assert len(found) > 3
+    return found
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE, {**SMALL, "skips": ((0, 2),)}, {**SMALL, "momentum": True}], ids=["small", "large", "skips", "momentum"])
+def test_units_without_the_links_between_stages_bound_every_layout(shape):
+    gaps = list_gaps("4xH100-80GB", False, (1, 4), **shape)
+    assert max(gaps.values()) <= 1 + 1e-6, max(gaps.items(), key=lambda row: row[1])
+    assert max(gaps.values()) > 0.9  # and say something
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="each unit pays for receiving what comes from the unit before, on whatever stage that is")
+@pytest.mark.parametrize("shape", [LARGE, {**LARGE, "skips": ((0, 2),)}], ids=["large", "skips"])
+def test_units_bound_every_layout(shape):
+    gaps = list_gaps("4xH100-80GB", True, (4,), **shape)
+    assert max(gaps.values()) <= 1 + 1e-6, max(gaps.items(), key=lambda row: row[1])
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the gradient of a tied weight leaves its unit reduced, in every turn")
+def test_units_of_a_tied_model_bound_every_layout():
+    gaps = list_gaps("4xH100-80GB", False, (4,), **LARGE, tied=True)
+    assert max(gaps.values()) <= 1 + 1e-6, max(gaps.items(), key=lambda row: row[1])

@@ -1,0 +1,114 @@
+"""Cuts between stages equal exhaustive enumeration, and what is said to be a bound of a pipeline is one, for random times."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+from autopar.graph.mesh import Mesh
+from autopar.graph.schedule_time import Durations, simulate
+from autopar.graph.schedules import build_order, why_impossible
+from autopar.solver.layouts import Layout, Place, least_seconds
+from autopar.solver.stage_cuts import bound_chunks, bound_cuts, choose_cuts
+
+
+def every_cut(count, stages):
+    """The units of each stage, for every way to cut."""
+    for cuts in combinations(range(1, count), stages - 1):
+        yield cuts, [range(a, b) for a, b in zip((0, *cuts), (*cuts, count))]
+
+
+def draw_row(rng, count):
+    """Random seconds; often equal ones."""
+    kind = rng.choice(("any", "equal", "few", "wide"))
+    draw = {"any": rng.random, "equal": lambda: 1.0, "few": lambda: rng.choice((0.5, 1.0, 2.0)), "wide": lambda: 10 ** rng.uniform(-6, 3)}[kind]
+    return [draw() for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_cuts_equal_every_way_to_cut(seed):
+    rng = random.Random(seed)
+    count = rng.randint(1, 9)
+    stages = rng.randint(1, min(4, count))
+    step = draw_row(rng, count)
+    turn = [s * rng.random() / 4 for s in step]
+    found = choose_cuts(step, stages)
+    ways = list(every_cut(count, stages))
+    worst = {cuts: max(sum(step[k] for k in mine) for mine in parts) for cuts, parts in ways}
+    assert worst[found] == pytest.approx(min(worst.values()), rel=1e-9)
+    spread = {cuts: sum(sum(step[k] for k in mine) ** 2 for mine in parts) for cuts, parts in ways if cuts == found}
+    assert set(spread) == {found}
+    bound = min(max(sum(step[k] for k in mine) + sum(turn[: mine[0]]) for mine in parts) for _, parts in ways)
+    assert bound_cuts(step, turn, stages) == pytest.approx(bound, rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="choose_cuts gives the first stage no unit where the first units cost nothing")
+def test_every_stage_has_a_unit_even_where_units_cost_nothing():
+    assert choose_cuts([0.0, 1.0], 2) == (1,)
+
+
+def draw_pipeline(rng, kind, has_updates):
+    """(layout, seconds of a turn and of the update of each unit, seconds of the step) of random cuts."""
+    while True:
+        stages, turns = rng.randint(2, 4), rng.choice((1, 2, 3, 4, 6, 8, 12))
+        chunks = rng.randint(2, 3) if kind == "interleaved" else 1
+        if why_impossible(kind, stages, turns, chunks) is None:
+            break
+    count = rng.randint(stages * chunks, 12)
+    forward, backward, update = (draw_row(rng, count) for _ in range(3))
+    update = update if has_updates else [0.0] * count
+    weight = [b * rng.random() for b in backward]
+    cuts = sorted(rng.sample(range(1, count), stages * chunks - 1))
+    parts = [range(a, b) for a, b in zip((0, *cuts), (*cuts, count))]
+    sums = [tuple(sum(row[k] for k in mine) for mine in parts) for row in (forward, backward, weight)]
+    order = build_order(kind, stages, turns, chunks)
+    line = simulate(order, Durations(sums[0], sums[1], sums[2] if kind == "zero-bubble" else ()))
+    after = [sum(update[k] for part in parts[r::stages] for k in part) for r in range(stages)]
+    step = max(end + late for end, late in zip(line.end_s, after))
+    return Layout(Place(stages, Mesh(())), turns, kind, chunks), [f + b for f, b in zip(forward, backward)], update, step
+
+
+def check_bounds(layout, turn, update, step):
+    """By the least times of units, with the best cuts there are: no more than this step, with its cuts."""
+    steps, stages = [layout.num_microbatches * t + u for t, u in zip(turn, update)], layout.place.num_stages
+    assert least_seconds(layout, sum(turn), sum(update)) <= step * (1 + 1e-9)
+    assert (bound_chunks if layout.chunks > 1 else bound_cuts)(steps, turn, stages) <= step * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
+def test_bounds_hold_for_every_simulated_pipeline(kind):
+    rng = random.Random(kind)
+    for _ in range(200):
+        check_bounds(*draw_pipeline(rng, kind, False))
+
+
+def test_the_bound_of_chunks_holds_with_updates():
+    rng = random.Random(7)
+    for _ in range(200):
+        check_bounds(*draw_pipeline(rng, "interleaved", True))
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="what is done once per step is added to the drain, beside which it runs")
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
+def test_bounds_hold_with_updates_beside_the_drain(kind):
+    rng = random.Random(kind)
+    for _ in range(200):
+        check_bounds(*draw_pipeline(rng, kind, True))
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the drain of a split backward is that of its input gradients alone")
+def test_bounds_hold_where_the_backward_is_split():
+    rng = random.Random(3)
+    for _ in range(200):
+        check_bounds(*draw_pipeline(rng, "zero-bubble", False))
+
+
+def test_the_bound_is_reached_by_equal_stages():
+    """As many equal units as stages: 1F1B takes (M + S - 1) turns, which is what the bound of the cuts says of the last stage."""
+    for stages in (2, 3, 4):
+        for turns in (stages, 2 * stages, 12):
+            order = build_order("1f1b", stages, turns)
+            line = simulate(order, Durations((1.0,) * stages, (2.0,) * stages))
+            assert bound_cuts([3.0 * turns] * stages, [3.0] * stages, stages) == line.makespan_s
