@@ -20,7 +20,7 @@ from .cost.estimate import estimate_program, hidden_seconds, node_seconds
 from .cost.model import CostModel, build_cost_model
 from .cost.prices import build_prices
 from .cost.rows import load_profile
-from .errors import AutoparError, ConstraintError
+from .errors import AutoparError, ConstraintError, PlanError
 from .graph.case import Case, build_case, copy_case, split_case
 from .graph.choice import Assignment
 from .graph.graph import check_graph, producer_table, use_table, value_table
@@ -137,8 +137,10 @@ def set_up(
     Args:
         rows_path, cache_path: as in `api.compile_workload`.
     Raises:
-        PlanError: the plan is of another model or cluster.
+        PlanError: the plan is of another model or cluster, or has pipeline stages.
     """
+    if plan.pipeline is not None:
+        raise PlanError(IN_STAGES)
     say = report or (lambda line: None)
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     say(f"tracing {plan.model.name} in {plan.model.precision}")

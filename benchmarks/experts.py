@@ -2,9 +2,9 @@
 
     python benchmarks/experts.py [ROW_ID ...] [--rows PATH.csv] [--time-limit S] [--out PATH.json]
 
-Each row of the table (`benchmarks/data/experts.csv`, or any CSV with its columns) is solved twice by the search that `autopar plan` runs: with the
-expert's choice as constraints, and with none. The free solve knows nothing of the other one. A row runs in a process of its own. What is found is
-kept in the JSON file as it comes; rows that are there already are not solved again. Prints a Markdown table and a summary.
+Each row of the table (`benchmarks/data/experts.csv`, or any CSV with its columns) is solved twice by the search that `autopar plan` runs:
+with the expert's choice as constraints, and with none. The free solve knows nothing of the other one. A row runs in a process of its own.
+What is found is kept in the JSON file as it comes; rows that are there already are not solved again. Prints a Markdown table and a summary.
 
 Predicted seconds are the cost model's, of both. "error" is the constrained prediction against the published step; `~` where the published
 FLOP/s do not say what they count (those stay out of the median). CPU seconds: of both solves, tracing not counted.
@@ -23,16 +23,30 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.published_rows import (
-    NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, published_seconds, read_rows, select_rows, sizes_of,
+    NotExpressible,
+    Row,
+    build_workload,
+    cluster_of,
+    constraints_of,
+    precision_of,
+    published_seconds,
+    read_rows,
+    select_rows,
+    sizes_of,
 )  # fmt: skip
 
 TABLE = Path(__file__).parent / "data" / "experts.csv"
 SAME = 1e-6  # of the step: rounding, not a difference
-_COLUMNS = ("row", "model", "devices", "expert's layout", "predicted s", "published s", "error", "free layout", "free s", "free / expert", "CPU s", "how the free one differs")
+_MOST_SAID = 240  # characters of a refusal in the table; the JSON file has all
+_COLUMNS = (
+    "row", "model", "devices", "expert's layout", "predicted s", "published s", "error", "free layout", "free s", "free / expert",
+    "CPU s (limit)", "how the free one differs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,7 @@ class Compared:
     published_is_certain: bool = False
     expert: Solved | None = None
     free: Solved | None = None
+    time_limit_s: float = 0.0
 
 
 def compare(row: Row, time_limit_s: float, verbose: bool = False) -> Compared:
@@ -89,7 +104,8 @@ def compare(row: Row, time_limit_s: float, verbose: bool = False) -> Compared:
     case = build_case(trace_step(build_workload(sizes), precision).graph)
     model = build_cost_model(cluster)
     found = [solve(case, model, c, time_limit_s, verbose) for c in (constraints, Constraints())]
-    return Compared(row.id, row.get("model"), cluster.spec, ",".join(print_constraints(constraints)), "", published_s, is_certain, *found)
+    asked = ",".join(print_constraints(constraints))
+    return Compared(row.id, row.get("model"), cluster.spec, asked, "", published_s, is_certain, *found, time_limit_s)
 
 
 def solve(case, model, constraints, time_limit_s: float, verbose: bool) -> Solved:  # noqa: ANN001 - autopar is imported inside
@@ -131,7 +147,8 @@ def describe(decision, cpu_s: float) -> Solved:  # noqa: ANN001
     if staged is None:
         return Solved("", cpu_s, microbatches=assignment.microbatches, **said)
     layout = staged.layout
-    return Solved("", cpu_s, stages=layout.place.num_stages, chunks=layout.chunks, microbatches=layout.num_microbatches, bubble_s=staged.bubble_s, **said)
+    stages = {"stages": layout.place.num_stages, "chunks": layout.chunks, "microbatches": layout.num_microbatches}
+    return Solved("", cpu_s, bubble_s=staged.bubble_s, **stages, **said)
 
 
 def again_share(parts) -> float:  # noqa: ANN001
@@ -170,7 +187,8 @@ def print_difference(expert: Solved, free: Solved) -> str:
 
     def say(what: str, before: float, after: float, form: str = "{:.0f}") -> None:
         if form.format(before) != form.format(after):
-            parts.append(f"{'more' if after > before else 'less'} {what} ({form.format(before)} to {form.format(after)})".replace("%", " %"))
+            word = "more" if after > before else "fewer" if what in ("stages", "microbatches") else "less"
+            parts.append(f"{word} {what} ({form.format(before)} to {form.format(after)})".replace("%", " %"))
 
     say("stages", expert.stages, free.stages)
     works = dict.fromkeys(work for work, _ in (*expert.degrees, *free.degrees))
@@ -181,7 +199,7 @@ def print_difference(expert: Solved, free: Solved) -> str:
     say("ZeRO", expert.zero, free.zero)
     say("recompute", expert.again, free.again, "{:.0%}")
     say("bubble", expert.bubble_s / expert.step_s, free.bubble_s / free.step_s, "{:.0%}")
-    return ", ".join(parts).replace("less stages", "fewer stages").replace("less microbatches", "fewer microbatches") or "shardings inside of the layout"
+    return ", ".join(parts) or "shardings inside of the layout"
 
 
 def print_row(found: Compared) -> tuple[str, ...]:
@@ -190,17 +208,23 @@ def print_row(found: Compared) -> tuple[str, ...]:
     if found.why or found.expert is None or found.free is None:
         return (*head, found.asked, "", "", "", "", "", "", "", found.why or "not solved")
     expert, free, published = found.expert, found.free, found.published_s
-    cpu = f"{expert.cpu_s + free.cpu_s:.0f}"
+    cpu = f"{expert.cpu_s + free.cpu_s:.0f} ({found.time_limit_s:.0f})"
     shown = "" if published is None else f"{published:.2f}"
-    error = "" if published is None or expert.why else f"{'' if found.published_is_certain else '~'}{expert.step_s / published - 1:+.0%}".replace("%", " %")
+    sure = "" if found.published_is_certain else "~"
+    error = "" if published is None or expert.why else f"{sure}{expert.step_s / published - 1:+.0%}".replace("%", " %")
     mine = ("", "") if free.why else (print_solved(free), f"{free.step_s:.3f}")
     if expert.why:
-        return (*head, found.asked, "none", shown, "", *mine, "", cpu, f"expert: {expert.why}" + (f"; free: {free.why}" if free.why else ""))
+        also = f"; free: {free.why}" if free.why else ""
+        return (*head, found.asked, "none", shown, "", *mine, "", cpu, _short(f"expert: {expert.why}{also}"))
     asked = f"{found.asked}: {print_solved(expert)}"
     if free.why:
-        return (*head, asked, f"{expert.step_s:.3f}", shown, error, "none", "", "", cpu, f"WORSE: free: {free.why}")
-    worse = "" if is_kept(found) else "WORSE: "
-    return (*head, asked, f"{expert.step_s:.3f}", shown, error, *mine, f"{free.step_s / expert.step_s:.3f}", cpu, worse + print_difference(expert, free))
+        return (*head, asked, f"{expert.step_s:.3f}", shown, error, "none", "", "", cpu, _short(f"WORSE: free: {free.why}"))
+    ratio, worse = f"{free.step_s / expert.step_s:.3f}", "" if is_kept(found) else "WORSE: "
+    return (*head, asked, f"{expert.step_s:.3f}", shown, error, *mine, ratio, cpu, worse + print_difference(expert, free))
+
+
+def _short(why: str) -> str:
+    return shorten(why, _MOST_SAID, placeholder=" ...")
 
 
 def is_kept(found: Compared) -> bool | None:
@@ -219,15 +243,13 @@ def print_summary(rows: Sequence[Compared]) -> str:
     refused = sum(bool(r.expert and r.expert.why) for r in rows)
     ratios = [r.free.step_s / r.expert.step_s for r in judged if r.free and r.expert and not r.free.why]
     middle = f", median ratio {statistics.median(ratios):.3f}" if ratios else ""
-    return (
-        f"{len(rows)} rows: free <= expert in {kept} of {len(judged)}{middle}; {refused} expert layouts have no plan, {sum(bool(r.why) for r in rows)} were not asked; "
-        f"median |error| against published steps {median}"
-    )
+    left = f"{refused} expert layouts have no plan, {sum(bool(r.why) for r in rows)} were not asked"
+    return f"{len(rows)} rows: free <= expert in {kept} of {len(judged)}{middle}; {left}; median |error| against published steps {median}"
 
 
 def print_table(rows: Sequence[Compared]) -> str:
     """In Markdown."""
-    lines = [_COLUMNS, tuple("---" for _ in _COLUMNS), *(print_row(r) for r in rows)]
+    lines = [_COLUMNS, ("---",) * len(_COLUMNS), *(print_row(r) for r in rows)]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
 
 
@@ -236,19 +258,24 @@ def print_table(rows: Sequence[Compared]) -> str:
 
 def read_compared(found: Mapping) -> Compared:
     """From JSON."""
-    solved = {k: Solved(**{**found[k], "degrees": tuple(map(tuple, found[k]["degrees"]))}) if found[k] else None for k in ("expert", "free")}
-    return Compared(**{**found, **solved})
+
+    def solved(name: str) -> Solved | None:
+        return Solved(**{**found[name], "degrees": tuple(map(tuple, found[name]["degrees"]))}) if found[name] else None
+
+    return Compared(**{**found, "expert": solved("expert"), "free": solved("free")})
 
 
 def run_apart(row: Row, path: Path, time_limit_s: float, row_limit_s: float, verbose: bool) -> Compared:
     """`compare` in a process of its own."""
-    command = [sys.executable, __file__, row.id, "--rows", str(path), "--time-limit", str(time_limit_s), "--one", *(["--verbose"] if verbose else [])]
+    command = [sys.executable, __file__, row.id, "--rows", str(path), "--time-limit", str(time_limit_s), "--one"]
+    command += ["--verbose"] if verbose else []
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=row_limit_s, check=False)
     except subprocess.TimeoutExpired:
         return Compared(row.id, row.get("model"), row.get("n_gpus"), "", f"stopped after {row_limit_s:.0f} s")
     if done.returncode:
-        return Compared(row.id, row.get("model"), row.get("n_gpus"), "", f"the solver failed (exit status {done.returncode}); its error is above")
+        why = f"the solver failed (exit status {done.returncode}); its error is above"
+        return Compared(row.id, row.get("model"), row.get("n_gpus"), "", why)
     return read_compared(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -256,7 +283,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ids", nargs="*", metavar="ROW_ID", help="rows to solve; all where none is named")
     parser.add_argument("--rows", type=Path, default=TABLE, metavar="PATH", help=f"the table (default: {TABLE.name})")
-    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="of each solve; the best until then counts (default: 60)")
+    parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="wall time of each solve (default: 60)")
     parser.add_argument("--row-limit", type=float, default=1800.0, metavar="S", help="a row is stopped then (default: 1800)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="what is found is kept in this JSON file, and not solved again")
     parser.add_argument("--verbose", action="store_true", help="what each mesh and layout gave")
@@ -266,16 +293,17 @@ def main(words: Sequence[str] | None = None) -> None:
     if asked.one:
         print(json.dumps(asdict(compare(rows[0], asked.time_limit, asked.verbose))))
         return
-    kept = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {}
-    found = []
+    known = json.loads(asked.out.read_text()) if asked.out and asked.out.exists() else {}
+    kept = {name: read_compared(found) for name, found in known.items()}
     for row in rows:
         if row.id not in kept:
-            kept[row.id] = asdict(run_apart(row, asked.rows, asked.time_limit, asked.row_limit, asked.verbose))
+            kept[row.id] = run_apart(row, asked.rows, asked.time_limit, asked.row_limit, asked.verbose)
             if asked.out:
-                asked.out.write_text(json.dumps(kept, indent=1) + "\n")
-            print(" ".join(f"{name}: {cell};" for name, cell in zip(_COLUMNS, print_row(read_compared(json.loads(json.dumps(kept[row.id]))))) if cell), file=sys.stderr, flush=True)
-        found.append(read_compared(json.loads(json.dumps(kept[row.id]))))
-    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {asked.rows}, time limit {asked.time_limit:g} s")
+                asked.out.write_text(json.dumps({k: asdict(v) for k, v in kept.items()}, indent=1) + "\n")
+            said = [f"{name}: {cell}" for name, cell in zip(_COLUMNS, print_row(kept[row.id])) if cell]
+            print("; ".join(said), file=sys.stderr, flush=True)
+    found = [kept[row.id] for row in rows]
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, {asked.rows.name}")
     print(print_table(found))
     print(print_summary(found))
 

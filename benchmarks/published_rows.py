@@ -1,7 +1,7 @@
 """Published training runs: a row of a table as a model, a cluster, constraints, and the seconds that its step took.
 
-In: a CSV with a header; the columns read here are those of `data/experts.csv` (others are passed over). Out: `Row`s, and what can be made of each.
-A row that our search has no words for is a `NotExpressible` with the reason. Imports no torch until a model is built.
+In: a CSV with a header; the columns read here are those of `data/experts.csv` (others are passed over). Out: `Row`s, and what can be made
+of each. A row that our search has no words for is a `NotExpressible` with the reason. Imports no torch until a model is built.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def constraints_of(row: Row) -> Constraints:
     if len(given) >= 3 and product != row.need("n_gpus"):
         raise NotExpressible(f"the degrees {words} make {product} devices, printed are {row.need('n_gpus')}")
     if row.count("micro_bs"):
-        one_turn = row.need("micro_bs") * (degrees["dp"] or 0) == row.count("global_bs")
-        words |= {"microbatches": 1} if one_turn and "sp" in words else {"microbatch": row.count("micro_bs")}  # an axis of sp is searched in one turn
+        one_turn = row.need("micro_bs") * (degrees["dp"] or 0) == row.count("global_bs")  # an axis of sp is searched in one turn
+        words |= {"microbatches": 1} if one_turn and "sp" in words else {"microbatch": row.count("micro_bs")}
     if (degrees["pp"] or 1) > 1 and row.count("vpp"):
         words["vpp"] = row.count("vpp")
     zero, recompute = zero_of(row), {"full": "full", "yes": "full", "none": "none"}.get(row.get("recompute"))
@@ -185,14 +185,15 @@ def flops_of(sizes: Sizes, again: bool) -> float:
 
 
 def published_seconds(row: Row, sizes: Sizes) -> tuple[float | None, bool]:
-    """Seconds of a step as published, and whether that is certain: FLOP/s that do not say what they count are not. None: not published."""
+    """Seconds of a step as published (None: not), and whether that is certain: FLOP/s that do not say what they count are not."""
 
     def number(name: str) -> float | None:
         return float(row.get(name)) if re.fullmatch(r"\d+(\.\d+)?", row.get(name)) else None
 
     if number("iter_time_s"):
         return number("iter_time_s"), True
-    samples, tokens, rate, kind = number("samples_per_s_total"), number("tokens_per_s_per_gpu"), number("tflops_per_gpu"), row.get("tflops_kind")
+    samples, tokens, rate = number("samples_per_s_total"), number("tokens_per_s_per_gpu"), number("tflops_per_gpu")
+    kind = row.get("tflops_kind")
     if samples:
         return sizes.batch / samples, True
     if tokens:
@@ -219,7 +220,8 @@ def build_workload(sizes: Sizes):  # noqa: ANN201 - torch is imported inside
 
         config = transformers.LlamaConfig(
             vocab_size=sizes.vocab, hidden_size=sizes.hidden, num_hidden_layers=sizes.layers, num_attention_heads=sizes.heads,
-            num_key_value_heads=sizes.key_heads, intermediate_size=sizes.wide, max_position_embeddings=sizes.seq, rope_theta=5e5, use_cache=False,
+            num_key_value_heads=sizes.key_heads, intermediate_size=sizes.wide, max_position_embeddings=sizes.seq, rope_theta=5e5,
+            use_cache=False,
         )  # fmt: skip
 
         class Logits(torch.nn.Module):

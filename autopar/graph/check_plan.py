@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from ..errors import PlanError
 from .mesh import axis_sizes, num_ranks
-from .plan import FORMAT, Holder, Plan, TensorPlan
 from .node import Phase
+from .plan import FORMAT, Holder, Plan, TensorPlan
 from .registry import ORIGINS
 from .reshard import StepKind
 from .schedules import why_impossible

@@ -255,6 +255,9 @@ class Cutter:
         for i, s in enumerate(self.stage):
             if s >= 0:
                 found[s].add(i)
+        for old, new in self.graph.updates:  # what is prepared for a state alone
+            if new in self.makers and self.stage[self.makers[new][0]] < 0:
+                found[self._home(old)].add(self.makers[new][0])
         for mine in found:
             todo = [name for i in mine for name in self.graph.nodes[i].inputs]
             while todo:
@@ -263,9 +266,6 @@ class Cutter:
                 if i >= 0 and self.stage[i] < 0 and i not in mine:
                     mine.add(i)
                     todo += self.graph.nodes[i].inputs
-        for old, new in self.graph.updates:  # what is prepared for a state alone
-            if new in self.makers and self.stage[self.makers[new][0]] < 0:
-                found[self._home(old)].add(self.makers[new][0])
         return [sorted(mine) for mine in found]
 
     def _home(self, name: str) -> int:

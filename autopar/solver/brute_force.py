@@ -1,9 +1,9 @@
 """Every plan of a tiny graph: the truth that the solver is tested against.
 
 It shares with the solver the options of each chooser and nothing else: seconds and bytes are added up here again, over the whole graph, by
-the laws of `graph.partition` and `graph.liveness`, with every choice of what is recomputed (`graph.recompute`), and in turns where the graph
-takes its batch in turns (`graph.microbatch`). Each cost depends on what a few choosers decide (who makes a value, who reads it): it is
-computed once for each combination of theirs, and spread over all plans.
+the laws of `graph.partition` and `graph.liveness`, with every choice of what is recomputed (`graph.recompute`), and in turns where the
+graph takes its batch in turns (`graph.microbatch`). Each cost depends on what a few choosers decide (who makes a value, who reads it): it
+is computed once for each combination of theirs, and spread over all plans.
 
 Bytes are those of the program, or a little more: where several readers bring copies at one node, all are counted as if brought at once.
 """
@@ -32,6 +32,7 @@ from .transients import transient_bytes
 
 BRINGS, RUNS, LEAVES = 0, 1, 2  # moments of a node: its inputs are brought, it runs, what leaves is brought
 Options = Sequence[Strategy] | Sequence[Sharding]
+Pick = Mapping[str, Strategy | Sharding]  # by node or input: what it decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class _Trial:
             return option.inputs[read.place]
         return option if isinstance(option, Sharding) else replicated(len(self.sizes))
 
-    def _spread(self, total: np.ndarray, names: Sequence[str], cost: Callable[[Mapping[str, Strategy | Sharding]], np.ndarray | float]) -> None:
+    def _spread(self, total: np.ndarray, names: Sequence[str], cost: Callable[[Pick], np.ndarray | float]) -> None:
         """Add to every plan what these nodes and inputs cost together; the first dimensions of `total` may be those of the cost."""
         choosers = sorted({self.chooser[name] for name in names})
         rows = []
@@ -197,7 +198,7 @@ class _Trial:
         return last
 
     def _view_ends(self) -> list[int]:
-        """For each node: the moment of the last read of the views that it makes of its first input, through further views; a view may leave, too."""
+        """For each node: the moment of the last read of the views that it makes of its first input, through further views; views may leave."""
         uses, nodes = use_table(self.graph), self.graph.nodes
         leaves = {new: self._leaves(self.made[new]) for _, new in self.graph.updates}
         leaves |= {name: self.end for name in (self.graph.loss, *self.graph.outputs)}
@@ -237,7 +238,7 @@ class _Trial:
         return (self._maker(key[0]), *(read.who for read in self.reads[key] if read.who))
 
     def _bring(
-        self, price: Callable[[Value, Sharding, Sharding], float], key: tuple[str, Phase], reads: Sequence[_Read], pick: Mapping[str, Strategy | Sharding]
+        self, price: Callable[[Value, Sharding, Sharding], float], key: tuple[str, Phase], reads: Sequence[_Read], pick: Pick
     ) -> float:
         value, times = self.values[key[0]], times_of(self.stands[key], self.turns)
         made = self._made(key[0], pick[self._maker(key[0])])
@@ -261,7 +262,7 @@ class _Trial:
     def _hold(self, row: np.ndarray, value: Value, sharding: Sharding, first: int, last: int) -> None:
         row[max(0, first) : last + 1] += num_elements(local_shape(value.shape, sharding, self.sizes)) * DTYPE_BYTES[value.dtype]
 
-    def _hold_made(self, name: str, reads: Sequence[tuple[tuple[str, Phase], _Read]], is_sum: bool, pick: Mapping[str, Strategy | Sharding]) -> np.ndarray:
+    def _hold_made(self, name: str, reads: Sequence[tuple[tuple[str, Phase], _Read]], is_sum: bool, pick: Pick) -> np.ndarray:
         """A value as it was made: until the last who brings a copy could do so, and on to the last who takes it as it is."""
         row = np.zeros(max(3, self.end))
         made, at = self._made(name, pick[self._maker(name)]), self.made[name]
@@ -270,7 +271,7 @@ class _Trial:
         self._hold(row, self.values[name], made, 3 * self.span[0] if is_sum and self.span is not None else at, last)
         return row
 
-    def _hold_copies(self, key: tuple[str, Phase], reads: Sequence[_Read], pick: Mapping[str, Strategy | Sharding]) -> np.ndarray:
+    def _hold_copies(self, key: tuple[str, Phase], reads: Sequence[_Read], pick: Pick) -> np.ndarray:
         """Its copies, each from the first to the last who wants it, and what is held on the way to them."""
         row, value = np.zeros(max(3, self.end)), self.values[key[0]]
         made = self._made(key[0], pick[self._maker(key[0])])

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import gcd, inf
 
+from ..cluster import num_devices
 from ..constraints import PIPELINE, Constraints, print_constraints
 from ..cost.model import CostModel, list_meshes
 from ..cost.prices import build_prices
@@ -94,7 +95,7 @@ class _Decide:
         if plain and self.ask.constraints:
             self._steer()
         found: SearchResult | None = None
-        if staged and (not plain or self.ask.model.cluster.num_hosts * self.ask.model.cluster.devices_per_host >= _MANY_DEVICES):
+        if staged and (not plain or num_devices(self.ask.model.cluster) >= _MANY_DEVICES):
             share = _LAYOUT_SHARE if plain else 1.0
             self._search_layouts(inf, self.ask.time_limit_s * share)
         if plain:
@@ -131,7 +132,7 @@ class _Decide:
         ask = self.ask
         self.layouts = PipelineSearch(
             ask.case, ask.model, ask.constraints, ask.limit_bytes - ask.model.reserve_bytes, time.monotonic() + time_s, ask.report, ask.most_stages,
-            plain_too=not _asks_plain(ask),
+            plain_too=not _asks_plain(ask) or num_devices(ask.model.cluster) >= _MANY_DEVICES,
         ).run(cutoff_s)  # fmt: skip
 
     def _known_s(self) -> float:

@@ -113,7 +113,7 @@ def least_seconds(layout: Layout, turn_s: float, extra_s: float = 0.0) -> float:
 
     Stage s runs all M microbatches, after the stages before it have run their first forward and before they run their last backward:
     M t_s + sum of t_i before it. The largest of these is least where all are equal: M T / (M - M (1 - 1/M)^S), with T = sum of t_s. With
-    several chunks a rank only M T / S holds.
+    several chunks a rank, or a backward that is split, only M T / S holds; so it does with what stages do once, beside which others may drain.
 
     Args:
         extra_s: of all stages together, once per step.
@@ -121,8 +121,10 @@ def least_seconds(layout: Layout, turn_s: float, extra_s: float = 0.0) -> float:
     count, stages = layout.num_microbatches, layout.place.num_stages
     if stages == 1:
         return count * turn_s + extra_s
-    share = 1.0 / stages if layout.chunks > 1 else 1.0 / (count * (1.0 - (1.0 - 1.0 / count) ** stages))
-    return count * turn_s * share + extra_s / stages
+    plain = (count * turn_s + extra_s) / stages
+    if layout.chunks > 1 or layout.schedule == "zero-bubble":
+        return plain
+    return max(plain, turn_s / (1.0 - (1.0 - 1.0 / count) ** stages))
 
 
 def turn_weight(layout: Layout) -> float:

@@ -32,7 +32,7 @@ from ..graph.stages import Stage, cut_stages, list_units
 from .layouts import Layout, Place, inner_constraints, least_seconds, list_places, list_schedules, list_turns, print_layout, turn_weight
 from .stage_cuts import bound_chunks, bound_cuts, choose_cuts
 from .stage_solve import StageAnswer, StageTimes, align, solve_stage
-from .steer import Steer
+from .steer import Steer, refine_fold
 from .unit_costs import UnitCosts, Units, find_units, part_roles, price_units
 
 _GAP = 1e-3
@@ -206,7 +206,7 @@ class PipelineSearch:
         if count not in self.turns:
             short, repeated, more = self._shorten(_KEPT_UNITS)
             try:
-                case = split_case(short, count)
+                case = self._refine(split_case(short, count))
             except MicrobatchError as error:
                 self.turns[count] = str(error)
                 self._prune("more than one microbatch", str(error))
@@ -228,7 +228,7 @@ class PipelineSearch:
 
     def _make_short(self, keep: int) -> tuple[Case, int, int]:
         graph, fold = self.case.graph, self.case.fold
-        if len(graph.nodes) < _SHORTER:
+        if len(graph.nodes) < _SHORTER or self._names_some():
             return self.case, -1, 0
         rows = list_units(graph)
         members = unit_members(graph, rows)
@@ -275,13 +275,13 @@ class PipelineSearch:
         turns = self._turns_of(count)
         if isinstance(turns, str):
             return None
-        model, inner = self._staged_model(place), inner_constraints(self.constraints, place)
+        inner = inner_constraints(self.constraints, place)
         try:
-            costs = price_units(turns.units, place.mesh, model, inner, count)
+            costs = price_units(turns.units, place.mesh, self.model, inner, count)  # what is received costs nothing: units of one stage receive nothing
         except ConstraintError as error:
             self._prune(print_layout(Layout(place, count)), str(error))
             return None
-        return UnitCosts(*(_expand(getattr(costs, f), turns) for f in ("step_s", "turn_s", "once_s", "always", "waiting", "passing")))
+        return UnitCosts(*(_expand(getattr(costs, f), turns) for f in ("step_s", "fill_s", "once_s", "always", "waiting", "passing")))
 
     def _guess(self, layout: Layout, costs: UnitCosts) -> float:
         chunks = layout.place.num_stages * layout.chunks
@@ -336,7 +336,6 @@ class PipelineSearch:
             self.report(f"{print_layout(each.layout)}: {error}")
             return
         if isinstance(staged, str):
-            each.gone = "nothing fits" in staged
             self.report(f"{print_layout(each.layout)}: {staged}")
             self._prune(print_layout(each.layout), staged)
             return
@@ -386,12 +385,20 @@ class PipelineSearch:
             return replace(found, starts=starts)
         return replace(staged, stages=tuple(a for a in answers if a is not None), starts=starts)
 
+    def _names_some(self) -> bool:
+        """Constraints speak of single modules or values: then equal blocks may have to differ."""
+        c = self.constraints
+        return bool(c.pins or c.whole or c.alike or c.modules)
+
+    def _refine(self, case: Case) -> Case:
+        return replace(case, fold=refine_fold(case.graph, case.fold, self.constraints))
+
     def _split(self, case: Case, count: int) -> Case:
         """The case in turns; the last one is kept, for layouts of one number of microbatches come together."""
         key = (id(case), count)
         if key not in self.splits:
             self.splits.clear()
-            self.splits[key] = (case, split_case(case, count))
+            self.splits[key] = (case, self._refine(split_case(case, count)))
         return self.splits[key][1]
 
     def _staged_model(self, place: Place) -> CostModel:
@@ -438,7 +445,7 @@ class PipelineSearch:
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
     ) -> StageAnswer:
         """One stage; `known`: a plan that fits."""
-        case = build_case(stages[number].graph, self.case.rules)
+        case = self._refine(build_case(stages[number].graph, self.case.rules))
         steer = Steer(inner_constraints(self.constraints, layout.place), part_roles(roles, whole, case))
         left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
         found = solve_stage(case, layout.place.mesh, steer, model, self.limit_bytes, held, turn_weight(layout), left)
@@ -461,8 +468,8 @@ def _bound(layout: Layout, costs: UnitCosts, share: float) -> float:
     """`share`: of the turns that the prices are for."""
     stages = layout.place.num_stages
     if layout.chunks > 1:
-        return bound_chunks(costs.step_s, [share * s for s in costs.turn_s], stages)
-    return bound_cuts(costs.step_s, [share * s for s in costs.turn_s], stages) if stages <= len(costs.step_s) else inf
+        return bound_chunks(costs.step_s, [share * s for s in costs.fill_s], stages)
+    return bound_cuts(costs.step_s, [share * s for s in costs.fill_s], stages) if stages <= len(costs.step_s) else inf
 
 
 def _starts_of(case: Case, cuts: tuple[int, ...]) -> tuple[str, ...]:
@@ -504,6 +511,8 @@ def _transfer(other: Stage, stage: Stage, found: StageAnswer, search: PipelineSe
     """The answer of a stage for one that is like it."""
     if other is stage:
         return found
+    if search._names_some():
+        return None
     names = align(other, stage)
     if names is None or found.assignment is None:
         return None

@@ -1,10 +1,10 @@
 """Where to cut: an exact dynamic program over units and stages.
 
-In: per unit the seconds of a step and of one turn. Out: the cuts whose slowest stage is fastest, and a bound that holds wherever one cuts.
+In: per unit the seconds of a step and of one forward. Out: the cuts whose slowest stage is fastest, and a bound that holds wherever one cuts.
 
-    time of stage s >= sum of the step seconds of its units + sum of the turn seconds of all units before it
+    end of stage s >= sum of the step seconds of its units + sum of the forward seconds of all units before it
 
-(its microbatches, and the fill before the first and the drain after the last of them).
+(its microbatches and its update, after the fill; the drain of the stages before it may run beside its update).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def choose_cuts(unit_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
     """
     total = np.concatenate([[0.0], np.cumsum(unit_s)])
     count = len(unit_s)
-    best = total.copy()  # best[k]: of the first k units on the stages so far
+    best = np.concatenate([[np.inf], total[1:]])  # best[k]: of the first k units on the stages so far, each with one at least
     squares = total**2
     chosen: list[np.ndarray] = []
     for _ in range(1, num_stages):
@@ -43,25 +43,25 @@ def choose_cuts(unit_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
     return tuple(reversed(cuts))
 
 
-def bound_chunks(step_s: Sequence[float], turn_s: Sequence[float], num_stages: int) -> float:
+def bound_chunks(step_s: Sequence[float], fill_s: Sequence[float], num_stages: int) -> float:
     """No cuts into chunks, of which each stage runs several in turn, give a step that is faster.
 
-    A stage runs all its units, after as many chunks as there are stages before it have run their first forward, and before they run their last
-    backward; a chunk has at least one unit. The slowest stage takes at least the average of all, and at least the largest unit.
+    A stage runs all its units, after as many chunks as there are stages before it have run their first forward; a chunk has at least one unit. The
+    slowest stage takes at least the average of all, and at least the largest unit.
     """
-    fill = np.concatenate([[0.0], np.cumsum(turn_s)])[:num_stages]
+    fill = np.concatenate([[0.0], np.cumsum(fill_s)])[:num_stages]
     return max((float(np.sum(step_s)) + float(np.sum(fill))) / num_stages, float(np.max(step_s, initial=0.0)))
 
 
-def bound_cuts(step_s: Sequence[float], turn_s: Sequence[float], num_stages: int) -> float:
+def bound_cuts(step_s: Sequence[float], fill_s: Sequence[float], num_stages: int) -> float:
     """No cuts give a step that is faster.
 
     Args:
-        step_s, turn_s: per unit, at least.
+        step_s, fill_s: per unit, of a step and of one forward, at least.
     """
-    total, before = (np.concatenate([[0.0], np.cumsum(row)]) for row in (step_s, turn_s))
+    total, before = (np.concatenate([[0.0], np.cumsum(row)]) for row in (step_s, fill_s))
     count = len(step_s)
-    best = total.copy()
+    best = np.concatenate([[np.inf], total[1:]])
     fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
     cost = np.where(fits, total[None, :] - total[:, None] + before[:, None], np.inf)
     for _ in range(1, num_stages):

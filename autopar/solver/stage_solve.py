@@ -60,12 +60,14 @@ class StageAnswer:
     times: StageTimes | None
 
 
-def crossing_sharding(value: Value, mesh: Mesh, roles: Roles) -> Sharding:
-    """How a value crosses: the batch along dp, then each other axis takes the largest dim that divides."""
+def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, zero: int | None = None) -> Sharding:
+    """How a value crosses: the batch along dp, then each other axis takes the largest dim that divides (not dp with `zero=0`)."""
     batch = [(dim, upper) for dim, _, upper, role in roles.pieces.get(value.name, ()) if role == DATA]
     placements: list[Placement] = [REPLICATE] * len(mesh.axes)
     sizes, left = axis_sizes(mesh), list(value.shape)
     for k, axis in enumerate(mesh.axes):
+        if zero == 0 and axis_role(axis.name) == DATA and not batch:
+            continue
         of_batch = axis_role(axis.name) == DATA and bool(batch)
         dims = [dim for dim, _ in batch] if of_batch else [d for d in range(len(left)) if d not in {dim for dim, _ in batch}]
         for dim in sorted(dims, key=lambda d: -left[d]):
@@ -78,13 +80,13 @@ def crossing_sharding(value: Value, mesh: Mesh, roles: Roles) -> Sharding:
     return Sharding(tuple(placements))
 
 
-def crossing_choices(case: Case, mesh: Mesh, roles: Roles) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def crossing_choices(case: Case, mesh: Mesh, roles: Roles, zero: int | None = None) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The strategy of every send and receive: that of its value's crossing sharding, or the nearest that the rule has."""
     values = {v.name: v for v in case.graph.values}
     found = []
     for node, site, signature in zip(case.graph.nodes, case.sites, case.signatures):
         if node.op in (SEND, RECEIVE):
-            wanted = crossing_sharding(values[node.outputs[0]], mesh, roles)
+            wanted = crossing_sharding(values[node.outputs[0]], mesh, roles, zero)
             menu = list_strategies(signature, site, axis_sizes(mesh), node_cuts(site, signature, case.cuts))[0]
             best = max(menu, key=lambda s: sum(a == b for a, b in zip(s.outputs[0].placements, wanted.placements)))
             found.append((node.name, best.choices))
@@ -113,7 +115,7 @@ def solve_stage(
         ConstraintError: the mesh cannot obey.
     """
     deadline = time.monotonic() + time_limit_s
-    steer = replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles)))
+    steer = replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles, steer.constraints.zero)))
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     said = steer.constraints.recompute or "free"
 
@@ -138,8 +140,8 @@ def solve_stage(
             if answer.status == "unknown":
                 problem = build("full")
                 answer = replace(solve(problem, False), bound_s=answer.bound_s)
-        else:
-            answer = solve(problem, False)
+        else:  # only without recompute; the bound is that of the fastest plan, which recompute does not make faster
+            answer = replace(solve(problem, False), bound_s=answer.bound_s)
     if answer.status != "solved":
         return StageAnswer(case, answer, None, None, None)
     assignment = build_assignment(problem, answer.decisions)

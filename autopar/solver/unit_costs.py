@@ -1,12 +1,13 @@
 """What each unit of the forward pass costs at least, with its backward and update, on the mesh of a stage: the sizes that cuts are chosen by.
 
 In: the graph of a step in turns, shortened, and a mesh. Out: per unit the least seconds of a step (turns times the loop, and what is done once) and of
-one turn. A unit's ends are free: what comes in arrives in whatever sharding it likes, so sums over units bound every stage, and every plan.
+one forward. A unit's ends are free: what comes in costs nothing and arrives in whatever sharding it likes, and what several units share costs nothing in
+those that only have a copy; so sums over units bound every stage, and every plan.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..graph.case import Case, build_case
 from ..graph.mesh import Mesh
+from ..graph.node import Phase
 from ..graph.roles import Roles
 from ..graph.stages import COPY, Cutter, list_units, stage_table
 from ..graph.turns import LOOP, SEND
@@ -24,7 +26,7 @@ from .formulate import Formulation
 from .ilp import solve_program
 from .judge import made_id, share_bytes, wanted_id
 from .layouts import stage_roles
-from .problem import Problem
+from .problem import Group, Problem
 from .steer import Steer
 from .tables import NONE
 
@@ -34,13 +36,13 @@ class UnitCosts:
     """Per unit, in order.
 
     Args:
-        step_s, turn_s: seconds of a step, and of one turn, at least.
+        step_s, fill_s: seconds of a step, and of one forward, at least.
         once_s: of the fastest plan's step, what is done once: before and after the turns.
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
     """
 
     step_s: tuple[float, ...]
-    turn_s: tuple[float, ...]
+    fill_s: tuple[float, ...]
     once_s: tuple[float, ...]
     always: tuple[int, ...]
     waiting: tuple[int, ...]
@@ -104,15 +106,16 @@ def _price(case: Case, roles: Roles, mesh: Mesh, model: CostModel, constraints: 
     problem = build_problem(
         case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=Steer(constraints, roles), turn_weight=float(turns)
     )
+    problem = _own_costs(problem)
     least = sum(float(c.seconds.min()) for c in problem.choosers)
     if least <= 0:
         return 0.0, 0.0, 0.0, 0, 0, 0
     scale, form = 1000.0 / least, Formulation(problem)
     found = solve_program(form.build(None, scale), relaxed=True, time_limit_s=20.0)
     if found.status != "optimal" or found.values is None:
-        return max(least, (found.bound or 0.0) / scale), _least_turn(problem, turns), 0.0, 0, 0, 0
+        return max(least, (found.bound or 0.0) / scale), _least_forward(problem, turns), 0.0, 0, 0, 0
     decisions = [int(np.argmax(found.values[o : o + len(c.seconds)])) for o, c in zip(form.offsets, problem.choosers)]
-    return max(found.objective / scale, 0.0), _least_turn(problem, turns), _once(problem, decisions), *share_bytes(problem, decisions)
+    return max(found.objective / scale, 0.0), _least_forward(problem, turns), _once(problem, decisions), *share_bytes(problem, decisions)
 
 
 def _once(problem: Problem, decisions: list[int]) -> float:
@@ -131,11 +134,29 @@ def _once(problem: Problem, decisions: list[int]) -> float:
     return total
 
 
-def _least_turn(problem: Problem, turns: int) -> float:
-    """Of the nodes of one turn, each as fast as it can be."""
+def _least_forward(problem: Problem, turns: int) -> float:
+    """Of the forward nodes of one turn, each as fast as it can be."""
     total = 0.0
     for chooser in problem.choosers:
-        inside = sum(1 for p in chooser.parts if p.node >= 0 and problem.graph.nodes[p.node].phase in LOOP)
-        if inside == len(chooser.parts):
+        if all(p.node >= 0 and problem.graph.nodes[p.node].phase is Phase.FORWARD for p in chooser.parts):
             total += float(np.min(chooser.seconds)) / turns
     return total
+
+
+def _own_costs(problem: Problem) -> Problem:
+    """The problem in which only what no other unit has costs anything: not what several units run or read (`stages.COPY`), nor what comes in."""
+    choosers = tuple(
+        replace(c, seconds=np.zeros_like(c.seconds)) if all(COPY in name for p in c.parts for name in p.members) else c for c in problem.choosers
+    )
+    groups = tuple(replace(g, times=0.0) if COPY in g.value.name or _meets_others(problem, g) else g for g in problem.groups)
+    return replace(problem, choosers=choosers, groups=groups)
+
+
+def _meets_others(problem: Problem, group: Group) -> bool:
+    """True where a value is only read to be sent, or together with what comes in (the gradient of a tied weight: it may be owed as a whole)."""
+    for endpoint in group.endpoints:
+        parts = problem.choosers[endpoint.chooser].parts if endpoint.chooser >= 0 else ()
+        nodes = [problem.graph.nodes[p.node] for p in parts if p.node >= 0]
+        if not nodes or not all(node.op == SEND or any(COPY in name for name in node.inputs) for node in nodes):
+            return False
+    return True

@@ -38,9 +38,13 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
     split = [(p, n) for p in places for n in list_turns(p, batch, constraints)]
     if not split:
         words = [f"{name}={getattr(constraints, name)}" for name in ("microbatches", "microbatch") if getattr(constraints, name) is not None]
-        there = [f"{_print_place(p)} with {', '.join(map(str, turns))} microbatches" for p in places if (turns := list_turns(p, batch, plain))]
+        rows = [(p, list_turns(p, batch, plain)) for p in places]
+        there = [f"{_print_place(p)} with {', '.join(map(str, counts))} microbatches" for p, counts in rows if counts]
         return f"{', '.join(words) or 'dp'}: the batch of {batch} samples does not divide so; {_offer(there)}"
-    reasons = dict.fromkeys(why for p, n in split if not any(list_schedules(p, n, num_units, constraints)) for why in _why_no_schedule(p, n, num_units, constraints))
+    reasons: dict[str, None] = {}
+    for place, turns in split:
+        if not any(list_schedules(place, turns, num_units, constraints)):
+            reasons.update(dict.fromkeys(_why_no_schedule(place, turns, num_units, constraints)))
     return "; ".join(list(reasons)[:2]) or "no schedule fits"
 
 
@@ -55,7 +59,8 @@ def _why_no_schedule(place: Place, turns: int, num_units: int, constraints: Cons
     if chunks > MOST_CHUNKS:
         yield f"vpp={chunks}: at most {MOST_CHUNKS} chunks are tried"
     elif place.num_stages * chunks > num_units:
-        yield f"{place.num_stages} stages of {chunks} chunks need {place.num_stages * chunks} parts, the model can be cut into {num_units} (between its numbered modules)"
+        parts = f"{place.num_stages} stages of {chunks} chunks need {place.num_stages * chunks} parts"
+        yield f"{parts}, the model can be cut into {num_units} (between its numbered modules)"
 
 
 def _print_place(place: Place) -> str:

@@ -2,7 +2,8 @@
 
 In: two plans that keep their laws, of the same model or not. Out: a `PlanDiff`. Invariants: the holders of each side sum to its peak;
 the communication rows of each side, less what hides behind compute, sum to its exposed communication; the nodes of each side (kept,
-changed, only there) sum to its compute (of a plan in stages: to that of all its stages). What runs once in each microbatch counts so often. Nodes of equal graphs are compared by name; of others by module path, phase, op and place among
+changed, only there) sum to its compute (of a plan in stages: to that of all its stages). What runs once in each microbatch counts so often.
+Nodes of equal graphs are compared by name; of others by module path, phase, op and place among
 those of the same, since names count through the whole graph. Axes of two meshes are the same where they have one name: what lies or works
 along the same axes is alike, even where these are longer in one plan, and only its bytes or seconds differ.
 """

@@ -157,7 +157,7 @@ function certificateTab(plan) {
     ] })] : []),
     el("h2", {}, "Model and cluster"), factList([
       ["model", `${model.name}${model.source ? ` from ${model.source}` : ""}`], ["arguments", Object.entries(model.args).map(([k, v]) => `${k}=${v}`).join(", ")], ["precision", model.precision], ["batch", model.batch], ["sequence", model.seq], ["graph", model.graph_hash],
-      ["schedule", `${schedule}${microbatches > 1 ? `, ${microbatches} microbatches` : ""}`], ["cluster", `${cluster.spec}: ${cluster.num_devices} × ${cluster.device} on ${cluster.num_hosts} host${cluster.num_hosts > 1 ? "s" : ""}`],
+      ["schedule", `${schedule}${plan.head.mesh.num_stages > 1 ? `, ${microbatches} microbatch${microbatches > 1 ? "es" : ""}` : ""}`], ["cluster", `${cluster.spec}: ${cluster.num_devices} × ${cluster.device} on ${cluster.num_hosts} host${cluster.num_hosts > 1 ? "s" : ""}`],
       ["device", `${bytes(cluster.memory_bytes)}, ${short(cluster.peak_flops)}FLOP/s, ${bytes(cluster.memory_bytes_per_s)}/s`], ["inside a host", `${bytes(cluster.inside_bytes_per_s)}/s, ${digits(cluster.inside_latency_s * 1e6)} µs`], ["across hosts", `${bytes(cluster.across_bytes_per_s)}/s, ${digits(cluster.across_latency_s * 1e6)} µs`], ["figures from", cluster.source],
     ]));
 }

@@ -164,3 +164,16 @@ def test_where_the_constraints_are_what_does_not_fit(call_json, model):
     fits = {row["what"]: row["step_s"] for row in data["error"]["changes"] if row["status"] == "fits"}
     words = next(row["what"] for row in data["error"]["changes"])
     assert words in ("without dp=2", "without zero=0", "without dp=2, zero=0") and fits[words] > 0 and any(what.startswith("--memory ") for what in fits)
+
+
+def test_compile_refuses_stages_before_anything_slow(monkeypatch, gpt):
+    import autopar
+    from autopar import api
+    from autopar.errors import ConstraintError
+
+    monkeypatch.setattr(api, "trace_step", lambda *_: pytest.fail("traced"))
+    workload = autopar.load_workload(f"{gpt}:build")
+    options = autopar.Options(constraints=autopar.constrain(require=["pp"], schedule="gpipe"))
+    with pytest.raises(ConstraintError) as error:
+        api.launch(workload, "cpu:2", options)
+    assert str(error.value) == f"require pp, schedule=gpipe: {STAGES}"

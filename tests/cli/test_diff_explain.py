@@ -31,9 +31,9 @@ def test_diff_of_two_clusters(call, call_json, plan_file, wide_file):
     )
     code, data = call_json("diff", plan_file, wide_file)
     assert code == 0 and data["same_graph"] and not data["same"]
-    for side, file, hidden in zip("ab", (plan_file, wide_file), data["hidden_s"]):
+    for side, file, hidden, stages in zip("ab", (plan_file, wide_file), data["hidden_s"], data["num_stages"]):
         plan = json.loads(file.read_text())
-        assert isclose(sum(row[f"seconds_{side}"] for row in data["comms"]) - hidden, plan["cost"]["exposed_comm_s"], abs_tol=1e-12)
+        assert isclose(sum(row[f"seconds_{side}"] for row in data["comms"]) - hidden, plan["cost"]["exposed_comm_s"] * stages, abs_tol=1e-12)
         assert {h["what"]: h[side] for h in data["holders"] if h[side]} == {
             name: size for name, size in plan["cost"]["holders"].items() if size
         }

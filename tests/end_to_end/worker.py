@@ -23,7 +23,15 @@ from autopar.graph.case import build_case, split_case
 from autopar.graph.partition import partition
 from autopar.graph.random_plans import Assigner, plain_mesh
 from autopar.graph.sharding import parse_sharding
-from autopar.runtime import compile_program, initial_state, read_program, read_torchrun_env, start_process_group, state_of_module, stop_process_group
+from autopar.runtime import (
+    compile_program,
+    initial_state,
+    read_program,
+    read_torchrun_env,
+    start_process_group,
+    state_of_module,
+    stop_process_group,
+)
 from autopar.runtime.shards import cut
 from autopar.runtime.steps import gather_whole
 from autopar.trace import trace_step

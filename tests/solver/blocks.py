@@ -1,5 +1,5 @@
-"""A training step made by hand that has what matters of a transformer: an embedding, equal residual blocks `h.K`, a head (tied or not), a loss,
-the whole backward pass, and SGD with or without momentum; skips from early to late blocks."""
+"""A training step made by hand that has what matters of a transformer: an embedding, equal residual blocks `h.K`, a head (tied or not), a
+loss, the whole backward pass, and SGD with or without momentum; skips from early to late blocks."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ class _Step:
 
 
 def build_blocks(
-    blocks: int = 4, width: int = 8, hidden: int = 16, batch: int = 8, vocab: int = 16, tied: bool = False, momentum: bool = False, skips: Sequence[tuple[int, int]] = ()
-) -> Graph:
+    blocks: int = 4, width: int = 8, hidden: int = 16, batch: int = 8, vocab: int = 16,
+    tied: bool = False, momentum: bool = False, skips: Sequence[tuple[int, int]] = (),
+) -> Graph:  # fmt: skip
     """x @ embed -> blocks of up, relu, down, residual -> @ head -> sum of squares, and all that follows from it.
 
     Args:

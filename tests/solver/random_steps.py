@@ -93,29 +93,22 @@ def held_step(seed: int) -> Graph:
 
 
 def small_problem(
-    draw: Callable[[int], Graph], seed: int, sizes: tuple[int, ...], most: int, turns: int = 1, recompute: str = "none", wire: float = 3.0, hides: float = 0.0
+    draw: Callable[[int], Graph], seed: int, sizes: tuple[int, ...], most: int, turns: int = 1, recompute: str = "none", hides: float = 0.0
 ) -> tuple[Case, Problem, StepPrices]:
     """The first graph of `draw(seed)`, `draw(seed + 1000)`, ... that can take so many turns and has few enough plans to try them all."""
     mesh = make_mesh(*sizes)
     for again in range(300):
         case = build_case(draw(seed + 1000 * again), ALL_RULES)
-        if _lets_views_go(case.graph):
-            continue
         try:
             case = split_case(case, turns)
         except MicrobatchError:
             continue
-        prices = StepPrices(case, mesh, wire, hides)
-        problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, identity_fold(case.graph), mesh, prices, cluster=False, recompute=recompute)
+        prices = StepPrices(case, mesh, 3.0, hides)
+        parts = case.graph, case.sites, case.signatures, case.cuts, identity_fold(case.graph)
+        problem = build_problem(*parts, mesh, prices, cluster=False, recompute=recompute)
         if _FEWEST <= prod(c.num_kept or len(c.seconds) for c in problem.choosers) <= most:
             return case, problem, prices
     raise AssertionError("no graph of this seed has few enough plans")
-
-
-def _lets_views_go(graph: Graph) -> bool:
-    """A view leaves the step: the judge does not see how long what is viewed is then held, so that limits mean something else to it."""
-    leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
-    return any(is_view(node.op) and leaving.intersection(node.outputs) for node in graph.nodes)
 
 
 def program_of(case: Case, assignment: Assignment) -> Program:
@@ -138,7 +131,8 @@ def program_seconds(case: Case, program: Program, assignment: Assignment, prices
     for i, node in enumerate(nodes):
         times = times_of(node.phase, turns)
         if node.op.startswith("comm."):
-            if i + 1 < len(nodes) and nodes[i + 1].inputs[:1] == node.outputs and origins[i + 1] == origins[i] and nodes[i + 1].op.startswith("comm."):
+            after = nodes[i + 1] if i + 1 < len(nodes) else node
+            if after.op.startswith("comm.") and after.inputs == node.outputs and origins[i + 1] == origins[i]:
                 continue  # the chain goes on
             first = i
             while nodes[first - 1].outputs == nodes[first].inputs and origins[first - 1] == origins[i]:

@@ -15,6 +15,7 @@ from autopar.graph.graph import Graph
 from autopar.graph.mesh import Mesh, axis_sizes
 from autopar.graph.node import Phase
 from autopar.graph.repeats import identity_fold
+from autopar.graph.roles import find_roles
 from autopar.graph.strategy import Strategy
 from autopar.graph.tensor import Kind
 from autopar.solver.brute_force import add_seconds
@@ -22,7 +23,6 @@ from autopar.solver.build import build_problem
 from autopar.solver.obeyed import check_obeyed, require_obeyed
 from autopar.solver.one_mesh import build_assignment, solve_mesh
 from autopar.solver.role_meshes import axis_role, label_meshes
-from autopar.graph.roles import find_roles
 from autopar.solver.search import Question, search
 from autopar.solver.steer import prepare_steer, refine_fold
 

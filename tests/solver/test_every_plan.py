@@ -1,5 +1,5 @@
-"""The solver equals brute force on hundreds of random graphs of up to 7 nodes: on one and two axes, with and without a memory limit, with and
-without recompute, whole and in turns; and brute force equals the programs that are built."""
+"""The solver equals brute force on hundreds of random graphs of up to 7 nodes: on one and two axes, with and without a memory limit, with
+and without recompute, whole and in turns; and brute force equals the programs that are built."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 from autopar.cost.memory import estimate_memory
+from autopar.graph.case import build_case
 from autopar.graph.node import Phase
 from autopar.graph.recompute import list_recomputable, recompute_graph
+from autopar.graph.sharding import replicated
+from autopar.graph.tensor import Kind
 from autopar.graph.turns import ACCUMULATE, TAKE
 from autopar.solver.brute_force import best_of, try_all, try_everything
+from autopar.solver.build import build_problem
 from autopar.solver.judge import evaluate_seconds, held_bytes
 from autopar.solver.one_mesh import build_assignment, find_smallest, solve_mesh
 
-from .random_steps import held_step, program_of, program_seconds, random_step, small_problem
-from .tiny import random_graph
+from .random_steps import ALL_RULES, StepPrices, held_step, program_of, program_seconds, random_step, small_problem
+from .tiny import Sketch, make_mesh, random_graph
 
 MESHES = [(2,), (4,), (2, 2)]
 _MOST = 20_000  # plans of a graph
@@ -44,7 +48,7 @@ def check_answers(problem, truths, seed, measure=None):
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
-@pytest.mark.parametrize("seed", range(48))
+@pytest.mark.parametrize("seed", range(42))
 def test_random_graphs(seed, sizes):
     _, problem, prices = small_problem(lambda s: random_graph(s, 2 + seed % 6, _DIMS), seed, sizes, _MOST)
     check_answers(problem, (try_all(problem, prices, sizes),), seed)
@@ -52,7 +56,7 @@ def test_random_graphs(seed, sizes):
 
 @pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(14))
 def test_random_steps_with_recompute_whole_and_in_turns(seed, sizes, turns):
     case, problem, prices = small_problem(lambda s: random_step(s, 5 + seed % 3), seed, sizes, _MOST, turns, "free", hides=0.5 * (seed % 2))
     truths = try_everything(problem, prices, sizes, list_recomputable(case.graph, case.signatures))
@@ -110,6 +114,20 @@ def as_made_again(problem, options, again):
     )
 
 
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the judge lets go of a copy whose view leaves before that is brought to the end")
+def test_the_judge_sees_the_copy_whose_view_leaves():
+    s = Sketch("leaving")
+    x = s.enter("x", (4, 8), Kind.BATCH)
+    case = build_case(s.finish((), "", (s.call("aten.permute", x),)), ALL_RULES)
+    mesh = make_mesh(4)
+    problem = build_problem(*(case.graph, case.sites, case.signatures, case.cuts, case.fold), mesh, StepPrices(case, mesh, 3.0, 0.0))
+    truth = try_all(problem, StepPrices(case, mesh, 3.0, 0.0), (4,))
+    for at in np.ndindex(truth.peaks.shape):
+        bytes_ = estimate_memory(program_of(case, build_assignment(problem, at)), 0).peak_bytes
+        assert bytes_ <= truth.peaks[at]
+        assert bytes_ <= held_bytes(problem, at).max()
+
+
 def test_the_graphs_are_what_they_should_be():
     """Up to seven nodes, every phase, both kinds of limit: the cases above are not all alike."""
     graphs = [small_problem(lambda s: random_graph(s, 2 + seed % 6, _DIMS), seed, MESHES[seed % 3], _MOST)[0].graph for seed in range(48)]
@@ -128,5 +146,6 @@ def test_brute_force_counts_by_hand():
     assert truth.seconds.shape == truth.peaks.shape == tuple(len(c.seconds) for c in problem.choosers)
     assert np.isfinite(truth.seconds).any() and (truth.peaks > 0).all()
     whole = tuple(0 for _ in problem.choosers)
-    assert all(set(map(str, (c.parts[0].options[0],) if c.parts[0].node < 0 else c.parts[0].options[0].choices)) == {"R"} for c in problem.choosers)
+    for part in (c.parts[0] for c in problem.choosers):
+        assert part.options[0] == replicated(1) if part.node < 0 else part.options[0].choices == ("R",)
     assert truth.seconds[whole] == sum(float(c.seconds[0]) for c in problem.choosers)  # no communication where all is replicated

@@ -88,7 +88,7 @@ def test_an_expert_that_has_no_plan_is_not_judged(tiny):
     expert = experts.solve(case, build_cost_model(cluster_of(SOLVED)), asked, 5.0, False)
     assert expert.why.startswith("ConstraintError: dp=2, tp=1, pp=1, zero=0, recompute=full, microbatch=3: ")
     found = replace(tiny, expert=expert)
-    assert experts.is_kept(found) is None and experts.print_row(found)[-1] == f"expert: {expert.why}"
+    assert experts.is_kept(found) is None and experts.print_row(found)[-1].startswith(f"expert: {expert.why[:100]}")
 
 
 def test_what_was_found_is_not_solved_again(tiny, tmp_path, capsys, monkeypatch):
@@ -118,7 +118,8 @@ def test_one_row_runs_in_a_process_of_its_own(tmp_path):
     ("changes", "asked"),
     [
         ({"micro_bs": "", "zero_stage": ""}, "dp=2,tp=2,pp=1,recompute=full"),
-        ({"n_gpus": "8", "pp": "2", "vpp": "3", "recompute": "selective", "seq_par": "yes"}, "dp=2,tp=2,pp=2,zero=0,sequence_parallel=1,vpp=3,microbatch=2"),
+        ({"n_gpus": "8", "pp": "2", "vpp": "3", "recompute": "selective", "seq_par": "yes"},
+         "dp=2,tp=2,pp=2,zero=0,sequence_parallel=1,vpp=3,microbatch=2"),
         ({"n_gpus": "8", "cp": "2", "micro_bs": "4", "zero_stage": "FSDP: optimizer+grad sharded, params not resharded after fwd"},
          "dp=2,tp=2,sp=2,pp=1,zero=2,recompute=full,microbatches=1"),
         ({"dp": "1", "n_gpus": "2", "zero_stage": "1", "recompute": "none"}, "dp=1,tp=2,pp=1,recompute=none,microbatch=2"),
@@ -134,8 +135,8 @@ def test_the_experts_words(changes, asked):
         (constraints_of, {"n_gpus": "8"}, "the degrees {'dp': 2, 'tp': 2, 'pp': 1} make 4 devices, printed are 8"),
         (constraints_of, {"ep": "4"}, "expert parallelism has no word among the constraints"),
         (constraints_of, {"n_gpus": "16", "cp": "2", "pp": "2"},
-         "constraints: sp=2 and microbatch=2, pp=2: plans in stages or in several microbatches have no axis of their own for the sequence "
-         "(tp splits it beside its matmuls, sequence_parallel=1); leave one out"),
+         "constraints: sp=2 and microbatch=2, pp=2: plans in stages or in several microbatches have no axis of their own for the "
+         "sequence (tp splits it beside its matmuls, sequence_parallel=1); leave one out"),
         (constraints_of, {"dp": "", "tp": "", "pp": ""}, "no degree is printed"),
         (cluster_of, {"hardware": "TPU v4"}, "hardware 'TPU v4': no preset"),
         (cluster_of, {"n_gpus": "12"}, "12 devices on hosts of 8: only equal hosts are planned"),
@@ -152,7 +153,8 @@ def test_what_cannot_be_asked(make, changes, why):
 
 def test_clusters_of_the_table():
     dgx2 = cluster_of(row(hardware="V100-SXM3-32GB DGX-2 + 8x100Gb IB/node", gpus_per_node="16", n_gpus="32"))
-    assert dgx2.spec == "2x16xV100-32GB" and dgx2.across.bandwidth_bytes_per_s == 6.25e9 and dict(dgx2.device.flops_per_s)["bfloat16"] == 125e12
+    assert dgx2.spec == "2x16xV100-32GB" and dgx2.across.bandwidth_bytes_per_s == 6.25e9
+    assert dict(dgx2.device.flops_per_s)["bfloat16"] == 125e12
     p3 = cluster_of(row(hardware="V100-16GB AWS p3.16xlarge, 25 Gb/s between nodes", n_gpus="16"))
     assert p3.spec == "2x8xV100-16GB" and p3.across.bandwidth_bytes_per_s == pytest.approx(0.390625e9)
 

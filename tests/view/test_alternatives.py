@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import autopar  # noqa: E402
-from autopar.alternatives import explain, price_alternatives, set_up, solve_again  # noqa: E402
+from autopar.alternatives import IN_STAGES, explain, price_alternatives, set_up, solve_again  # noqa: E402
 from autopar.constraints import Pin, constrain  # noqa: E402
 from autopar.demo.model import Gpt, token_loss  # noqa: E402
 from autopar.errors import InfeasibleError, PlanError  # noqa: E402
@@ -18,6 +18,8 @@ from autopar.graph.sharding import parse_sharding  # noqa: E402
 from autopar.options import Options  # noqa: E402
 from autopar.view.explain_name import FITS, TOO_LARGE, explain_name  # noqa: E402
 from autopar.view.split_text import print_split  # noqa: E402
+
+from .staged_plans import make_staged_plan  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 CLUSTER, LAYERS, HIDDEN = "cpu:2", 2, 32  # two ranks: one mesh, so that planning with a pin is the same question
@@ -133,3 +135,12 @@ def test_only_the_first_few_of_many_names_are_solved_with(bench):
     reports = price_alternatives(bench, explain_name(bench.plan, "blocks.*"), 5.0)
     assert len(reports) > 3 and sum(r.again is not None for r in reports) <= 3
     assert reports[-1].why_not == f"only the first 3 of {len(reports)} kinds are; a narrower name says more"
+
+
+def test_a_plan_in_stages_shows_its_stored_prices_and_says_why():
+    staged = make_staged_plan(pp=2, dp=2, microbatches=4, schedule="1f1b")
+    text = " ".join(str(autopar.explain(staged, "h.0.up", make_workload())).split())
+    assert f"alternatives were not solved with: {IN_STAGES}" in text
+    with pytest.raises(PlanError) as error:
+        set_up(staged, make_workload(), "cpu:4")
+    assert str(error.value) == IN_STAGES

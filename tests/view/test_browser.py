@@ -15,6 +15,7 @@ from autopar.view.html import plan_repr_html, save_html
 from autopar.view.units import print_bytes, print_count, print_ms, print_number, print_percent
 
 from .chrome import Chrome, why_no_chrome
+from .staged_plans import make_staged_plan
 from .synthetic_plans import make_plan
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(why_no_chrome()), reason=why_no_chrome() or "chromium is here")]
@@ -247,5 +248,30 @@ def test_what_is_done_before_the_turns_is_a_phase_where_there_is_any(chrome, tmp
         texts = chrome.run("return [...document.querySelectorAll('svg.memory text')].map((t) => t.textContent);")
         assert buttons == [*phases, "forward", "backward", "update"]
         assert ("prepare" in groups) == ("prepare" in texts) == bool(phases)
+    assert chrome.console_messages() == []
+    chrome.requests()
+
+
+def test_the_stages_of_a_pipeline_and_their_schedule(chrome, tmp_path):
+    """A box for each action where the plan's own times put it, and cards that are the average device's."""
+    plan = make_staged_plan(pp=2, dp=2, microbatches=4, schedule="1f1b")
+    save_html(plan, tmp_path / "stages.html")
+    chrome.open(tmp_path / "stages.html")
+    chrome.wait(READY)
+    for name in ("step_s", "compute_s", "exposed_comm_s"):
+        assert math.isclose(card(chrome, name), getattr(plan.cost, name), rel_tol=1e-9)
+    chrome.click("[data-tab=Stages]")
+    kinds = chrome.run("return [...document.querySelectorAll('svg.schedule rect')].map((r) => r.dataset.kind);")
+    drawn = sum(1 for s in plan.pipeline.stages if s.prepare_s) + sum(1 for s in plan.pipeline.stages if s.update_s)
+    assert kinds.count("F") == kinds.count("B") == 8 and len(kinds) == 16 + drawn
+    ends = chrome.run("return [...document.querySelectorAll('svg.schedule rect')].map((r) => Number(r.getAttribute('x')) + Number(r.getAttribute('width')));")
+    assert math.isclose(max(ends), 1230, rel_tol=1e-6)  # the last one ends with the step, at the right edge
+    assert column(chrome, "stages", "peak") == list(plan.cost.peak_bytes)
+    assert column(chrome, "stages", "forward") == [s.forward_s for s in plan.pipeline.stages]
+    chrome.click("[data-tab=Memory]")
+    assert sum(column(chrome, "holders", "bytes")) == max(plan.cost.peak_bytes)
+    chrome.click("[data-tab=Communication]")
+    assert math.isclose(sum(column(chrome, "comms", "time")), math.fsum(c.seconds for c in plan.comms), rel_tol=1e-9)
+    assert sum(column(chrome, "comms", "count")) == sum(4 if c.phase in (Phase.FORWARD, Phase.BACKWARD) else 1 for c in plan.comms)
     assert chrome.console_messages() == []
     chrome.requests()

@@ -80,7 +80,9 @@ def test_what_the_terminal_says_of_stages():
     plan = make_staged_plan(**TWO)
     text = " ".join(plan_text(plan, 160).split())
     assert "mesh dp=2 for each of 2 stages" in text and "steps 2 stages, 1f1b, 4 microbatches" in text
-    assert "stage 0: embed .. h.1 " in text and "stage 1: h.2 .. head " in text
+    for number, row in enumerate(plan.pipeline.stages):
+        assert f"stage {number}: {'; '.join(row.modules)} " in text
+    assert "stage 0: embed .. h." in text and " .. head " in text
     assert f"per device of stage {top_stage(plan)}, which holds most, at the peak" in text
     assert "of the average device; what it waits for other stages is the bubble" in text
     assert " x4 " in text and "x4: once in each microbatch; bytes and time are of the whole step" in text

@@ -29,6 +29,6 @@ def _local_shape(site: Site, whole_inputs: tuple[Shape, ...]) -> Mapping[str, Ar
 ROWS = (
     Rule("autopar.microbatch", _take, (("x",),), flops=0, why_whole="each turn takes one part of it on every rank"),
     Rule("autopar.accumulate", "... -> ...", (("x",),)),
-    Rule("pipe.send", "... -> ...", flops=0),
+    Rule("pipe.send", "... -> ...", (("x",),), flops=0),
     Rule("pipe.receive", _receive, flops=0, localise=_local_shape),
 )
