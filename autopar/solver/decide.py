@@ -179,8 +179,9 @@ class _Decide:
         stages = "one stage" if self.ask.most_stages == 1 else "every number of pipeline stages with equal devices, cut between numbered modules"
         demanded = describe_space(self.ask.constraints) if self.ask.constraints else ""
         return (
-            f"{layouts.num_layouts} layouts: {stages}, every number of microbatches, 1F1B and interleaved schedules; inside of a stage an axis that splits the "
-            f"batch and one within a host that splits anything else, every ZeRO stage, recompute as above{demanded}; {layouts.num_solved} solved with memory"
+            f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}, every number of microbatches, 1F1B and interleaved "
+            "schedules; inside of a stage an axis that splits the batch and one within a host that splits anything else, every ZeRO stage, recompute value "
+            f"by value{demanded}; {layouts.num_solved} solved with memory"
         )
 
 

@@ -107,7 +107,7 @@ def list_sources(lanes: Lanes) -> dict[Item, tuple[int, int]]:
 def _held_until(graph: Graph) -> list[int]:
     """For each node: until when a copy of its first input is held (longer than the node itself where it makes views of it)."""
     until = list(range(len(graph.nodes)))
-    reach: dict[str, int] = {}
+    reach = {name: len(graph.nodes) for name in (*graph.outputs, graph.loss) if name}  # what leaves the step is held to its end
     for i in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[i]
         if is_view(node.op):

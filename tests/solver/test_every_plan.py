@@ -114,7 +114,6 @@ def as_made_again(problem, options, again):
     )
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the judge lets go of a copy whose view leaves before that is brought to the end")
 def test_the_judge_sees_the_copy_whose_view_leaves():
     s = Sketch("leaving")
     x = s.enter("x", (4, 8), Kind.BATCH)
