@@ -17,7 +17,7 @@ from .node import Phase
 from .plan import FORMAT, Holder, Plan, TensorPlan
 from .registry import ORIGINS
 from .reshard import StepKind
-from .schedules import why_impossible
+from .schedules.known import why_impossible
 from .sharding import Sharding, local_shape, why_illegal
 from .tensor import DTYPE_BYTES, Kind, num_elements
 

@@ -13,7 +13,7 @@ from math import prod
 from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
 from ..graph.mesh import Mesh, MeshAxis, print_mesh
 from ..graph.roles import Roles
-from ..graph.schedules import why_impossible
+from ..graph.schedules.known import why_impossible
 
 MOST_CHUNKS = 8
 

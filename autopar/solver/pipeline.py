@@ -24,9 +24,9 @@ from ..graph.choice import Assignment
 from ..graph.mesh import num_ranks
 from ..graph.plan import Pruned
 from ..graph.roles import Roles, find_roles
-from ..graph.schedule_held import peak_held
-from ..graph.schedule_time import Durations, simulate
-from ..graph.schedules import build_order
+from ..graph.schedules.held import peak_held
+from ..graph.schedules.known import build_order
+from ..graph.schedules.timeline import Durations, simulate
 from ..graph.shorten import drop_units, unit_members
 from ..graph.stages import Stage, cut_stages, list_units
 from .layouts import Layout, Place, inner_constraints, least_seconds, list_places, list_schedules, list_turns, print_layout, turn_weight

@@ -11,7 +11,7 @@ from math import prod
 
 from ..constraints import DATA, PIPELINE, TENSOR, Constraints
 from ..graph.mesh import print_mesh
-from ..graph.schedules import why_impossible
+from ..graph.schedules.known import why_impossible
 from .layouts import MOST_CHUNKS, Place, list_places, list_schedules, list_turns
 
 _MOST_SHOWN = 6

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..graph.plan import CommPlan, ParamPlan, Pipeline, Plan
-from ..graph.schedule import settle_slots
-from ..graph.schedule_time import Durations, action_times
-from ..graph.schedules import build_order, build_schedule
+from ..graph.schedules.known import build_order, build_schedule
+from ..graph.schedules.schedule import settle_slots
+from ..graph.schedules.timeline import Durations, action_times
 from ..graph.stages import COPY
 from ..graph.tensor import Kind
 from ..graph.turns import RECEIVE, times_of

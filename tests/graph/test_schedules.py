@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from autopar.constraints import SCHEDULES
 from autopar.errors import ScheduleError
-from autopar.graph.check_schedule import channels_of, check_schedule, peer_of, without_sends
-from autopar.graph.schedule import SENDS, Action, ActionKind, Schedule, inputs_of, parse_csv, print_csv, print_schedule
-from autopar.graph.schedule_held import count_held, peak_held
-from autopar.graph.schedule_order import Order, order_of, schedule_of
-from autopar.graph.schedule_sends import lower_sends
-from autopar.graph.schedule_time import Durations, action_times, least_makespan, simulate
-from autopar.graph.schedules import KINDS, build_order, build_schedule, why_impossible
+from autopar.graph.schedules.check import channels_of, check_schedule, peer_of, without_sends
+from autopar.graph.schedules.held import count_held, peak_held
+from autopar.graph.schedules.known import KINDS, build_order, build_schedule, why_impossible
+from autopar.graph.schedules.order import Order, order_of, schedule_of
+from autopar.graph.schedules.schedule import SENDS, Action, ActionKind, Schedule, inputs_of, parse_csv, print_csv, print_schedule
+from autopar.graph.schedules.sends import lower_sends
+from autopar.graph.schedules.timeline import Durations, action_times, least_makespan, simulate
 
 SIZES = [(stages, microbatches) for stages in range(1, 7) for microbatches in range(1, 13)]
 ALL = [

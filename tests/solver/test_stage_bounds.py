@@ -8,8 +8,8 @@ from itertools import combinations
 import pytest
 
 from autopar.graph.mesh import Mesh
-from autopar.graph.schedule_time import Durations, simulate
-from autopar.graph.schedules import build_order, why_impossible
+from autopar.graph.schedules.known import build_order, why_impossible
+from autopar.graph.schedules.timeline import Durations, simulate
 from autopar.solver.layouts import Layout, Place, least_seconds
 from autopar.solver.stage_cuts import bound_chunks, bound_cuts, choose_cuts
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import ScheduleError
-from .check_schedule import check_schedule, messages_of, receive_of
+from ...errors import ScheduleError
+from .check import check_schedule, messages_of, receive_of
 from .schedule import COMPUTE, Action, Schedule
 
 

@@ -7,7 +7,7 @@ written by torch (compute only, or with sends and receives) is read as it stands
 parameters are gathered and gradients reduced is said by the plan.
 
 A stage lives on one rank, a rank may hold several. Each rank does its list in order; when, is up to the inputs. This file checks form
-only: `check_schedule` says whether a schedule can run, `schedule_time` how long it takes.
+only: `check` says whether a schedule can run, `timeline` how long it takes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from ..errors import ScheduleError
+from ...errors import ScheduleError
 
 
 class ActionKind(str, Enum):
@@ -98,7 +98,7 @@ def parse_csv(text: str, name: str = "custom") -> Schedule:
         name: the schedule's name, and the place that errors name.
 
     Raises:
-        ScheduleError: a cell is no action, a stage is on two ranks or on none, no rank has an action. Whether it runs: `check_schedule`.
+        ScheduleError: a cell is no action, a stage is on two ranks or on none, no rank has an action. Whether it runs: `check`.
     """
     rows = []
     home: dict[int, int] = {}
@@ -143,7 +143,7 @@ def inputs_of(action: Action, num_stages: int) -> tuple[Action, ...]:
     """The actions of which one must be done before this one starts: what the data says, whichever list they are in.
 
     The backward of a stage follows the one of the next stage, split or not; the last stage's follows its own forward. Of a receive it is
-    the send. An action that a rank's own list must hold before (the receive before its reader) is not named: `check_schedule` looks at it.
+    the send. An action that a rank's own list must hold before (the receive before its reader) is not named: `check` looks at it.
     """
     s, k, m = action.stage, action.kind, action.microbatch
     if k is ActionKind.F:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..errors import ScheduleError
+from ...errors import ScheduleError
 from .schedule import COMPUTE, RECEIVES, SENDS, Action, ActionKind, Place, Schedule, inputs_of, print_schedule, settle_slots
 
 _AROUND = 6

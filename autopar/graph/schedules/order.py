@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import ScheduleError
+from ...errors import ScheduleError
 from .schedule import COMPUTE, Action, ActionKind, Schedule
 
 

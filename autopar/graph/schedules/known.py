@@ -2,7 +2,7 @@
 
 In: a kind, how many ranks, microbatches and chunks a rank. Out: an `Order`, or the `Schedule` with its actions. Stage s lives on rank
 s mod R, so with one chunk a rank the stages are the ranks. Each is the order its authors give; whether it suits the durations at hand is a
-question for `schedule_time`.
+question for `timeline`.
 
 * `gpipe`: all forwards, then all backwards, both by ascending microbatch (GPipe, Huang et al. 2019).
 * `1f1b`: rank r runs R - r - 1 forwards ahead, then one forward and one backward in turn (Narayanan et al. 2021, section 2.2.1).
@@ -18,10 +18,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-from ..constraints import SCHEDULES
-from ..errors import ScheduleError
+from ...constraints import SCHEDULES
+from ...errors import ScheduleError
+from .order import Order, schedule_of
 from .schedule import Schedule
-from .schedule_order import Order, schedule_of
 
 KINDS = (*SCHEDULES, "forward-only")
 

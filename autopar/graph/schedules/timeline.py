@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import ScheduleError
-from .check_schedule import check_schedule
-from .schedule_order import Order, schedule_of
+from ...errors import ScheduleError
+from .check import check_schedule
+from .order import Order, schedule_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def simulate(order: Order, durations: Durations) -> Timeline:
     """The timeline of a schedule.
 
     Raises:
-        ScheduleError: the durations do not fit its stages, or it cannot run (as `check_schedule` says it).
+        ScheduleError: the durations do not fit its stages, or it cannot run (as `check` says it).
     """
     take, lag, ends = _run(order, durations)
     busy = [sum(map(take.__getitem__, row)) for row in order.rows]
@@ -124,7 +124,7 @@ def _run(order: Order, durations: Durations) -> tuple[list[float], list[float], 
 
 
 def _needs(order: Order) -> list[int]:
-    """Code -> the code whose output it waits for, -1 for none. What its own rank did before is not asked again: `check_schedule`."""
+    """Code -> the code whose output it waits for, -1 for none. What its own rank did before is not asked again: `check`."""
     count = order.num_microbatches
     size = order.num_stages * count
     forward = [-1] * count + list(range(size - count))

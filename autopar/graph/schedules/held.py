@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import ScheduleError
-from .schedule_order import Order
+from ...errors import ScheduleError
+from .order import Order
 
 
 def count_held(order: Order) -> tuple[int, ...]:
