@@ -96,9 +96,12 @@ def test_pieces_joined_equal_the_whole(samples: dict[str, list[Sample]], family:
     assert not wrong, f"{len(wrong)} of {checked} strategies are wrong:\n" + "\n".join(wrong[:20])
 
 
+PLANNED_ONLY = {"pipe.send", "pipe.receive"}  # stages are planned, not yet run: nothing to run on pieces until they are
+
+
 def test_every_row_has_a_sample(samples: dict[str, list[Sample]]) -> None:
     seen = {find_rule(RULES, s.node).op for many in samples.values() for s in many}
-    assert sorted(set(RULES) - seen) == []
+    assert sorted(set(RULES) - seen) == sorted(PLANNED_ONLY)
 
 
 def test_sample_names_are_unique(samples: dict[str, list[Sample]]) -> None:
