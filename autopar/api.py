@@ -44,7 +44,7 @@ from .solver.answer import Answered, build_answer
 from .solver.answer_stages import build_staged_answer
 from .solver.decide import Ask, Decision, decide
 from .solver.infeasible import MemoryShortage
-from .solver.pipeline import Staged
+from .solver.layout_solve import Staged
 from .solver.recognise import recognise
 from .trace import Traced, Workload, trace_step
 from .trace.discovery.discover import CACHE_PATH, NOT_THE_SAME, find_rows

@@ -10,10 +10,12 @@ what the solver adds for the same choice (both call `cost.model`). A single stag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import fsum
 
 from ..graph.case import Case
 from ..graph.graph import value_table
+from ..graph.liveness import is_view
 from ..graph.mesh import axis_sizes, num_ranks
 from ..graph.node import Node, Phase
 from ..graph.plan import Cost
@@ -23,7 +25,8 @@ from ..graph.sharding import Sharding
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import Kind, Value, num_elements, size_bytes
 from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, transfer_of
-from ..graph.turns import LOOP, count_microbatches, times_of
+from ..graph.stages import COPY
+from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .memory import comm_step, estimate_memory
 from .model import (
     AxisLink,
@@ -182,19 +185,38 @@ def count_samples(program: Program) -> int | None:
     return None
 
 
-def roofline_seconds(model: CostModel, case: Case) -> tuple[float, float]:
-    """Seconds of forward and backward, and of everything else, on one device of unlimited memory, without the overhead of starting ops: among n
-    devices no plan takes less than the n-th part."""
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What a graph takes at least: seconds of its work on one device of unlimited memory (n devices take no less than the n-th part), and of starting
+    its ops, which every device does.
+
+    Args:
+        loop_s, loop_start_s: of one turn of forward and backward.
+        once_s, once_start_s: of everything else.
+    """
+
+    loop_s: float
+    once_s: float
+    loop_start_s: float
+    once_start_s: float
+
+
+def estimate_roofline(model: CostModel, case: Case) -> Roofline:
+    """Of a graph, whole or of a stage; what a stage only has a copy of (`graph.stages`), sends and receives count nothing."""
     values = value_table(case.graph)
-    inside = outside = 0.0
+    work, starts = {True: 0.0, False: 0.0}, {True: 0, False: 0}
     known: dict[int, float] = {}
-    for i, root in enumerate(case.fold.node_class):
+    for node, root in zip(case.graph.nodes, case.fold.node_class):
+        if is_view(node.op) or node.op in (SEND, RECEIVE) or COPY in node.name:
+            continue
         if root not in known:
-            node, site, signature = case.graph.nodes[root], case.sites[root], case.signatures[root]
+            first, site, signature = case.graph.nodes[root], case.sites[root], case.signatures[root]
             whole = Strategy((), tuple(Sharding(()) for _ in site.inputs), tuple(Sharding(()) for _ in site.outputs))
-            known[root] = max(0.0, estimate_node_s(model, signature, site, site_dtypes(node, values), whole, ()) - model.launch_s)
-        if case.graph.nodes[i].phase in LOOP:
-            inside += known[root]
-        else:
-            outside += known[root]
-    return inside, outside
+            known[root] = estimate_node_s(model, signature, site, site_dtypes(first, values), whole, ()) - model.launch_s
+        work[node.phase in LOOP] += max(0.0, known[root])
+        starts[node.phase in LOOP] += 1
+    for old, new in case.graph.updates:
+        if old != new and COPY not in old:
+            work[False] += estimate_write_s(model, size_bytes(values[old])) - model.launch_s
+            starts[False] += 1
+    return Roofline(work[True], work[False], model.launch_s * starts[True], model.launch_s * starts[False])

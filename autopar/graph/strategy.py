@@ -14,7 +14,7 @@ What cannot be offered is told by `refusals`, with the reason; nothing is silent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -253,7 +253,7 @@ def _find_dim(dims: tuple[tuple[str, ...], ...], factor: str, size: dict[str, in
 
 
 def list_strategies(
-    signature: Signature, site: Site, sizes: tuple[int, ...], cuts: dict[str, Cuts]
+    signature: Signature, site: Site, sizes: tuple[int, ...], cuts: dict[str, Cuts], allowed: Callable[[Strategy, int], bool] | None = None
 ) -> tuple[tuple[Strategy, ...], tuple[Refusal, ...]]:
     """All legal strategies of one node on a mesh, replicated first, and what was refused on single axes with the reason.
 
@@ -261,6 +261,7 @@ def list_strategies(
         site: the node with whole shapes.
         sizes: of the mesh axes.
         cuts: of each factor.
+        allowed: told a strategy that splits along one axis alone, and this axis: whether that may be part of any; None: always.
     """
     choices = axis_choices(signature, cuts, input_names(site.node))
     refused = {Refusal(f.name, f"{f.name} (size {f.size}) stays whole: {f.whole}") for f in signature.factors if f.whole}
@@ -272,7 +273,7 @@ def list_strategies(
             made = _combine(splits, tuple(choice if a == axis else REPLICATED for a in range(len(sizes))))
             if isinstance(made, str):
                 refused.add(Refusal(choice, f"{made}, axis of {n}"))
-            else:
+            elif allowed is None or choice == REPLICATED or allowed(made[0], axis):
                 fine.append(choice)
         per_axis.append(fine)
     strategies: dict[tuple[int, ...], Strategy] = {}

@@ -20,7 +20,7 @@ from ..graph.stages import COPY, stage_table
 from ..graph.tensor import STATE_KINDS
 from .answer import build_answer
 from .layouts import Layout
-from .pipeline import Staged
+from .layout_solve import Staged
 from .recognise import recognise
 
 

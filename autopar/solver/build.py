@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -27,17 +27,29 @@ from .prices import Prices
 from .problem import MOMENTS, Chooser, Part, Problem, Turns
 from .reads import build_owners
 from .skeleton import Skeleton, build_skeleton
-from .steer import Steer, part_clusters, steer_menus, steer_storages
+from .steer import Steer, part_clusters, screen_axes, steer_menus, steer_storages
 from .tables import NONE, Tables
+
+
+@dataclass(slots=True)
+class Shared:
+    """What problems on one mesh have in common, by one cost model and under the same constraints: strategies of nodes, prices of reshards.
+
+    A cache: the same problems come out with it and without.
+    """
+
+    strategies: dict[object, tuple[Strategy, ...]] = field(default_factory=dict)
+    tables: Tables | None = None
 
 
 def build_problem(
     graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, fold: Fold, mesh: Mesh, prices: Prices, cluster: bool = True,
     steer: Steer | None = None,
     recompute: str = "none",
-    skeleton: Skeleton | None = None,
+    skeletons: list[Skeleton] | None = None,
     in_flight: float = 1.0,
     turn_weight: float | None = None,
+    shared: Shared | None = None,
 ) -> Problem:
     """The tables of one mesh.
 
@@ -48,15 +60,17 @@ def build_problem(
         cluster: elementwise nodes in a row decide together.
         steer: what users demand of the plan; the roles of the axes are their names (`role_meshes`).
         recompute: `none`, `free` (values may be made again for the backward pass) or `full` (all that may be is).
-        skeleton: of this graph, where it is at hand; used if its clusters are those of this mesh and it knows of recompute as asked.
+        skeletons: of this graph; one that fits is used, else a new one goes there.
         in_flight: microbatches between their forward and backward at once (`problem.Turns`).
         turn_weight: what one turn counts in the objective; None: as many turns as there are.
+        shared: with other problems on the same mesh.
     Raises:
         ConstraintError: this mesh cannot obey.
     """
     sizes = axis_sizes(mesh)
-    tables = Tables(prices, sizes, [], {})
-    menus, dropped = list_menus(graph, sites, signatures, cuts, fold, sizes)
+    shared = shared or Shared()
+    tables = shared.tables = Tables(prices, sizes, [], {}) if shared.tables is None else replace(shared.tables, prices=prices)
+    menus, dropped = list_menus(graph, sites, signatures, cuts, fold, sizes, None if steer is None else screen_axes(steer, graph, mesh), shared.strategies)
     if steer is not None:
         menus, broken = steer_menus(steer, graph, signatures, menus, mesh)
         dropped |= broken
@@ -72,8 +86,11 @@ def build_problem(
     exempt: tuple[Pruned, ...] = ()
     if steer is not None:
         storages, exempt = steer_storages(steer, graph, fold, storages, mesh)
-    if skeleton is None or skeleton.clusters != clusters or skeleton.recompute != (recompute != "none"):
+    skeletons = [] if skeletons is None else skeletons
+    skeleton = next((s for s in skeletons if s.fits(clusters, recompute != "none", turn_weight)), None)
+    if skeleton is None:
         skeleton = build_skeleton(graph, signatures, fold, clusters, recompute != "none", turn_weight)
+        skeletons.append(skeleton)
     choosers = _build_choosers(graph, skeleton, menus, storages, recompute == "full", fold, tables)
     groups, lanes = skeleton.groups, skeleton.lanes
     owners = skeleton.owners

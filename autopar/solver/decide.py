@@ -26,7 +26,8 @@ from ..graph.plan import Certificate
 from ..graph.roles import find_roles
 from ..graph.stages import list_units
 from .obeyed import require_obeyed, require_obeyed_stages
-from .pipeline import PipelineSearch, Staged, StagedResult
+from .layout_solve import Staged
+from .pipeline import PipelineSearch, StagedResult
 from .role_meshes import label_meshes
 from .search import Question, SearchResult, search
 from .steer import Steer, check_names, describe_space, prepare_steer, refine_fold

@@ -7,7 +7,7 @@ dropped never makes a plan better, or it is counted and told in the certificate.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache
 from itertools import product
 
@@ -25,11 +25,20 @@ from ..graph.tensor import STATE_KINDS, num_elements
 from .clusters import align_menus
 
 
+AxisTest = tuple[Hashable, Callable[[Strategy, int], bool]]  # equal keys, equal tests; told a strategy that splits along one axis, and this axis
+
+
 def list_menus(
-    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, fold: Fold, sizes: tuple[int, ...]
+    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, fold: Fold, sizes: tuple[int, ...],
+    screen: Callable[[int], AxisTest | None] | None = None, known: dict[object, tuple[Strategy, ...]] | None = None,
 ) -> tuple[dict[int, tuple[Strategy, ...]], dict[str, int]]:
-    """Strategies of each node class: those that all of its nodes offer, whose dims may be cut differently; equal nodes share one table."""
-    cache: dict[object, tuple[Strategy, ...]] = {}
+    """Strategies of each node class: those that all of its nodes offer, whose dims may be cut differently; equal nodes share one table.
+
+    Args:
+        screen: node number -> what it may do along single axes (None: anything), so that products of the rest are never made.
+        known: strategies of nodes of other graphs on the same mesh, under the same laws; what is new goes there.
+    """
+    cache = {} if known is None else known
     menus: dict[int, tuple[Strategy, ...]] = {}
     seen: dict[int, set[object]] = defaultdict(set)
     for index, root in enumerate(fold.node_class):
@@ -39,9 +48,10 @@ def list_menus(
             continue
         seen[root].add(around)
         inner = node_cuts(site, signature, cuts)
-        key = (site.node.op, site.node.args, signature.linear, site.inputs, site.outputs, site.dtypes, tuple(sorted(inner.items())))
+        same, allowed = (screen(index) if screen is not None else None) or (None, None)
+        key = (site.node.op, site.node.args, signature.linear, site.inputs, site.outputs, site.dtypes, tuple(sorted(inner.items())), same)
         if key not in cache:
-            cache[key] = list_strategies(signature, site, sizes, inner)[0]
+            cache[key] = list_strategies(signature, site, sizes, inner, allowed)[0]
         if root not in menus or menus[root] is cache[key]:
             menus[root] = cache[key]
         else:

@@ -24,14 +24,13 @@ from ..graph.recompute import recompute_all
 from ..graph.repeats import Fold
 from ..graph.rule import Signature, Site
 from .build import build_problem
-from .clusters import find_clusters
 from .formulate import count_columns
 from .infeasible import MemoryShortage, describe_nearest
 from .judge import evaluate_seconds
 from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
 from .prices import Prices
 from .problem import Problem
-from .skeleton import Skeleton, build_skeleton
+from .skeleton import Skeleton
 from .steer import Steer, describe_space
 
 _GAP = 1e-3
@@ -134,7 +133,7 @@ class _Search:
         self.best: tuple[float, Problem, Decisions] | None = None
         self.answers: list[tuple[Mesh, MeshAnswer]] = []
         self.pruned: dict[Pruned, None] = {}
-        self.skeletons: dict[bool, Skeleton] = {}  # with recompute or without
+        self.skeletons: list[Skeleton] = []  # with recompute or without
         said = question.steer.constraints.recompute if question.steer is not None else None
         self.recompute = said or "free"
 
@@ -207,11 +206,8 @@ class _Search:
         began = time.monotonic()
         q = self.question
         prices, said = self.prices_for_mesh(mesh), recompute or ("full" if self.recompute == "full" else "none")
-        may = said != "none"
-        if may not in self.skeletons:
-            self.skeletons[may] = build_skeleton(q.graph, q.signatures, q.fold, find_clusters(q.graph, q.signatures, q.fold), may)
         problem = build_problem(
-            q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, prices, steer=q.steer, recompute=said, skeleton=self.skeletons[may]
+            q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, prices, steer=q.steer, recompute=said, skeletons=self.skeletons
         )
         for pruned in problem.pruned:
             self.pruned[Pruned(f"{pruned.what} on mesh {print_mesh(mesh)}", pruned.why)] = None

@@ -40,6 +40,11 @@ class Skeleton:
     places: Mapping[Item, list[tuple[int, int]]]
     owners: tuple[Owner, ...] | None
 
+    def fits(self, clusters: Mapping[int, int], recompute: bool, turn_weight: float | None) -> bool:
+        """True where it is what `build_skeleton` would make of its graph."""
+        weight = self.lanes.num_turns if turn_weight is None else turn_weight
+        return self.recompute == recompute and self.lanes.turn_weight == weight and self.clusters == clusters
+
 
 def build_skeleton(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, clusters: Mapping[int, int], recompute: bool, turn_weight: float | None = None) -> Skeleton:
     """Number the choosers and their ports, then read the graph.

@@ -4,7 +4,10 @@ In: per unit the seconds of a step and of one forward. Out: the cuts whose slowe
 
     end of stage s >= sum of the step seconds of its units + sum of the forward seconds of all units before it
 
-(its microbatches and its update, after the fill; the drain of the stages before it may run beside its update).
+(its microbatches and its update, after the fill; the drain of the stages before it may run beside its update). `bound_drain` adds
+
+    end of stage i >= sum of the loop seconds of the units of any later stage s + sum of the forward seconds of all units before s
+                      + sum of the backward seconds of all units from stage i to before s + the update of stage i
 """
 
 from __future__ import annotations
@@ -67,3 +70,39 @@ def bound_cuts(step_s: Sequence[float], fill_s: Sequence[float], num_stages: int
     for _ in range(1, num_stages):
         best = np.maximum(best[:, None], cost).min(axis=0)
     return float(best[count])
+
+
+def bound_drain(
+    step_s: Sequence[float], fill_s: Sequence[float], loop_s: Sequence[float], once_s: Sequence[float], drain_s: Sequence[float], num_stages: int
+) -> float:
+    """`bound_cuts`, with the drain: what a stage does once begins when its own last backward is over, which waits for those of all later stages.
+
+    Not for schedules that split the backward.
+
+    Args:
+        step_s, fill_s: per unit, of a step and of one forward, at least.
+        loop_s, once_s, drain_s: of all turns, of what is done once, and of one backward, at least, each as if only it counted.
+    """
+    count, steps = len(step_s), 12
+    step, fill, loop, once, drain = (np.concatenate([[0.0], np.cumsum(row)]) for row in (step_s, fill_s, loop_s, once_s, drain_s))
+    fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
+    own = np.where(fits, step[None, :] - step[:, None] + fill[:, None], np.inf)
+    turns = loop[None, :] - loop[:, None] + fill[:, None]
+    tail, back = once[None, :] - once[:, None], drain[None, :] - drain[:, None]
+
+    def reaches(most: float) -> bool:
+        """Some cuts may give a step of so many seconds: `owed` is the least that is still to run when the turns of the last stage so far are over."""
+        owed = np.where(own[0] <= most, tail[0] + back[0], np.inf)
+        for _ in range(1, num_stages):
+            waits = np.maximum(tail, owed[:, None])
+            owed = np.where((own <= most) & (turns + waits <= most), waits + back, np.inf).min(axis=0)
+        return bool(np.isfinite(owed[count]))
+
+    low = bound_cuts(step_s, fill_s, num_stages)
+    high = low + float(loop[-1] + once[-1])
+    if reaches(low) or not reaches(high):
+        return low
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return low

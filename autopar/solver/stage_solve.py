@@ -28,11 +28,12 @@ from ..graph.stages import Stage
 from ..graph.strategy import list_strategies
 from ..graph.tensor import Value
 from ..graph.turns import RECEIVE, SEND, count_microbatches, times_of
-from .build import build_problem
+from .build import Shared, build_problem
 from .formulate import count_columns
 from .one_mesh import MeshAnswer, build_assignment, solve_mesh
 from .problem import Problem
 from .role_meshes import axis_role
+from .skeleton import Skeleton
 from .steer import Steer
 
 _MOST_COLUMNS = 400_000
@@ -119,9 +120,12 @@ def solve_stage(
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     said = steer.constraints.recompute or "free"
 
+    shared, skeletons = Shared(), list[Skeleton]()
+
     def build(recompute: str) -> Problem:
         return build_problem(
-            case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, recompute=recompute, in_flight=in_flight, turn_weight=weight
+            case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, recompute=recompute, in_flight=in_flight, turn_weight=weight,
+            skeletons=skeletons, shared=shared,
         )
 
     def measure(assignment: Assignment) -> int:

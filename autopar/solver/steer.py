@@ -38,6 +38,7 @@ from ..graph.rule import Signature, Site, is_contraction
 from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, parse_sharding, why_illegal
 from ..graph.strategy import REPLICATED, Strategy
 from ..graph.tensor import STATE_KINDS, Kind, Value, num_elements
+from .menus import AxisTest
 from .role_meshes import axis_role, rest_roles
 
 _MOST_SHOWN = 6
@@ -246,6 +247,26 @@ def _named_tests(steer: Steer, mesh: Mesh, graph: Graph, node: Node, values: Map
         if name == node.name:
             found.append((f"{name} as {' '.join(choices)}", lambda s, roles, choices=choices: s.choices == choices))
     return found
+
+
+def screen_axes(steer: Steer, graph: Graph, mesh: Mesh) -> Callable[[int], AxisTest | None]:
+    """Node number -> what the laws of the axes leave it along each; None where a word names the node, which comes first."""
+    laws, values, roles = axis_laws(steer, mesh), value_table(graph), steer.roles
+
+    def screen(index: int) -> AxisTest | None:
+        node = graph.nodes[index]
+        if _named_tests(steer, mesh, graph, node, values):
+            return None
+        pieces = tuple(roles.pieces.get(name, ()) for name in (*node.inputs, *(o for o in node.outputs if o)))
+
+        def allowed(strategy: Strategy, axis: int) -> bool:
+            row = [""] * len(laws.sizes)
+            row[axis] = role_of_choice(roles, node, strategy, axis, laws.sizes[axis])
+            return not why_role(steer, laws, node, index, strategy, row)
+
+        return (node.phase, roles.splits[index], index in roles.of_params, pieces), allowed
+
+    return screen
 
 
 def steer_menus(

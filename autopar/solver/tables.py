@@ -44,6 +44,8 @@ class Tables:
     _bytes: dict[tuple[tuple[int, ...], str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.shardings:
+            return  # those of another problem on the same mesh
         whole = replicated(len(self.sizes))
         self.shardings += [whole, whole]  # the second stands for NONE and is never asked for
         self.ids[whole] = WHOLE_ID

@@ -7,7 +7,7 @@ those that only have a copy; so sums over units bound every stage, and every pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 
 import numpy as np
@@ -21,12 +21,13 @@ from ..graph.node import Phase
 from ..graph.roles import Roles
 from ..graph.stages import COPY, Cutter, list_units, stage_table
 from ..graph.turns import LOOP, SEND
-from .build import build_problem
+from .build import Shared, build_problem
 from .formulate import Formulation
 from .ilp import solve_program
 from .judge import made_id, share_bytes, wanted_id
 from .layouts import stage_roles
 from .problem import Group, Problem
+from .skeleton import Skeleton
 from .steer import Steer
 from .tables import NONE
 
@@ -44,9 +45,21 @@ class UnitCosts:
     step_s: tuple[float, ...]
     fill_s: tuple[float, ...]
     once_s: tuple[float, ...]
-    always: tuple[int, ...]
-    waiting: tuple[int, ...]
-    passing: tuple[int, ...]
+    always: tuple[float, ...]
+    waiting: tuple[float, ...]
+    passing: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCosts:
+    """Per unit, in order: the least seconds of all its turns, of what is done once, and of one backward, each as if only it counted."""
+
+    loop_s: tuple[float, ...]
+    once_s: tuple[float, ...]
+    drain_s: tuple[float, ...]
+
+
+COST_FIELDS = tuple(f.name for f in fields(UnitCosts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +67,14 @@ class Units:
     """The units of a graph: the name of each one's first node, which of them are alike (a number per kind), and the graph of one of each kind.
 
     Args:
-        cases, roles: per kind.
+        cases, roles, skeletons: per kind.
     """
 
     starts: tuple[str, ...]
     kinds: tuple[int, ...]
     cases: tuple[Case, ...]
     roles: tuple[Roles, ...]
+    skeletons: tuple[list[Skeleton], ...]
 
 
 def part_roles(roles: Roles, whole: Case, part: Case) -> Roles:
@@ -88,34 +102,66 @@ def find_units(case: Case, roles: Roles) -> Units:
             kinds[key] = len(kinds)
             cases.append(build_case(cutter.build(unit).graph, case.rules))
         found.append(kinds[key])
-    return Units(starts, tuple(found), tuple(cases), tuple(part_roles(roles, case, part) for part in cases))
+    return Units(starts, tuple(found), tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
 
 
-def price_units(units: Units, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int) -> UnitCosts:
-    """Price each kind once.
+def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, ...]:
+    """The costs of each unit of a kind, in the order of `COST_FIELDS`.
 
+    Args:
+        shared: of this mesh and these constraints.
     Raises:
         ConstraintError: the mesh cannot obey.
     """
-    per_kind = [_price(case, roles, mesh, model, constraints, turns) for case, roles in zip(units.cases, units.roles)]
-    return UnitCosts(*(tuple(per_kind[k][field] for k in units.kinds) for field in range(6)))
-
-
-def _price(case: Case, roles: Roles, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int) -> tuple[float, float, float, int, int, int]:
-    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
-    problem = build_problem(
-        case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=Steer(constraints, roles), turn_weight=float(turns)
-    )
-    problem = _own_costs(problem)
+    problem = _unit_problem(units, kind, mesh, model, constraints, turns, shared)
     least = sum(float(c.seconds.min()) for c in problem.choosers)
     if least <= 0:
         return 0.0, 0.0, 0.0, 0, 0, 0
-    scale, form = 1000.0 / least, Formulation(problem)
+    bound, decisions = _relax(problem)
+    forward = _least_turn(problem, Phase.FORWARD, turns)
+    if decisions is None:
+        return max(least, bound), forward, 0.0, 0, 0, 0
+    return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
+
+
+def price_phases(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, float, float]:
+    """`PhaseCosts` of each unit of a kind.
+
+    Args:
+        shared: of this mesh and these constraints.
+    """
+    problem = _unit_problem(units, kind, mesh, model, constraints, turns, shared)
+    return _relax(_of_phases(problem, True))[0], _relax(_of_phases(problem, False))[0], _least_turn(problem, Phase.BACKWARD, turns)
+
+
+def _unit_problem(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> Problem:
+    case = units.cases[kind]
+    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
+    problem = build_problem(
+        case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=Steer(constraints, units.roles[kind]),
+        skeletons=units.skeletons[kind], turn_weight=float(turns), shared=shared,
+    )  # fmt: skip
+    return _own_costs(problem)
+
+
+def _relax(problem: Problem) -> tuple[float, list[int] | None]:
+    """Seconds that no plan beats, and about what the fastest decides."""
+    least = sum(float(c.seconds.min()) for c in problem.choosers)
+    scale, form = 1000.0 / least if least > 0 else 1.0, Formulation(problem)
     found = solve_program(form.build(None, scale), relaxed=True, time_limit_s=20.0)
     if found.status != "optimal" or found.values is None:
-        return max(least, (found.bound or 0.0) / scale), _least_forward(problem, turns), 0.0, 0, 0, 0
+        return max(least, (found.bound or 0.0) / scale), None
     decisions = [int(np.argmax(found.values[o : o + len(c.seconds)])) for o, c in zip(form.offsets, problem.choosers)]
-    return max(found.objective / scale, 0.0), _least_forward(problem, turns), _once(problem, decisions), *share_bytes(problem, decisions)
+    return max(found.objective / scale, 0.0), decisions
+
+
+def _of_phases(problem: Problem, loop: bool) -> Problem:
+    """The problem in which only the turns cost anything, or only what is done once."""
+    choosers = tuple(
+        c if all((p.node >= 0 and problem.graph.nodes[p.node].phase in LOOP) == loop for p in c.parts) else replace(c, seconds=np.zeros_like(c.seconds))
+        for c in problem.choosers
+    )
+    return replace(problem, choosers=choosers, groups=tuple(g if (g.phase in LOOP) == loop else replace(g, times=0.0) for g in problem.groups))
 
 
 def _once(problem: Problem, decisions: list[int]) -> float:
@@ -134,11 +180,11 @@ def _once(problem: Problem, decisions: list[int]) -> float:
     return total
 
 
-def _least_forward(problem: Problem, turns: int) -> float:
-    """Of the forward nodes of one turn, each as fast as it can be."""
+def _least_turn(problem: Problem, phase: Phase, turns: int) -> float:
+    """Of the nodes of a phase in one turn, each as fast as it can be."""
     total = 0.0
     for chooser in problem.choosers:
-        if all(p.node >= 0 and problem.graph.nodes[p.node].phase is Phase.FORWARD for p in chooser.parts):
+        if all(p.node >= 0 and problem.graph.nodes[p.node].phase is phase for p in chooser.parts):
             total += float(np.min(chooser.seconds)) / turns
     return total
 

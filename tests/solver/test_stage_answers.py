@@ -21,13 +21,14 @@ from autopar.graph.roles import find_roles
 from autopar.graph.stages import cut_stages, list_units
 from autopar.solver.build import build_problem
 from autopar.solver.judge import evaluate_seconds, held_bytes
-from autopar.solver.layouts import inner_constraints, print_layout
+from autopar.solver.layout_guess import bound_layout, sharpen_bound
+from autopar.solver.layout_prices import Tier
+from autopar.solver.layouts import least_seconds, print_layout
 from autopar.solver.one_mesh import build_assignment
 from autopar.solver.pipeline import PipelineSearch
-from autopar.solver.stage_cuts import bound_chunks, bound_cuts
 from autopar.solver.stage_solve import crossing_choices, solve_stage, stage_program, time_stage
 from autopar.solver.steer import Steer
-from autopar.solver.unit_costs import find_units, part_roles, price_units
+from autopar.solver.unit_costs import part_roles
 
 from .blocks import build_block_case
 
@@ -132,22 +133,34 @@ SMALL = {"blocks": 3, "width": 64, "hidden": 128, "batch": 16, "vocab": 64}
 LARGE = {"blocks": 4, "width": 1024, "hidden": 2048, "batch": 2048, "vocab": 1024}
 
 
+def each_bound(search, layout, few):
+    """The largest of the bounds that need no prices for the layout's own number of microbatches."""
+    place, turns = layout.place, layout.num_microbatches
+    floor = least_seconds(layout, *search.prices.floor_s(place, turns))
+    rows = [search.prices.stretch(search.prices.costs(place, few, tier), few, turns) for tier in Tier]
+    return max(floor, *(bound_layout(layout, row) for row in rows))
+
+
 def list_gaps(spec, in_turns, **shape):
     """Layout -> (what its units say at least) / (the step of its plan), for every layout of a model with so many turns."""
     model = build_cost_model(parse_cluster(spec))
     search = PipelineSearch(build_block_case(**shape), model, Constraints(), 60 * 2**30, time.monotonic() + 300, lambda line: None)
     found = {}
-    for layout in (each.layout for each in search._list_open()):
+    for layout in (each.layout for each in search.list_open()):
         place, turns = layout.place, layout.num_microbatches
         if turns not in in_turns:
             continue
-        whole = split_case(search.case, turns)
-        units = find_units(whole, find_roles(whole.graph, whole.sites, whole.signatures, whole.cuts))
-        costs = price_units(units, place.mesh, model, inner_constraints(Constraints(), place), turns)
-        staged = search.solve_layout(layout)
+        few = min(in_turns) if place.num_stages > 1 else min(n for n in in_turns if n > 1)
+        costs = search.prices.costs(place, turns, Tier.ALL)
+        staged = search.solver.solve(layout, costs, 300.0)
         assert not isinstance(staged, str), staged
-        bound = bound_chunks if layout.chunks > 1 else bound_cuts
-        found[print_layout(layout)] = bound(costs.step_s, costs.fill_s, place.num_stages) / staged.step_s
+        bounds = (
+            each_bound(search, layout, few),
+            bound_layout(layout, costs),
+            sharpen_bound(layout, costs, search.prices.phases(place, turns)),
+        )
+        assert bounds[0] <= staged.step_s * (1 + 1e-6) and bounds[1] <= bounds[2]
+        found[print_layout(layout)] = max(bounds) / staged.step_s
     assert len(found) > 3
     return found
 

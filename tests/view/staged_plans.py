@@ -14,7 +14,8 @@ from autopar.graph.graph import count_params
 from autopar.graph.plan import Certificate, ClusterInfo, ModelInfo, Plan
 from autopar.solver.answer import build_answer
 from autopar.solver.answer_stages import build_staged_answer
-from autopar.solver.pipeline import PipelineSearch, Staged
+from autopar.solver.layout_solve import Staged
+from autopar.solver.pipeline import PipelineSearch
 from tests.solver.blocks import build_block_case
 
 LIMIT = 2**30

@@ -1,0 +1,124 @@
+"""The graph of a layout: in turns, and with few of its equal blocks where only their price is asked for.
+
+In: a case, constraints. Out: the same case in so many turns, whole or shortened, its roles and units. A cache: made as they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..constraints import Constraints
+from ..errors import MicrobatchError
+from ..graph.case import Case, build_case, split_case
+from ..graph.roles import Roles, find_roles
+from ..graph.shorten import drop_units, unit_members
+from ..graph.stages import list_units
+from .steer import refine_fold
+from .unit_costs import Units, find_units
+
+_KEPT_UNITS = 4  # of a run of equal ones, where only its price is asked for
+_SHORTER = 3000  # nodes; a smaller graph is not shortened
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A number of microbatches: the shortened graph that takes them, its roles and units.
+
+    Args:
+        repeated: the unit of which the whole model has `more` than the shortened one.
+    """
+
+    case: Case
+    roles: Roles
+    units: Units
+    repeated: int
+    more: int
+
+    def expand(self, row: Sequence) -> tuple:
+        """What is said of each unit of the shortened graph, said of each unit of the model."""
+        k = self.repeated
+        return tuple(row) if not self.more else (*row[:k], *(row[k],) * self.more, *row[k:])
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """First unit of the run that was shortened, in the model, and the first after it; (0, 0) where none was."""
+        if not self.more:
+            return 0, 0
+        kinds = self.units.kinds
+        return self.repeated - 1, self.repeated - 1 + kinds.count(kinds[self.repeated]) + self.more
+
+
+@dataclass(slots=True)
+class LayoutCases:
+    """The graphs of one model under given constraints."""
+
+    case: Case
+    constraints: Constraints
+    _turned: dict[int, Turned | str] = field(default_factory=dict)
+    _splits: dict[tuple[int, int], tuple[Case, Case]] = field(default_factory=dict)
+    _shorts: dict[int, tuple[Case, int, int]] = field(default_factory=dict)
+
+    def turned(self, count: int) -> Turned | str:
+        """The shortened graph in so many turns; why there is none."""
+        if count not in self._turned:
+            self._turned[count] = self._turn(count)
+        return self._turned[count]
+
+    def _turn(self, count: int) -> Turned | str:
+        short, repeated, more = self.shorten(_KEPT_UNITS)
+        try:
+            case = self.refine(split_case(short, count))
+        except MicrobatchError as error:
+            return str(error)
+        roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
+        units = find_units(case, roles)
+        if more:  # units of a graph in turns may begin elsewhere: the run is that of the most common kind
+            kinds = units.kinds
+            common = max(set(kinds), key=kinds.count)
+            repeated = [i for i, k in enumerate(kinds) if k == common][1]
+        return Turned(case, roles, units, repeated, more)
+
+    def shorten(self, keep: int) -> tuple[Case, int, int]:
+        """The case with `keep` units of its longest run of equal ones: (case, the unit that is repeated, how many are left out)."""
+        if keep not in self._shorts:
+            self._shorts[keep] = self._make_short(max(keep, _KEPT_UNITS - 1))
+        return self._shorts[keep]
+
+    def _make_short(self, keep: int) -> tuple[Case, int, int]:
+        graph, fold = self.case.graph, self.case.fold
+        if len(graph.nodes) < _SHORTER or self.names_some():
+            return self.case, -1, 0
+        rows = list_units(graph)
+        members = unit_members(graph, rows)
+        kinds = [tuple(fold.node_class[i] for i in unit) for unit in members]
+        first, length = 0, 0
+        start = 0
+        for k in range(1, len(kinds) + 1):
+            if k == len(kinds) or kinds[k] != kinds[start]:
+                if k - start > length:
+                    first, length = start, k - start
+                start = k
+        if length <= keep:
+            return self.case, -1, 0
+        short = drop_units(graph, members, first + 1, first + length - keep)
+        if short is None:
+            return self.case, -1, 0
+        return build_case(short, self.case.rules), first + 1, length - keep
+
+    def split(self, case: Case, count: int) -> Case:
+        """A case in turns; the last one is kept, for layouts of one number of microbatches come together."""
+        key = (id(case), count)
+        if key not in self._splits:
+            self._splits.clear()
+            self._splits[key] = (case, self.refine(split_case(case, count)))
+        return self._splits[key][1]
+
+    def names_some(self) -> bool:
+        """Constraints speak of single modules or values: then equal blocks may have to differ."""
+        c = self.constraints
+        return bool(c.pins or c.whole or c.alike or c.modules)
+
+    def refine(self, case: Case) -> Case:
+        """The case in which nodes decide together only where the same names are about them."""
+        return replace(case, fold=refine_fold(case.graph, case.fold, self.constraints))

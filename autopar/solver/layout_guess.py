@@ -1,0 +1,91 @@
+"""What a layout may take: a bound that holds for every plan of it, and a guess by which the next to be solved is chosen.
+
+In: a layout, the costs of its units (`layout_prices`). Out: seconds. Invariant: the bound holds wherever one cuts; a guess promises nothing.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import inf
+
+from ..graph.schedules.held import peak_held
+from ..graph.schedules.known import build_order
+from ..graph.schedules.timeline import Durations, simulate
+from .layouts import Layout, turn_weight
+from .stage_cuts import bound_chunks, bound_cuts, bound_drain, choose_cuts
+from .unit_costs import PhaseCosts, UnitCosts
+
+_AGAIN_FACTOR, _KEPT_SHARE = 1.2, 0.2  # recomputing: what it costs in time, and what it leaves of activations, to rank layouts by
+
+
+def bound_layout(layout: Layout, costs: UnitCosts) -> float:
+    """No plan of a layout is faster; infinity where the model has too few units for it."""
+    stages = layout.place.num_stages
+    if stages > len(costs.step_s):
+        return inf
+    return (bound_chunks if layout.chunks > 1 else bound_cuts)(costs.step_s, costs.fill_s, stages)
+
+
+def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float:
+    """`bound_layout`, with what drains at the end."""
+    if layout.chunks > 1 or layout.schedule == "zero-bubble" or layout.place.num_stages == 1:
+        return bound_layout(layout, costs)
+    return bound_drain(costs.step_s, costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, layout.place.num_stages)
+
+
+@lru_cache(maxsize=1 << 10)
+def cut_units(step_s: tuple[float, ...], num_chunks: int) -> tuple[int, ...]:
+    """`stage_cuts.choose_cuts`."""
+    return choose_cuts(step_s, num_chunks)
+
+
+def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
+    """The step of these cuts, by the sums of their units and how long the schedule is."""
+    stages, factor = layout.place.num_stages, turn_weight(layout) / layout.num_microbatches
+    sums = []
+    for a, b in zip((0, *cuts), (*cuts, len(costs.step_s))):
+        once = sum(costs.once_s[a:b])
+        sums.append(once + factor * max(0.0, sum(costs.step_s[a:b]) - once))
+    return max(sum(sums[r::stages]) for r in range(stages)) * memory_factor(layout, costs, cuts, limit_bytes)
+
+
+def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
+    """The guess with the schedule simulated: chunks as long as their units, a third of it forward."""
+    stages = layout.place.num_stages
+    row = [max(0.0, s - once) for s, once in zip(costs.step_s, costs.once_s)]
+    ends = list(zip((0, *cuts), (*cuts, len(row))))
+    sums = [sum(row[a:b]) / layout.num_microbatches for a, b in ends]
+    order = build_order(layout.schedule, stages, layout.num_microbatches, layout.chunks)
+    thirds = tuple(s / 3 for s in sums)
+    line = simulate(order, Durations(thirds, tuple(s * 2 / 3 for s in sums), thirds if layout.schedule == "zero-bubble" else ()))
+    once = [sum(costs.once_s[a:b]) for a, b in ends]
+    after = [sum(once[r::stages]) for r in range(stages)]
+    return max(end + update for end, update in zip(line.end_s, after)) * memory_factor(layout, costs, cuts, limit_bytes)
+
+
+def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
+    """How much slower a plan may become to fit: 1 where the fastest fits, what recomputing all takes where that would, much where not."""
+    stages, factor = layout.place.num_stages, 1.0
+    held = _held(layout.schedule, stages, layout.num_microbatches, layout.chunks)
+    ends = list(zip((0, *cuts), (*cuts, len(costs.step_s))))
+    for s in range(stages):
+        always = waiting = passing = 0.0
+        for a, b in ends[s::stages]:
+            always, waiting, passing = always + sum(costs.always[a:b]), waiting + sum(costs.waiting[a:b]), max(passing, *costs.passing[a:b])
+        need, least = always + held[s] * waiting + passing, always + _KEPT_SHARE * held[s] * waiting + passing
+        if need > limit_bytes:
+            factor = max(factor, _AGAIN_FACTOR * (1.0 + max(0.0, least / limit_bytes - 1.0)))
+    return factor
+
+
+def _held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
+    """Microbatches in flight per stage. Only GPipe holds more of them the more there are."""
+    if stages == 1:
+        return (1.0,)
+    few = count if schedule == "gpipe" or count < 3 * stages else 2 * stages + count % stages
+    return _peak_held(schedule, stages, few, chunks)
+
+
+@lru_cache(maxsize=1 << 12)
+def _peak_held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
+    return tuple(peak_held(build_order(schedule, stages, count, chunks), [1.0 / chunks] * (stages * chunks)))

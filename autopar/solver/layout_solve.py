@@ -1,0 +1,235 @@
+"""The plan of one layout: its stages solved with memory, each kind of them once, and its schedule simulated.
+
+In: a layout, the seconds of its units. Out: a `Staged` plan of a graph with as few blocks as that takes, and (`finish`) of the whole graph.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from ..cost.model import CostModel, staged_model
+from ..errors import ConstraintError, MicrobatchError
+from ..graph.case import Case, build_case
+from ..graph.choice import Assignment
+from ..graph.roles import Roles, find_roles
+from ..graph.schedules.held import peak_held
+from ..graph.schedules.known import build_order
+from ..graph.schedules.timeline import Durations, simulate
+from ..graph.stages import Stage, cut_stages, list_units
+from .layout_cases import LayoutCases
+from .layouts import Layout, Place, inner_constraints, print_layout, turn_weight
+from .stage_cuts import choose_cuts
+from .stage_solve import StageAnswer, StageTimes, align, solve_stage
+from .steer import Steer
+from .unit_costs import UnitCosts, part_roles
+
+_GAP = 1e-3
+_STAGE_GAP = 0.01  # a plan of a stage that is as near to its bound is good enough for others like it
+_STAGE_SHARES = 6  # one stage may take this part of the time that is left
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A plan in stages.
+
+    Args:
+        cuts: the first unit of the second and every later chunk.
+        starts: the first node of each of these, of the graph in turns.
+        stages: of each rank of the pipeline, in order.
+        in_flight: microbatches between forward and backward, at most, per stage.
+        step_s: by the simulated schedule.
+        bubble_s: what the slowest stage waits.
+    """
+
+    layout: Layout
+    cuts: tuple[int, ...]
+    starts: tuple[str, ...]
+    stages: tuple[StageAnswer, ...]
+    in_flight: tuple[float, ...]
+    step_s: float
+    bubble_s: float
+
+
+@dataclass(slots=True)
+class LayoutSolver:
+    """Solves layouts of one model.
+
+    Args:
+        limit_bytes: for tensors, per device.
+    """
+
+    cases: LayoutCases
+    model: CostModel
+    limit_bytes: int
+    deadline: float = inf
+
+    def staged_model(self, place: Place) -> CostModel:
+        """The cost model with the link between the stages of a place."""
+        return staged_model(self.model, place.num_stages, self.model.cluster.num_hosts * self.model.cluster.devices_per_host)
+
+    def solve(self, layout: Layout, costs: UnitCosts, time_limit_s: float) -> Staged | str:
+        """The plan of a layout, each kind of stage solved on a graph with as few blocks as that takes; why there is none.
+
+        Args:
+            costs: of its units (`layout_prices`), by which it is cut.
+        Raises:
+            ConstraintError: it cannot obey.
+            MicrobatchError: its graph takes no microbatches.
+        """
+        self.deadline = time.monotonic() + time_limit_s
+        place, count = layout.place, layout.num_microbatches
+        model = self.staged_model(place)
+        turns = self.cases.turned(count)
+        if isinstance(turns, str):
+            return turns
+        chunks = place.num_stages * layout.chunks
+        if chunks > len(costs.step_s):
+            return f"the model has {len(costs.step_s)} units between which it may be cut"
+        cuts = choose_cuts(costs.step_s, chunks)
+        run = turns.run
+        small = _kinds_of_stages(cuts, len(costs.step_s), run) if layout.chunks == 1 and turns.more else None
+        if small is None or sum(n for _, n in small) + 1 >= run[1] - run[0]:
+            return self._solve_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, None)
+        short, _, more = self.cases.shorten(sum(n for _, n in small))
+        if not more:
+            return self._solve_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, None)
+        found = self._solve_cuts(self.cases.split(short, count), layout, model, *_small_cuts(cuts, small, run))
+        return found if isinstance(found, str) else replace(found, cuts=cuts)
+
+    def finish(self, staged: Staged) -> Staged:
+        """The plan on the whole graph: the decisions of each kind of stage for all stages that are like it."""
+        layout = staged.layout
+        whole = self.cases.split(self.cases.case, layout.num_microbatches)
+        place, model = layout.place, self.staged_model(layout.place)
+        if place.num_stages == 1:
+            return staged
+        starts = _starts_of(whole, staged.cuts)
+        stages = cut_stages(whole.graph, starts, place.num_stages)
+        known = {k: Stage(a.case.graph, (), ()) for k, a in enumerate(staged.stages)}
+        answers = [_transfer(known[k], stage, a, self.cases) for k, (stage, a) in enumerate(zip(stages, staged.stages))]
+        if any(a is None for a in answers):
+            found = self._solve_cuts(whole, layout, model, staged.cuts, None)
+            if isinstance(found, str):
+                raise ConstraintError(f"{print_layout(layout)}: {found}")
+            return replace(found, starts=starts)
+        return replace(staged, stages=tuple(a for a in answers if a is not None), starts=starts)
+
+    def _solve_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], place_of: tuple[int, ...] | None) -> Staged | str:
+        """Solve the stages of given cuts, alike stages once; simulate the schedule.
+
+        Args:
+            place_of: for each stage of the model the stage of this (shorter) graph that stands for it; None: itself.
+        """
+        place, count = layout.place, layout.num_microbatches
+        roles = find_roles(whole.graph, whole.sites, whole.signatures, whole.cuts)
+        starts = _starts_of(whole, cuts)
+        num_here = place.num_stages if place_of is None else max(place_of) + 1
+        stages = cut_stages(whole.graph, starts, num_here) if starts else (Stage(whole.graph, (), ()),)
+        order = build_order(layout.schedule if place.num_stages > 1 else "gpipe", place.num_stages, count, layout.chunks)
+        in_flight = peak_held(order, [1.0 / layout.chunks] * (place.num_stages * layout.chunks)) if place.num_stages > 1 else (1.0,)
+        kinds: list[tuple[int, float, StageAnswer]] = []
+        answers: list[StageAnswer] = []
+        for number, held in enumerate(in_flight):
+            here = number if place_of is None else place_of[number]
+            like, known_s = None, inf
+            for other, flying, found in kinds:
+                if flying >= held:  # it fits here, too
+                    mine = found if other == here else _transfer(stages[other], stages[here], found, self.cases)
+                    if mine is not None and mine.answer.objective_s < known_s:
+                        like, known_s = mine, mine.answer.objective_s
+                        if found.answer.memory_rows == 0 or flying == held:
+                            known_s = -inf
+            if like is not None and known_s > max(a.answer.objective_s for a in answers) * (1 - _GAP) and known_s > like.answer.bound_s * (1 + _STAGE_GAP):
+                like = self._solve_stage(here, stages, whole, roles, layout, model, held, like)
+                kinds.append((here, held, like))
+            if like is None:
+                like = self._solve_stage(here, stages, whole, roles, layout, model, held, None)
+                if like.assignment is None:
+                    return f"stage {number}: {'nothing fits the memory' if like.answer.status == 'infeasible' else 'no plan was found in its time'}"
+                kinds.append((here, held, like))
+            answers.append(like)
+        times = [a.times for a in answers if a.times is not None]
+        return _simulated(layout, cuts, starts, tuple(answers), tuple(in_flight), times)
+
+    def _solve_stage(
+        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
+    ) -> StageAnswer:
+        """One stage; `known`: a plan that fits."""
+        case = self.cases.refine(build_case(stages[number].graph, self.cases.case.rules))
+        steer = Steer(inner_constraints(self.cases.constraints, layout.place), part_roles(roles, whole, case))
+        left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
+        found = solve_stage(case, layout.place.mesh, steer, model, self.limit_bytes, held, turn_weight(layout), left)
+        better = found.assignment is not None and (known is None or found.answer.objective_s < known.answer.objective_s)
+        return found if known is None or better else known
+
+
+def _starts_of(case: Case, cuts: tuple[int, ...]) -> tuple[str, ...]:
+    rows = list_units(case.graph)
+    if cuts and cuts[-1] >= len(rows):
+        raise MicrobatchError(f"{case.graph.name}: cut before unit {cuts[-1]}, but there are {len(rows)}")
+    return tuple(case.graph.nodes[rows[k][0]].name for k in cuts)
+
+
+def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int]) -> list[tuple[tuple[int, ...], int]] | None:
+    """The kinds of stages in order of their first: (units outside of the run, how many of the run); None where one kind does not come in one row."""
+    found: list[tuple[tuple[int, ...], int]] = []
+    for first, last in zip((0, *cuts), (*cuts, num_units)):
+        inside = max(0, min(last, run[1]) - max(first, run[0]))
+        kind = (tuple(k for k in range(first, last) if not run[0] <= k < run[1]), inside)
+        if kind in found and found[-1] != kind and (kind[0] or not inside):
+            return None
+        if kind not in found:
+            found.append(kind)
+    return found
+
+
+def _small_cuts(cuts: tuple[int, ...], kinds: list[tuple[tuple[int, ...], int]], run: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Cuts of the graph in which each kind of stage stands once, and for each stage of the model which of them it is."""
+    ends, at = [], 0
+    for outside, inside in kinds:
+        at += len(outside) + inside
+        ends.append(at)
+    left_out = run[1] - run[0] - sum(n for _, n in kinds)
+    num_units = ends[-1] + left_out
+    place_of = []
+    for first, last in zip((0, *cuts), (*cuts, num_units)):
+        inside = max(0, min(last, run[1]) - max(first, run[0]))
+        place_of.append(kinds.index((tuple(k for k in range(first, last) if not run[0] <= k < run[1]), inside)))
+    return tuple(ends[:-1]), tuple(place_of)
+
+
+def _transfer(other: Stage, stage: Stage, found: StageAnswer, cases: LayoutCases) -> StageAnswer | None:
+    """The answer of a stage for one that is like it."""
+    if other is stage:
+        return found
+    if cases.names_some():
+        return None
+    names = align(other, stage)
+    if names is None or found.assignment is None:
+        return None
+    a = found.assignment
+    known = {n: names[n] for n, _ in a.strategies if n in names}
+    again = tuple(names[n] for n in a.again)
+    copies = {n: f"{names[n.removesuffix('_again')]}_again" for n, _ in a.strategies if n not in known}
+    assignment = Assignment(
+        a.mesh, tuple((names[n], s) for n, s in a.storages), tuple((known.get(n) or copies[n], c) for n, c in a.strategies), again, a.microbatches
+    )
+    return replace(found, case=build_case(stage.graph, cases.case.rules), assignment=assignment)
+
+
+def _simulated(
+    layout: Layout, cuts: tuple[int, ...], starts: tuple[str, ...], answers: tuple[StageAnswer, ...], in_flight: tuple[float, ...], times: Sequence[StageTimes]
+) -> Staged:
+    """The step by its schedule: all prepare, the pipeline runs, each stage updates when its last backward is over."""
+    stages, chunks = layout.place.num_stages, layout.chunks
+    each = [times[k % stages] for k in range(stages * chunks)]
+    order = build_order(layout.schedule if stages > 1 else "gpipe", stages, layout.num_microbatches, chunks)
+    weight = tuple(t.weight_s / chunks for t in each) if layout.schedule == "zero-bubble" and stages > 1 else ()
+    line = simulate(order, Durations(tuple(t.forward_s / chunks for t in each), tuple(t.backward_s / chunks for t in each), weight))
+    before = max(t.prepare_s for t in times)
+    step = before + max(end + t.update_s for end, t in zip(line.end_s, times))
+    own = [t.prepare_s + layout.num_microbatches * (t.forward_s + t.backward_s) + t.update_s for t in times]
+    return Staged(layout, cuts, starts, answers, in_flight, step, step - max(own))
