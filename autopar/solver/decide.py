@@ -118,15 +118,15 @@ class _Decide:
         found = search(
             question, self.meshes, lambda mesh: build_prices(ask.model, mesh, case.graph, case.sites, case.signatures),
             time_limit_s=max(1.0, self.deadline - time.monotonic()), cutoff_s=self._known_s(),
-            last_resort=self._ask_layouts if may_ask else None, report=ask.report,
+            ask_others=self._ask_layouts if may_ask else None, report=ask.report,
         )  # fmt: skip
         if self.steer is not None and found.assignment is not None:
             require_obeyed(case.graph, case.sites, case.signatures, case.cuts, found.assignment, self.steer)
         return found
 
     def _ask_layouts(self) -> float:
-        """Nothing fits with one microbatch in one stage."""
-        self._search_layouts(inf, max(5.0, self.ask.time_limit_s / 2, self.deadline - time.monotonic()))
+        """The fastest plan of some mesh does not fit with one microbatch in one stage."""
+        self._search_layouts(inf, max(5.0, (self.deadline - time.monotonic()) * _LAYOUT_SHARE))
         return self._known_s()
 
     def _search_layouts(self, cutoff_s: float, time_s: float) -> None:

@@ -14,6 +14,7 @@ from ..graph.case import Case, build_case, split_case
 from ..graph.roles import Roles, find_roles
 from ..graph.shorten import drop_units, unit_members
 from ..graph.stages import list_units
+from .run_costs import RunParts
 from .steer import refine_fold
 from .unit_costs import Units, find_units
 
@@ -27,6 +28,7 @@ class Turned:
 
     Args:
         repeated: the unit of which the whole model has `more` than the shortened one.
+        parts: of the longest run of equal units; None where all differ.
     """
 
     case: Case
@@ -34,11 +36,18 @@ class Turned:
     units: Units
     repeated: int
     more: int
+    parts: RunParts | None
 
     def expand(self, row: Sequence) -> tuple:
         """What is said of each unit of the shortened graph, said of each unit of the model."""
         k = self.repeated
         return tuple(row) if not self.more else (*row[:k], *(row[k],) * self.more, *row[k:])
+
+    @property
+    def run_units(self) -> tuple[int, int]:
+        """First unit of the longest run in the model, and the first after it."""
+        assert self.parts is not None
+        return self.parts.first, self.parts.first + self.parts.length + self.more
 
     @property
     def run(self) -> tuple[int, int]:
@@ -77,7 +86,8 @@ class LayoutCases:
             kinds = units.kinds
             common = max(set(kinds), key=kinds.count)
             repeated = [i for i, k in enumerate(kinds) if k == common][1]
-        return Turned(case, roles, units, repeated, more)
+        first, length = _longest_run(units.kinds)
+        return Turned(case, roles, units, repeated, more, RunParts(case, roles, first, length) if length > 1 else None)
 
     def shorten(self, keep: int) -> tuple[Case, int, int]:
         """The case with `keep` units of its longest run of equal ones: (case, the unit that is repeated, how many are left out)."""
@@ -91,14 +101,7 @@ class LayoutCases:
             return self.case, -1, 0
         rows = list_units(graph)
         members = unit_members(graph, rows)
-        kinds = [tuple(fold.node_class[i] for i in unit) for unit in members]
-        first, length = 0, 0
-        start = 0
-        for k in range(1, len(kinds) + 1):
-            if k == len(kinds) or kinds[k] != kinds[start]:
-                if k - start > length:
-                    first, length = start, k - start
-                start = k
+        first, length = _longest_run([tuple(fold.node_class[i] for i in unit) for unit in members])
         if length <= keep:
             return self.case, -1, 0
         short = drop_units(graph, members, first + 1, first + length - keep)
@@ -122,3 +125,13 @@ class LayoutCases:
     def refine(self, case: Case) -> Case:
         """The case in which nodes decide together only where the same names are about them."""
         return replace(case, fold=refine_fold(case.graph, case.fold, self.constraints))
+
+
+def _longest_run(kinds: Sequence) -> tuple[int, int]:
+    """(first, length) of the most equal kinds in a row."""
+    best, start = (0, 0), 0
+    for k in range(1, len(kinds) + 1):
+        if k == len(kinds) or kinds[k] != kinds[start]:
+            best = max(best, (start, k - start), key=lambda found: found[1])
+            start = k
+    return best

@@ -8,10 +8,12 @@ from __future__ import annotations
 from functools import lru_cache
 from math import inf
 
+import numpy as np
+
 from ..graph.schedules.held import peak_held
 from ..graph.schedules.known import build_order
 from ..graph.schedules.timeline import Durations, simulate
-from .layouts import Layout, turn_weight
+from .layouts import Layout
 from .stage_cuts import bound_chunks, bound_cuts, bound_drain, choose_cuts
 from .unit_costs import PhaseCosts, UnitCosts
 
@@ -23,38 +25,53 @@ def bound_layout(layout: Layout, costs: UnitCosts) -> float:
     stages = layout.place.num_stages
     if stages > len(costs.step_s):
         return inf
-    return (bound_chunks if layout.chunks > 1 else bound_cuts)(costs.step_s, costs.fill_s, stages)
+    if layout.chunks > 1:
+        return _bound_chunks(costs, stages, stages * layout.chunks)
+    return bound_cuts(segments_of(costs), costs.fill_s, stages)
+
+
+@lru_cache(maxsize=256)
+def segments_of(costs: UnitCosts) -> np.ndarray:
+    """`UnitCosts.segments`."""
+    return costs.segments()
+
+
+@lru_cache(maxsize=1 << 10)
+def _bound_chunks(costs: UnitCosts, stages: int, chunks: int) -> float:
+    return bound_chunks(segments_of(costs), costs.fill_s, stages, chunks)
 
 
 def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float:
     """`bound_layout`, with what drains at the end."""
     if layout.chunks > 1 or layout.schedule == "zero-bubble" or layout.place.num_stages == 1:
         return bound_layout(layout, costs)
-    return bound_drain(costs.step_s, costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, layout.place.num_stages)
+    return bound_drain(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, layout.place.num_stages)
 
 
 @lru_cache(maxsize=1 << 10)
-def cut_units(step_s: tuple[float, ...], num_chunks: int) -> tuple[int, ...]:
-    """`stage_cuts.choose_cuts`."""
-    return choose_cuts(step_s, num_chunks)
+def cut_units(costs: UnitCosts, num_chunks: int) -> tuple[int, ...]:
+    """The best cuts by the costs of units (`stage_cuts.choose_cuts`)."""
+    return choose_cuts(segments_of(costs), num_chunks)
 
 
 def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
-    """The step of these cuts, by the sums of their units and how long the schedule is."""
-    stages, factor = layout.place.num_stages, turn_weight(layout) / layout.num_microbatches
-    sums = []
-    for a, b in zip((0, *cuts), (*cuts, len(costs.step_s))):
-        once = sum(costs.once_s[a:b])
-        sums.append(once + factor * max(0.0, sum(costs.step_s[a:b]) - once))
-    return max(sum(sums[r::stages]) for r in range(stages)) * memory_factor(layout, costs, cuts, limit_bytes)
+    """The step of these cuts: what the slowest stage runs, after and before one turn of all others."""
+    stages, table = layout.place.num_stages, segments_of(costs)
+    once, loop = [0.0] * stages, [0.0] * stages
+    for k, (a, b) in enumerate(zip((0, *cuts), (*cuts, len(costs.step_s)))):
+        first = sum(costs.once_s[a:b])
+        once[k % stages] += first
+        loop[k % stages] += max(0.0, float(table[a, b]) - first)
+    turns = [s / layout.num_microbatches for s in loop]
+    ends = [o + s + (sum(turns) - t) / layout.chunks for o, s, t in zip(once, loop, turns)]
+    return max(ends) * memory_factor(layout, costs, cuts, limit_bytes)
 
 
 def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
     """The guess with the schedule simulated: chunks as long as their units, a third of it forward."""
     stages = layout.place.num_stages
-    row = [max(0.0, s - once) for s, once in zip(costs.step_s, costs.once_s)]
-    ends = list(zip((0, *cuts), (*cuts, len(row))))
-    sums = [sum(row[a:b]) / layout.num_microbatches for a, b in ends]
+    ends, table = list(zip((0, *cuts), (*cuts, len(costs.step_s)))), segments_of(costs)
+    sums = [max(0.0, float(table[a, b]) - sum(costs.once_s[a:b])) / layout.num_microbatches for a, b in ends]
     order = build_order(layout.schedule, stages, layout.num_microbatches, layout.chunks)
     thirds = tuple(s / 3 for s in sums)
     line = simulate(order, Durations(thirds, tuple(s * 2 / 3 for s in sums), thirds if layout.schedule == "zero-bubble" else ()))

@@ -3,6 +3,7 @@
     FLOOR   the work of the ops divided among all devices, and the start of each: nothing is priced
     MAIN    the most common kind of unit is priced, the others have their floor
     ALL     every kind is priced
+    RUN     and equal units in a row as one piece, and what crosses between stages
 
 In: the graphs of a layout (`layout_cases`), a cost model. Out: costs per unit of the whole model, of which the seconds are never more than what any
 plan takes. A cache: prices are made once. Costs for few microbatches bound those for more (`stretch`): more of them only add starts.
@@ -15,18 +16,19 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from ..cost.estimate import Roofline, estimate_roofline
-from ..cost.model import CostModel
+from ..cost.model import CostModel, staged_model
 from ..graph.mesh import num_ranks
 from .build import Shared
 from .layout_cases import LayoutCases, Turned
 from .layouts import Place, inner_constraints
-from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, price_kind, price_phases
+from .run_costs import fill_run, price_run
+from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, crossing_seconds, price_kind, price_phases
 
 
 class Tier(IntEnum):
     """How much is priced."""
 
-    FLOOR, MAIN, ALL = range(3)
+    FLOOR, MAIN, ALL, RUN = range(4)
 
 
 @dataclass(slots=True)
@@ -42,18 +44,22 @@ class LayoutPrices:
     counts: Sequence[int]
     _rooflines: dict[int, tuple[Roofline, ...]] = field(default_factory=dict)
     _kinds: dict[tuple[Place, int], dict[int, tuple[float, ...]]] = field(default_factory=dict)
+    _runs: dict[tuple[Place, int], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    _between: dict[Place, Shared] = field(default_factory=dict)
     _shared: dict[Place, Shared] = field(default_factory=dict)
 
-    def costs(self, place: Place, count: int, tier: Tier) -> UnitCosts:
+    def costs(self, place: Place, count: int, tier: Tier, chunks: int = 1) -> UnitCosts:
         """Costs of the units.
 
+        Args:
+            chunks: that each stage runs, for runs of as many units as such a chunk has.
         Raises:
             ConstraintError: the place cannot obey.
         """
         turned = self._turned(count)
         known = self._kinds.setdefault((place, count), {})
         kinds = turned.units.kinds
-        wanted = {Tier.FLOOR: (), Tier.MAIN: (max(set(kinds), key=kinds.count),), Tier.ALL: tuple(range(len(turned.units.cases)))}[tier]
+        wanted = {Tier.FLOOR: (), Tier.MAIN: (max(set(kinds), key=kinds.count),)}.get(tier, tuple(range(len(turned.units.cases))))
         inner = inner_constraints(self.cases.constraints, place)
         for kind in wanted:
             if kind not in known:
@@ -61,7 +67,27 @@ class LayoutPrices:
                 known[kind] = price_kind(turned.units, kind, place.mesh, self.model, inner, count, shared)
         floors = self._floors(place, count)
         rows = [known.get(kind) or floors[kind] for kind in kinds]
-        return UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))))
+        costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))))
+        return self._with_run(costs, place, count, chunks) if tier is Tier.RUN else costs
+
+    def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: int) -> UnitCosts:
+        """The costs with what crosses between stages, and with those of the longest run as one piece, as long as a chunk has of it."""
+        turned, stages = self._turned(count), place.num_stages
+        model = staged_model(self.model, stages, num_ranks(place.mesh) * stages)
+        if stages > 1:
+            ends = [crossing_seconds(turned.units, kind, model, num_ranks(place.mesh), count) for kind in range(len(turned.units.cases))]
+            rows = turned.expand([ends[kind] for kind in turned.units.kinds])
+            costs = replace(costs, enter_s=(0.0, *(row[0] for row in rows[1:])), leave_s=(*(row[1] for row in rows[:-1]), 0.0))
+        if turned.parts is None:
+            return costs
+        first, last = turned.run_units
+        known = self._runs.setdefault((place, count), {})
+        most = -(-(last - first) // (stages * chunks))
+        for each in {most, (last - first) // (stages * chunks)} - {0} if chunks > 1 else {most}:
+            if each not in known:
+                inner, shared = inner_constraints(self.cases.constraints, place), self._between.setdefault(place, Shared())
+                known[each] = price_run(turned.parts, each, place.mesh, model, inner, count, shared)
+        return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
     def phases(self, place: Place, count: int) -> PhaseCosts:
         """Costs of the units by phase, of a place that obeys."""
@@ -76,16 +102,24 @@ class LayoutPrices:
         ranks, base = num_ranks(place.mesh), self._base(count)
         return base * loop / ranks / count + starts, once / ranks + first
 
+    def may_stretch(self, count: int, more: int) -> bool:
+        """True where both graphs have the same units."""
+        return len(self._turned(self._base(count)).units.kinds) == len(self._turned(self._base(more)).units.kinds)
+
     def stretch(self, costs: UnitCosts, count: int, more: int) -> UnitCosts:
         """The costs for `more` microbatches, at least, from those for `count`; bytes as if they were proportional."""
         if more == count:
             return costs
-        turned, share = self._turned(more), count / more
+        turned, share = self._turned(self._base(more)), count / more
         starts = turned.expand([self._roofline(more)[kind].loop_start_s for kind in turned.units.kinds])
-        if len(starts) != len(costs.step_s):  # units begin elsewhere in a graph without turns
-            starts = (0.0,) * len(costs.step_s)
+        run = costs.run
+        if run is not None:
+            extra = (more - count) * starts[run.first]
+            free, between = ([s + n * extra for n, s in enumerate(row)] for row in (run.free_s, run.between_s))
+            run = replace(run, free_s=tuple(free), between_s=tuple(between))
         return replace(
             costs,
+            run=run,
             step_s=tuple(s + (more - count) * start for s, start in zip(costs.step_s, starts)),
             fill_s=tuple(share * s for s in costs.fill_s),
             waiting=tuple(share * b for b in costs.waiting),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import comb, inf
 
 from ..cost.model import CostModel, staged_model
 from ..errors import ConstraintError, MicrobatchError
@@ -20,14 +21,17 @@ from ..graph.schedules.known import build_order
 from ..graph.schedules.timeline import Durations, simulate
 from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
+from .layout_guess import cut_units
 from .layouts import Layout, Place, inner_constraints, print_layout, turn_weight
-from .stage_cuts import choose_cuts
 from .stage_solve import StageAnswer, StageTimes, align, solve_stage
 from .steer import Steer
 from .unit_costs import UnitCosts, part_roles
 
+StageKind = tuple[tuple[tuple[int, ...], int], ...]  # of each chunk: units outside of the run of equal ones, and how many of the run
+
 _GAP = 1e-3
 _STAGE_GAP = 0.01  # a plan of a stage that is as near to its bound is good enough for others like it
+_MOST_CUTS, _CUT_SHARES = 8, 20  # cuts tried of one layout; more than one as long as each takes less than this part of the time that is left
 _STAGE_SHARES = 6  # one stage may take this part of the time that is left
 
 
@@ -53,6 +57,20 @@ class Staged:
     bubble_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Unsolved:
+    """Why a layout has no plan.
+
+    Args:
+        stage: that has none, by its number; None: all of it.
+        proven: no cuts give one.
+    """
+
+    why: str
+    stage: int | None = None
+    proven: bool = False
+
+
 @dataclass(slots=True)
 class LayoutSolver:
     """Solves layouts of one model.
@@ -65,12 +83,13 @@ class LayoutSolver:
     model: CostModel
     limit_bytes: int
     deadline: float = inf
+    solved: dict[tuple, StageAnswer] = field(default_factory=dict)
 
     def staged_model(self, place: Place) -> CostModel:
         """The cost model with the link between the stages of a place."""
         return staged_model(self.model, place.num_stages, self.model.cluster.num_hosts * self.model.cluster.devices_per_host)
 
-    def solve(self, layout: Layout, costs: UnitCosts, time_limit_s: float) -> Staged | str:
+    def solve(self, layout: Layout, costs: UnitCosts, time_limit_s: float) -> Staged | Unsolved:
         """The plan of a layout, each kind of stage solved on a graph with as few blocks as that takes; why there is none.
 
         Args:
@@ -84,20 +103,51 @@ class LayoutSolver:
         model = self.staged_model(place)
         turns = self.cases.turned(count)
         if isinstance(turns, str):
-            return turns
+            return Unsolved(turns, proven=True)
         chunks = place.num_stages * layout.chunks
         if chunks > len(costs.step_s):
-            return f"the model has {len(costs.step_s)} units between which it may be cut"
-        cuts = choose_cuts(costs.step_s, chunks)
+            return Unsolved(f"the model has {len(costs.step_s)} units between which it may be cut", proven=True)
+        cuts = cut_units(costs, chunks)
         run = turns.run
-        small = _kinds_of_stages(cuts, len(costs.step_s), run) if layout.chunks == 1 and turns.more else None
-        if small is None or sum(n for _, n in small) + 1 >= run[1] - run[0]:
-            return self._solve_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, None)
-        short, _, more = self.cases.shorten(sum(n for _, n in small))
+        kinds = _kinds_of_stages(cuts, len(costs.step_s), run, place.num_stages) if turns.more else None
+        inside = sum(n for kind in kinds or () for _, n in kind)
+        if kinds is None or inside + 1 >= run[1] - run[0]:
+            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
+        short, _, more = self.cases.shorten(inside)
         if not more:
             return self._solve_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, None)
-        found = self._solve_cuts(self.cases.split(short, count), layout, model, *_small_cuts(cuts, small, run))
-        return found if isinstance(found, str) else replace(found, cuts=cuts)
+        found = self._solve_cuts(self.cases.split(short, count), layout, model, *_small_cuts(cuts, kinds, len(costs.step_s), run, place.num_stages))
+        return found if isinstance(found, Unsolved) else replace(found, cuts=cuts)
+
+    def _move_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], num_units: int) -> Staged | Unsolved:
+        """Solve the stages of these cuts; then hand units of the stage that does not fit, or of the slowest, to its neighbours as long as that is faster,
+        and as there is time.
+
+        The cuts are best for units with ample memory; what stages really take is known only now.
+        """
+        began, tried, best = time.monotonic(), {cuts}, self._solve_cuts(whole, layout, model, cuts, None)
+        at, every = cuts, comb(num_units - 1, len(cuts))
+        while cuts and len(tried) < _MOST_CUTS and (time.monotonic() - began) / len(tried) * _CUT_SHARES < self.deadline - time.monotonic():
+            stage = best.stage if isinstance(best, Unsolved) else max(range(len(best.stages)), key=lambda s: _busy_seconds(best, s))
+            if stage is None or (layout.chunks > 1 and isinstance(best, Staged)):
+                break
+            fresh = [c for c in _handed_over(at, stage, layout.place.num_stages, num_units) if c not in tried]
+            if not fresh and isinstance(best, Unsolved) and every <= _MOST_CUTS:
+                fresh = [c for c in combinations(range(1, num_units), len(cuts)) if c not in tried][:1]
+            if not fresh:
+                break
+            tried.update(fresh)
+            found = [(c, self._solve_cuts(whole, layout, model, c, None)) for c in fresh]
+            faster = [(f.step_s, c, f) for c, f in found if isinstance(f, Staged) and (isinstance(best, Unsolved) or f.step_s < best.step_s)]
+            if faster:
+                _, at, best = min(faster, key=lambda row: row[:2])
+            elif isinstance(best, Unsolved):  # on in the same direction
+                at, best = found[0]
+            else:
+                break
+        if isinstance(best, Unsolved) and len(tried) == every and best.stage is not None:
+            return replace(best, proven="nothing fits" in best.why)
+        return best
 
     def finish(self, staged: Staged) -> Staged:
         """The plan on the whole graph: the decisions of each kind of stage for all stages that are like it."""
@@ -112,12 +162,12 @@ class LayoutSolver:
         answers = [_transfer(known[k], stage, a, self.cases) for k, (stage, a) in enumerate(zip(stages, staged.stages))]
         if any(a is None for a in answers):
             found = self._solve_cuts(whole, layout, model, staged.cuts, None)
-            if isinstance(found, str):
-                raise ConstraintError(f"{print_layout(layout)}: {found}")
+            if isinstance(found, Unsolved):
+                raise ConstraintError(f"{print_layout(layout)}: {found.why}")
             return replace(found, starts=starts)
         return replace(staged, stages=tuple(a for a in answers if a is not None), starts=starts)
 
-    def _solve_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], place_of: tuple[int, ...] | None) -> Staged | str:
+    def _solve_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], place_of: tuple[int, ...] | None) -> Staged | Unsolved:
         """Solve the stages of given cuts, alike stages once; simulate the schedule.
 
         Args:
@@ -148,7 +198,9 @@ class LayoutSolver:
             if like is None:
                 like = self._solve_stage(here, stages, whole, roles, layout, model, held, None)
                 if like.assignment is None:
-                    return f"stage {number}: {'nothing fits the memory' if like.answer.status == 'infeasible' else 'no plan was found in its time'}"
+                    unfit = like.answer.status == "infeasible"
+                    why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
+                    return Unsolved(why, number, unfit and place.num_stages == 1)
                 kinds.append((here, held, like))
             answers.append(like)
         times = [a.times for a in answers if a.times is not None]
@@ -158,12 +210,37 @@ class LayoutSolver:
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
     ) -> StageAnswer:
         """One stage; `known`: a plan that fits."""
+        key = (layout.place, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, turn_weight(layout), known is None)
+        if key in self.solved:
+            return self.solved[key]
+        self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, model, held, known)
+        return found
+
+    def _solve_fresh(
+        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
+    ) -> StageAnswer:
         case = self.cases.refine(build_case(stages[number].graph, self.cases.case.rules))
         steer = Steer(inner_constraints(self.cases.constraints, layout.place), part_roles(roles, whole, case))
         left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
         found = solve_stage(case, layout.place.mesh, steer, model, self.limit_bytes, held, turn_weight(layout), left)
         better = found.assignment is not None and (known is None or found.answer.objective_s < known.answer.objective_s)
         return found if known is None or better else known
+
+
+def _busy_seconds(staged: Staged, stage: int) -> float:
+    times = staged.stages[stage].times
+    return times.prepare_s + staged.layout.num_microbatches * (times.forward_s + times.backward_s) + times.update_s if times is not None else 0.0
+
+
+def _handed_over(cuts: tuple[int, ...], stage: int, num_stages: int, num_units: int) -> list[tuple[int, ...]]:
+    """The cuts with one unit less on a stage: the first of its chunks' units for the stage before, or the last for the one after."""
+    found = []
+    for k in range(len(cuts)):
+        for step, side in ((1, (k + 1) % num_stages), (-1, k % num_stages)):  # cut k ends chunk k
+            moved = (*cuts[:k], cuts[k] + step, *cuts[k + 1 :])
+            if side == stage and all(a < b for a, b in zip((0, *moved), (*moved, num_units))):
+                found.append(moved)
+    return found
 
 
 def _starts_of(case: Case, cuts: tuple[int, ...]) -> tuple[str, ...]:
@@ -173,32 +250,39 @@ def _starts_of(case: Case, cuts: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(case.graph.nodes[rows[k][0]].name for k in cuts)
 
 
-def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int]) -> list[tuple[tuple[int, ...], int]] | None:
-    """The kinds of stages in order of their first: (units outside of the run, how many of the run); None where one kind does not come in one row."""
-    found: list[tuple[tuple[int, ...], int]] = []
-    for first, last in zip((0, *cuts), (*cuts, num_units)):
-        inside = max(0, min(last, run[1]) - max(first, run[0]))
-        kind = (tuple(k for k in range(first, last) if not run[0] <= k < run[1]), inside)
-        if kind in found and found[-1] != kind and (kind[0] or not inside):
+def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], num_stages: int) -> list[StageKind] | None:
+    """The kinds of stages in order of their first; None where one kind does not come in one row, or a unit outside of the run is in its midst."""
+    found: list[StageKind] = []
+    for stage in range(num_stages):
+        kind = _kind_of_stage(cuts, num_units, run, num_stages, stage)
+        if kind in found and found[-1] != kind:
             return None
         if kind not in found:
             found.append(kind)
-    return found
+    chunks = [kind[k] for k in range(len(found[0])) for kind in found]  # in the order of the units of the shorter graph
+    inner = [units for units, _ in chunks[1:-1]]
+    first, last = chunks[0][0], chunks[-1][0]
+    fine = not any(inner) and (len(chunks) == 1 or (all(k < run[0] for k in first) and all(k >= run[1] for k in last)))
+    return found if fine else None
 
 
-def _small_cuts(cuts: tuple[int, ...], kinds: list[tuple[tuple[int, ...], int]], run: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _kind_of_stage(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], num_stages: int, stage: int) -> StageKind:
+    """Of each of its chunks: (units outside of the run, how many of the run)."""
+    ends = list(zip((0, *cuts), (*cuts, num_units)))[stage::num_stages]
+    return tuple(
+        (tuple(k for k in range(first, last) if not run[0] <= k < run[1]), max(0, min(last, run[1]) - max(first, run[0]))) for first, last in ends
+    )
+
+
+def _small_cuts(cuts: tuple[int, ...], kinds: list[StageKind], num_units: int, run: tuple[int, int], num_stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Cuts of the graph in which each kind of stage stands once, and for each stage of the model which of them it is."""
     ends, at = [], 0
-    for outside, inside in kinds:
-        at += len(outside) + inside
-        ends.append(at)
-    left_out = run[1] - run[0] - sum(n for _, n in kinds)
-    num_units = ends[-1] + left_out
-    place_of = []
-    for first, last in zip((0, *cuts), (*cuts, num_units)):
-        inside = max(0, min(last, run[1]) - max(first, run[0]))
-        place_of.append(kinds.index((tuple(k for k in range(first, last) if not run[0] <= k < run[1]), inside)))
-    return tuple(ends[:-1]), tuple(place_of)
+    for chunk in range(len(kinds[0])):
+        for kind in kinds:
+            outside, inside = kind[chunk]
+            at += len(outside) + inside
+            ends.append(at)
+    return tuple(ends[:-1]), tuple(kinds.index(_kind_of_stage(cuts, num_units, run, num_stages, s)) for s in range(num_stages))
 
 
 def _transfer(other: Stage, stage: Stage, found: StageAnswer, cases: LayoutCases) -> StageAnswer | None:

@@ -9,12 +9,12 @@ its stages, mesh and microbatches, wherever it is cut.
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import count as count_up
-from math import gcd, inf
+from enum import IntEnum
+from math import gcd, inf, prod
+from statistics import median
 
 from ..constraints import PIPELINE, Constraints
 from ..cost.model import CostModel
@@ -25,13 +25,14 @@ from ..graph.stages import list_units
 from .layout_cases import LayoutCases
 from .layout_guess import bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
-from .layout_solve import LayoutSolver, Staged
+from .layout_solve import LayoutSolver, Staged, Unsolved
 from .layouts import Layout, Place, least_seconds, list_places, list_schedules, list_turns, print_layout
 from .unit_costs import UnitCosts
 
 _GAP = 1e-3
 _CLOSE = 0.005  # a gap at which nobody looks for a better bound
 _TRUST = 0.97  # guesses were up to 3 % above what memory and the true cuts gave
+_NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
 _GLANCE = 0.35  # of the time, for a first price of every place
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
 
@@ -56,6 +57,7 @@ class _Open:
     bound_s: float
     guess_s: float = inf
     tier: Tier = Tier.FLOOR
+    own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
     sharp: bool = False  # the bound knows of phases
     simulated: bool = False
     solved: bool = False
@@ -70,10 +72,22 @@ class _Place:
     rows: list[_Open]
     tier: Tier = Tier.FLOOR
 
-    @property
-    def fewest(self) -> int:
-        """The least number of microbatches."""
-        return self.rows[0].layout.num_microbatches
+
+class _Step(IntEnum):
+    """What makes a guess better, in order."""
+
+    UNITS, RUN, OWN, CHUNKS, SIMULATE, SOLVE = range(6)
+
+
+_USUAL = (1.01, 1.05, 1.12, 1.02, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
+
+
+def _next_step(place: _Place, each: _Open) -> _Step:
+    if place.tier < Tier.RUN:
+        return _Step.UNITS if place.tier < Tier.ALL else _Step.RUN
+    if each.tier < Tier.RUN:
+        return _Step.CHUNKS if each.own else _Step.OWN
+    return _Step.SIMULATE if not each.simulated and each.layout.place.num_stages > 1 else _Step.SOLVE
 
 
 @dataclass(slots=True)
@@ -92,6 +106,8 @@ class PipelineSearch:
     best_s: float = inf
     pruned: dict[Pruned, None] = field(default_factory=dict)
     num_solved: int = 0
+    slowest_s: float = 0.0  # of the solves so far
+    seen: dict[_Step, list[float]] = field(default_factory=lambda: {step: [] for step in _Step})
     cases: LayoutCases = field(init=False)
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
@@ -109,6 +125,7 @@ class PipelineSearch:
         self._glance(places, began)
         self._follow_guesses(places)
         self._raise_bounds(places)
+        self._follow_all(places)
         bound = min([inf, *(e.bound_s for e in every if not e.gone)])
         left = sum(1 for e in every if not (e.solved or e.gone or self._is_beaten(e)))
         if left:
@@ -158,40 +175,43 @@ class PipelineSearch:
             self._price_place(place, Tier.MAIN)
 
     def _price_place(self, place: _Place, tier: Tier) -> None:
-        """Raise the bounds of a place's layouts by prices for the fewest microbatches, and guess what they take."""
+        """Raise the bounds of a place's layouts by prices for the fewest microbatches, and guess what they take. Without turns the units of a small
+        graph may be others: then by prices for one microbatch, and for the fewest beyond that."""
         if all(self._is_beaten(e) or e.gone for e in place.rows):
             return
-        place.tier = tier
-        costs = self._costs(place, place.rows[0].layout, tier)
-        if costs is None:
-            return
+        place.tier, fewest = tier, 0
+        costs: UnitCosts | None = None
         for count, rows in _by_count(place.rows):
-            mine = self.prices.stretch(costs, place.fewest, count)
-            for each in rows:
-                self._learn(each, mine, costs.step_s)
-                if count == place.fewest:
-                    each.tier = tier
+            if costs is None or not self.prices.may_stretch(fewest, count):
+                fewest, costs = count, self._costs(place, rows[0].layout, tier)
+            if costs is not None:
+                mine = self.prices.stretch(costs, fewest, count)
+                for each in rows:
+                    self._learn(each, mine, costs)
+                    if count == fewest and each.layout.chunks == rows[0].layout.chunks:
+                        each.tier = tier
 
     def _price_layout(self, place: _Place, each: _Open) -> None:
         """The prices for its own number of microbatches: of all layouts of the place with as many."""
-        costs = self._costs(place, each.layout, Tier.ALL)
+        costs = self._costs(place, each.layout, Tier.RUN)
         for other in place.rows if costs is not None else ():
             if other.layout.num_microbatches == each.layout.num_microbatches:
                 other.gone = other.gone or place.place.num_stages * other.layout.chunks > len(costs.step_s)
-                self._learn(other, costs, costs.step_s)
-                other.tier = Tier.ALL
+                self._learn(other, costs, costs)
+                other.own = True
+                other.tier = Tier.RUN if other.layout.chunks == each.layout.chunks else max(other.tier, Tier.ALL)
 
     def _costs(self, place: _Place, layout: Layout, tier: Tier) -> UnitCosts | None:
         """None where the place cannot obey."""
         try:
-            return self.prices.costs(place.place, layout.num_microbatches, tier)
+            return self.prices.costs(place.place, layout.num_microbatches, tier, layout.chunks)
         except ConstraintError as error:
             self._prune(print_layout(Layout(place.place, layout.num_microbatches)), str(error))
             for each in place.rows:
-                each.gone = each.gone or each.layout.num_microbatches == layout.num_microbatches or layout.num_microbatches == place.fewest
+                each.gone = each.gone or each.layout.num_microbatches == layout.num_microbatches
             return None
 
-    def _learn(self, each: _Open, costs: UnitCosts, cut_by: tuple[float, ...]) -> None:
+    def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts) -> None:
         each.bound_s = max(each.bound_s, bound_layout(each.layout, costs))
         chunks = each.layout.place.num_stages * each.layout.chunks
         if not each.solved and chunks <= len(costs.step_s) and not self._is_beaten(each):
@@ -201,46 +221,47 @@ class PipelineSearch:
     # --- plans
 
     def _follow_guesses(self, places: list[_Place]) -> None:
-        """Best guess first: priced, simulated, solved with memory."""
-        number = count_up()
-        waiting: list[tuple[float, int, _Place, _Open | None]] = []
-
-        def wait(place: _Place) -> None:
-            """For the place as a whole, as long as only its main unit is priced, then for each of its layouts."""
-            if place.tier < Tier.ALL:
-                heapq.heappush(waiting, (min(e.guess_s for e in place.rows), next(number), place, None))
-            else:
-                for each in place.rows:
-                    push(place, each)
-
-        def push(place: _Place, each: _Open) -> None:
-            if each.guess_s < inf and not (each.solved or each.gone):
-                heapq.heappush(waiting, (each.guess_s, next(number), place, each))
-
-        for place in places:
-            wait(place)
-        while waiting and self.num_solved < _MOST and time.monotonic() < self.deadline:
-            guess, _, place, each = heapq.heappop(waiting)
-            if guess == inf or _TRUST * guess >= self.best_s:
+        """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan."""
+        while self.num_solved < _MOST and time.monotonic() < self.deadline:
+            grows = self._list_growths()
+            place, each = min(self._list_hopes(places), key=lambda row: row[1].guess_s * grows[_next_step(*row)], default=(None, None))
+            if place is None or each is None or _TRUST * each.guess_s * grows[_next_step(place, each)] >= self.best_s:
                 return
-            if each is None:
-                self._price_place(place, Tier.ALL)
-                wait(place)
-            elif each.solved or each.gone or self._is_beaten(each) or guess < each.guess_s:
-                push(place, each) if guess < each.guess_s else None
-            elif each.tier < Tier.ALL:
-                self._price_layout(place, each)
-                push(place, each)
-            elif not each.simulated and each.layout.place.num_stages > 1:
-                self._simulate(place, each)
-                push(place, each)
-            else:
-                self._solve(place, each)
+            step, before = _next_step(place, each), each.guess_s
+            self._take_step(step, place, each)
+            if not each.gone:
+                self.seen[step].append(each.guess_s / before)
+
+    def _follow_all(self, places: list[_Place]) -> None:
+        """What no bound rules out and whose guess is little more than the best plan takes, where that costs little of the time."""
+        while self.num_solved < _MOST_MORE and time.monotonic() < self.deadline - _SPARE * self.slowest_s:
+            place, each = min(self._list_hopes(places), key=lambda row: row[1].guess_s, default=(None, None))
+            if place is None or each is None or each.guess_s >= _NEAR * self.best_s:
+                return
+            self._take_step(_next_step(place, each), place, each)
+
+    def _list_hopes(self, places: list[_Place]) -> list[tuple[_Place, _Open]]:
+        return [(place, e) for place in places for e in place.rows if e.guess_s < inf and not (e.solved or e.gone or self._is_beaten(e))]
+
+    def _take_step(self, step: _Step, place: _Place, each: _Open) -> None:
+        if step in (_Step.UNITS, _Step.RUN):
+            self._price_place(place, Tier(place.tier + 1))
+        elif step in (_Step.OWN, _Step.CHUNKS):
+            self._price_layout(place, each)
+        elif step is _Step.SIMULATE:
+            self._simulate(place, each)
+        else:
+            self._solve(place, each)
+
+    def _list_growths(self) -> list[float]:
+        """Per step what it and all that follow have usually multiplied a guess by."""
+        usual = [median((_USUAL[step], _USUAL[step], *self.seen[step])) for step in _Step]
+        return [prod(usual[step:]) for step in _Step]
 
     def _simulate(self, place: _Place, each: _Open) -> None:
-        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.ALL)
-        cuts = cut_units(costs.step_s, each.layout.place.num_stages * each.layout.chunks)
-        each.simulated, each.guess_s = True, max(each.guess_s, simulate_guess(each.layout, costs, cuts, self.limit_bytes))
+        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, each.layout.chunks)
+        cuts = cut_units(costs, each.layout.place.num_stages * each.layout.chunks)
+        each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts, self.limit_bytes))
 
     def _raise_bounds(self, places: list[_Place]) -> None:
         """Ask for what the layout with the lowest bound still hides, as long as that bound is what keeps the gap open."""
@@ -250,44 +271,45 @@ class PipelineSearch:
             if lowest[0] >= self.best_s * (1 - _CLOSE):
                 return
             place, each = rows[lowest[1]]
-            if place.tier < Tier.ALL:
+            if place.tier < Tier.RUN:
                 self._price_place(place, Tier(place.tier + 1))
-            elif each.tier < Tier.ALL:
+            elif each.tier < Tier.RUN:
                 self._price_layout(place, each)
             elif not each.sharp:
                 self._sharpen(place, each)
-            elif not each.solved and self.num_solved < _MOST_MORE:
-                self._solve(place, each)
-                if each.bound_s <= lowest[0] and not each.gone and self.best_s * (1 - _CLOSE) > lowest[0]:
-                    return
+            elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
+                self._solve(place, each)  # which raises its bound
             else:
                 return
 
     def _sharpen(self, place: _Place, each: _Open) -> None:
         """The bounds of all layouts of the place with as many microbatches, by phase."""
         count = each.layout.num_microbatches
-        costs, phases = self.prices.costs(place.place, count, Tier.ALL), self.prices.phases(place.place, count)
+        costs, phases = self.prices.costs(place.place, count, Tier.RUN, each.layout.chunks), self.prices.phases(place.place, count)
         for other in place.rows:
             if other.layout.num_microbatches == count:
                 other.sharp, other.bound_s = True, max(other.bound_s, sharpen_bound(other.layout, costs, phases))
 
     def _solve(self, place: _Place, each: _Open) -> None:
         """Solve a layout stage by stage; take it if it is the best so far."""
+        began = time.monotonic()
         self.num_solved += 1
         each.solved = True
-        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.ALL)
+        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, each.layout.chunks)
         try:
             staged = self.solver.solve(each.layout, costs, self.deadline - time.monotonic())
         except (ConstraintError, MicrobatchError) as error:
-            each.gone = True
-            staged = str(error)
-        if isinstance(staged, str):
-            self.report(f"{print_layout(each.layout)}: {staged}")
-            self._prune(print_layout(each.layout), staged)
+            staged = Unsolved(str(error), proven=True)
+        self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+        if isinstance(staged, Unsolved):
+            each.gone = staged.proven
+            self.report(f"{print_layout(each.layout)}: {staged.why}")
+            self._prune(print_layout(each.layout), staged.why)
             return
         if each.layout.place.num_stages == 1:
             each.bound_s = max(each.bound_s, staged.stages[0].answer.bound_s)
         self.report(f"{print_layout(each.layout)}: {staged.step_s:.4g} s, guessed {each.guess_s:.4g} s, at least {each.bound_s:.4g} s")
+        each.guess_s = staged.step_s
         if staged.step_s < self.best_s:
             self.best, self.best_s = staged, staged.step_s
 

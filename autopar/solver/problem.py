@@ -95,6 +95,7 @@ class Group:
         phase: in which the reshards happen.
         endpoints: who wants it.
         spans: per instance and endpoint, (first, last) point of time between which a copy made for this endpoint is held.
+        names: of the value of each instance.
         times: that each instance is resharded in a step: once per turn inside of the turns.
     """
 
@@ -104,6 +105,7 @@ class Group:
     endpoints: tuple[Endpoint, ...]
     spans: tuple[tuple[tuple[int, int], ...], ...]
     times: float = 1
+    names: tuple[str, ...] = ()
 
     @property
     def count(self) -> float:

@@ -198,7 +198,7 @@ def build_groups(lanes: Lanes, sources: Mapping[Item, tuple[int, int]], reads: R
         source = {sources[item] for item, _ in instances}
         if len(source) != 1:
             raise GraphError(f"{lanes.graph.name}: values of class {root} are made by different choosers: the fold is not consistent")
-        found.append(Group(values[root], source.pop(), phase, order, tuple(spans for _, spans in instances), times_of(phase, lanes.turn_weight)))
+        found.append(Group(values[root], source.pop(), phase, order, tuple(spans for _, spans in instances), times_of(phase, lanes.turn_weight), tuple(item[0] for item, _ in instances)))
         for k, (item, _) in enumerate(instances):
             places[item].append((number, k))
     return tuple(found), places

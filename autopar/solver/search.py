@@ -80,7 +80,7 @@ def search(
     *,
     time_limit_s: float = 60.0,
     cutoff_s: float = inf,
-    last_resort: Callable[[], float] | None = None,
+    ask_others: Callable[[], float] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the fastest plan that fits.
@@ -88,13 +88,14 @@ def search(
     Args:
         prices_for_mesh: the cost model.
         cutoff_s: of a plan that is known; only what beats it is of interest.
-        last_resort: called before time is spent on whether anything fits: the seconds of a plan that somebody else has, infinity where there is none.
+        ask_others: called before time is spent on meshes whose fastest plan does not fit: the seconds of a plan that somebody else has, infinity where there
+            is none.
         report: told what is going on, one line each.
 
     Raises:
         MemoryShortage: nothing fits (an `InfeasibleError`).
     """
-    return _Search(question, prices_for_mesh, time_limit_s, report or _silent, cutoff_s).run(meshes, last_resort)
+    return _Search(question, prices_for_mesh, time_limit_s, report or _silent, cutoff_s).run(meshes, ask_others)
 
 
 def _silent(line: str) -> None:
@@ -137,13 +138,15 @@ class _Search:
         said = question.steer.constraints.recompute if question.steer is not None else None
         self.recompute = said or "free"
 
-    def run(self, meshes: Sequence[Mesh], last_resort: Callable[[], float] | None) -> SearchResult:
+    def run(self, meshes: Sequence[Mesh], ask_others: Callable[[], float] | None) -> SearchResult:
         problems = self.drop_large(self.build_some(meshes))
         tries = [_Try(problem, least_seconds(problem)) for problem in problems]
         tries.sort(key=lambda t: (_class_of(t.bound_s), count_columns(t.problem)))
         for left, each in _countdown(tries):
             self.relax(each, left)
         tight = sorted((each for each in tries if each.answer.status == "tight"), key=lambda t: t.bound_s)
+        if tight and ask_others is not None:
+            self.cutoff_s = min(self.cutoff_s, ask_others())
         # as long as there is no plan at all, time goes to a few meshes in thick slices: thin ones would be too thin for any
         if self.recompute == "free":
             for left, each in _countdown(tight):
@@ -153,8 +156,6 @@ class _Search:
         self.answers = [(each.problem.mesh, each.answer) for each in tries]
         for each in tries:
             self.note_pruned(each)
-        if self.best is None and self.cutoff_s == inf and last_resort is not None:
-            self.cutoff_s = last_resort()
         if self.best is None and self.cutoff_s < inf:
             return SearchResult(None, self.certify(self.cutoff_s), None, tuple(self.answers))
         if self.best is None:

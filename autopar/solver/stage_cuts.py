@@ -1,12 +1,13 @@
 """Where to cut: an exact dynamic program over units and stages.
 
-In: per unit the seconds of a step and of one forward. Out: the cuts whose slowest stage is fastest, and a bound that holds wherever one cuts.
+In: a table of what each segment of units costs as one stage or chunk, and per unit the seconds of one forward. Out: the cuts whose slowest stage is
+fastest, and bounds that hold wherever one cuts.
 
-    end of stage s >= sum of the step seconds of its units + sum of the forward seconds of all units before it
+    end of stage s >= the seconds of its segment + sum of the forward seconds of all units before it
 
 (its microbatches and its update, after the fill; the drain of the stages before it may run beside its update). `bound_drain` adds
 
-    end of stage i >= sum of the loop seconds of the units of any later stage s + sum of the forward seconds of all units before s
+    end of stage i >= the loop seconds of the segment of any later stage s + sum of the forward seconds of all units before s
                       + sum of the backward seconds of all units from stage i to before s + the update of stage i
 """
 
@@ -17,24 +18,28 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def choose_cuts(unit_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """The first unit of the second and every later stage, such that the largest sum of a stage is least; of equal ones the most even.
+def sum_segments(row: Sequence[float]) -> np.ndarray:
+    """Seconds of the units from `a` to before `b`, at [a, b]."""
+    total = np.concatenate([[0.0], np.cumsum(row)])
+    return total[None, :] - total[:, None]
+
+
+def choose_cuts(segments: np.ndarray, num_stages: int) -> tuple[int, ...]:
+    """The first unit of the second and every later stage, such that the slowest segment is fastest; of equal ones the most even.
 
     Args:
-        unit_s: per unit, at least as many as stages.
+        segments: seconds of the units from `a` to before `b`, at [a, b]; at least as many units as stages.
     """
-    total = np.concatenate([[0.0], np.cumsum(unit_s)])
-    count = len(unit_s)
-    best = np.concatenate([[np.inf], total[1:]])  # best[k]: of the first k units on the stages so far, each with one at least
-    squares = total**2
+    count = len(segments) - 1
+    fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
+    cost = np.where(fits, segments, np.inf)
+    best, squares = cost[0], np.where(fits, segments, 0.0)[0] ** 2  # best[k]: of the first k units on the stages so far, each with one at least
+    spreads = np.where(fits, segments, 0.0) ** 2
     chosen: list[np.ndarray] = []
     for _ in range(1, num_stages):
-        worst = np.maximum(best[:, None], total[None, :] - total[:, None])
-        spread = squares[:, None] + (total[None, :] - total[:, None]) ** 2
-        fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
-        worst = np.where(fits, worst, np.inf)
+        worst = np.maximum(best[:, None], cost)
         low = worst.min(axis=0)
-        ties = np.where(worst <= low * (1 + 1e-9), spread, np.inf)
+        ties = np.where(worst <= low * (1 + 1e-9), squares[:, None] + spreads, np.inf)
         pick = ties.argmin(axis=0)
         chosen.append(pick)
         best, squares = low, ties.min(axis=0)
@@ -46,47 +51,57 @@ def choose_cuts(unit_s: Sequence[float], num_stages: int) -> tuple[int, ...]:
     return tuple(reversed(cuts))
 
 
-def bound_chunks(step_s: Sequence[float], fill_s: Sequence[float], num_stages: int) -> float:
+def bound_chunks(segments: np.ndarray, fill_s: Sequence[float], num_stages: int, num_chunks: int) -> float:
     """No cuts into chunks, of which each stage runs several in turn, give a step that is faster.
 
-    A stage runs all its units, after as many chunks as there are stages before it have run their first forward; a chunk has at least one unit. The
+    A stage runs all its chunks, after as many chunks as there are stages before it have run their first forward; a chunk has at least one unit. The
     slowest stage takes at least the average of all, and at least the largest unit.
     """
+    count = len(segments) - 1
+    if num_chunks > count:
+        return float(np.inf)
+    cost = np.where(np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :], segments, np.inf)
+    least = cost[0]  # least[k]: the sum over all chunks so far, of the first k units
+    for _ in range(1, num_chunks):
+        least = (least[:, None] + cost).min(axis=0)
     fill = np.concatenate([[0.0], np.cumsum(fill_s)])[:num_stages]
-    return max((float(np.sum(step_s)) + float(np.sum(fill))) / num_stages, float(np.max(step_s, initial=0.0)))
+    alone = np.diagonal(segments, 1)
+    return max((float(least[count]) + float(np.sum(fill))) / num_stages, float(np.max(alone, initial=0.0)))
 
 
-def bound_cuts(step_s: Sequence[float], fill_s: Sequence[float], num_stages: int) -> float:
+def bound_cuts(segments: np.ndarray, fill_s: Sequence[float], num_stages: int) -> float:
     """No cuts give a step that is faster.
 
     Args:
-        step_s, fill_s: per unit, of a step and of one forward, at least.
+        segments: seconds of a step, at least.
+        fill_s: per unit, of one forward, at least.
     """
-    total, before = (np.concatenate([[0.0], np.cumsum(row)]) for row in (step_s, fill_s))
-    count = len(step_s)
-    best = np.concatenate([[np.inf], total[1:]])
+    count = len(segments) - 1
+    before = np.concatenate([[0.0], np.cumsum(fill_s)])
     fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
-    cost = np.where(fits, total[None, :] - total[:, None] + before[:, None], np.inf)
+    cost = np.where(fits, segments + before[:, None], np.inf)
+    best = cost[0]
     for _ in range(1, num_stages):
         best = np.maximum(best[:, None], cost).min(axis=0)
     return float(best[count])
 
 
 def bound_drain(
-    step_s: Sequence[float], fill_s: Sequence[float], loop_s: Sequence[float], once_s: Sequence[float], drain_s: Sequence[float], num_stages: int
+    segments: np.ndarray, fill_s: Sequence[float], loop_s: Sequence[float], once_s: Sequence[float], drain_s: Sequence[float], num_stages: int
 ) -> float:
     """`bound_cuts`, with the drain: what a stage does once begins when its own last backward is over, which waits for those of all later stages.
 
     Not for schedules that split the backward.
 
     Args:
-        step_s, fill_s: per unit, of a step and of one forward, at least.
+        segments: seconds of a step, at least.
+        fill_s: per unit, of one forward, at least.
         loop_s, once_s, drain_s: of all turns, of what is done once, and of one backward, at least, each as if only it counted.
     """
-    count, steps = len(step_s), 12
-    step, fill, loop, once, drain = (np.concatenate([[0.0], np.cumsum(row)]) for row in (step_s, fill_s, loop_s, once_s, drain_s))
+    count, steps = len(fill_s), 12
+    fill, loop, once, drain = (np.concatenate([[0.0], np.cumsum(row)]) for row in (fill_s, loop_s, once_s, drain_s))
     fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
-    own = np.where(fits, step[None, :] - step[:, None] + fill[:, None], np.inf)
+    own = np.where(fits, segments + fill[:, None], np.inf)
     turns = loop[None, :] - loop[:, None] + fill[:, None]
     tail, back = once[None, :] - once[:, None], drain[None, :] - drain[:, None]
 
@@ -98,7 +113,7 @@ def bound_drain(
             owed = np.where((own <= most) & (turns + waits <= most), waits + back, np.inf).min(axis=0)
         return bool(np.isfinite(owed[count]))
 
-    low = bound_cuts(step_s, fill_s, num_stages)
+    low = bound_cuts(segments, fill_s, num_stages)
     high = low + float(loop[-1] + once[-1])
     if reaches(low) or not reaches(high):
         return low

@@ -61,13 +61,17 @@ class StageAnswer:
     times: StageTimes | None
 
 
-def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, zero: int | None = None) -> Sharding:
-    """How a value crosses: the batch along dp, then each other axis takes the largest dim that divides (not dp with `zero=0`)."""
+def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool) -> Sharding:
+    """How a value crosses: the batch along dp, then each other axis takes the largest dim that divides.
+
+    Args:
+        dp_takes_any: dp does so, too, where the value has no batch (a gradient).
+    """
     batch = [(dim, upper) for dim, _, upper, role in roles.pieces.get(value.name, ()) if role == DATA]
     placements: list[Placement] = [REPLICATE] * len(mesh.axes)
     sizes, left = axis_sizes(mesh), list(value.shape)
     for k, axis in enumerate(mesh.axes):
-        if zero == 0 and axis_role(axis.name) == DATA and not batch:
+        if not dp_takes_any and axis_role(axis.name) == DATA and not batch:
             continue
         of_batch = axis_role(axis.name) == DATA and bool(batch)
         dims = [dim for dim, _ in batch] if of_batch else [d for d in range(len(left)) if d not in {dim for dim, _ in batch}]
@@ -87,7 +91,7 @@ def crossing_choices(case: Case, mesh: Mesh, roles: Roles, zero: int | None = No
     found = []
     for node, site, signature in zip(case.graph.nodes, case.sites, case.signatures):
         if node.op in (SEND, RECEIVE):
-            wanted = crossing_sharding(values[node.outputs[0]], mesh, roles, zero)
+            wanted = crossing_sharding(values[node.outputs[0]], mesh, roles, zero != 0 and node.phase not in (Phase.PREPARE, Phase.FORWARD))
             menu = list_strategies(signature, site, axis_sizes(mesh), node_cuts(site, signature, case.cuts))[0]
             best = max(menu, key=lambda s: sum(a == b for a, b in zip(s.outputs[0].placements, wanted.placements)))
             found.append((node.name, best.choices))

@@ -7,7 +7,7 @@ those that only have a copy; so sums over units bound every stage, and every pla
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -20,7 +20,8 @@ from ..graph.mesh import Mesh
 from ..graph.node import Phase
 from ..graph.roles import Roles
 from ..graph.stages import COPY, Cutter, list_units, stage_table
-from ..graph.turns import LOOP, SEND
+from ..graph.tensor import size_bytes
+from ..graph.turns import LOOP, RECEIVE, SEND
 from .build import Shared, build_problem
 from .formulate import Formulation
 from .ilp import solve_program
@@ -28,8 +29,18 @@ from .judge import made_id, share_bytes, wanted_id
 from .layouts import stage_roles
 from .problem import Group, Problem
 from .skeleton import Skeleton
+from .stage_cuts import sum_segments
 from .steer import Steer
 from .tables import NONE
+
+
+@dataclass(frozen=True, slots=True)
+class RunCosts:
+    """Equal units in a row: for 0, 1, 2, ... of them seconds of a step, with free ends and between two cuts, at least. They begin at unit `first`."""
+
+    free_s: tuple[float, ...]
+    between_s: tuple[float, ...]
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,7 @@ class UnitCosts:
         step_s, fill_s: seconds of a step, and of one forward, at least.
         once_s: of the fastest plan's step, what is done once: before and after the turns.
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
+        enter_s, leave_s: of a step, what is received at least from the unit before, and from the one after, where a stage begins or ends there.
     """
 
     step_s: tuple[float, ...]
@@ -48,6 +60,26 @@ class UnitCosts:
     always: tuple[float, ...]
     waiting: tuple[float, ...]
     passing: tuple[float, ...]
+    enter_s: tuple[float, ...] = ()
+    leave_s: tuple[float, ...] = ()
+    run: RunCosts | None = None
+
+    def segments(self) -> np.ndarray:
+        """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least."""
+        table = sum_segments(self.step_s)
+        count = len(self.step_s)
+        if self.enter_s:
+            table[:-1, :] += np.array(self.enter_s)[:, None]
+            table[:, 1:] += np.array(self.leave_s)[None, :]
+        if self.run is not None:
+            first, last = self.run.first, self.run.first + len(self.run.free_s) - 1
+            ends = np.arange(count + 1)
+            inside = np.clip(np.minimum(ends[None, :], last) - np.maximum(ends[:, None], first), 0, None)
+            free, between = np.array(self.run.free_s), np.array(self.run.between_s)
+            table += np.maximum(0.0, free[inside] - inside * self.step_s[first])
+            whole = (ends[:, None] >= max(first, 1)) & (ends[None, :] <= min(last, count - 1)) & (inside > 0)
+            table = np.where(whole, np.maximum(table, between[inside]), table)
+        return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +91,7 @@ class PhaseCosts:
     drain_s: tuple[float, ...]
 
 
-COST_FIELDS = tuple(f.name for f in fields(UnitCosts))
+COST_FIELDS = ("step_s", "fill_s", "once_s", "always", "waiting", "passing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +156,23 @@ def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraint
     return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
 
 
+def crossing_seconds(units: Units, kind: int, model: CostModel, ranks: int, turns: int) -> tuple[float, float]:
+    """Seconds of a step to receive what a unit of this kind reads of the unit before it, and of the one after it, each rank its own part.
+
+    Args:
+        model: with the link between stages.
+        ranks: of a stage.
+    """
+    case, own = units.cases[kind], units.kinds.index(kind)
+    values, found = {v.name: v for v in case.graph.values}, [0.0, 0.0]
+    for node in case.graph.nodes:
+        source = dict(node.args).get("stage") if node.op == RECEIVE and node.phase in LOOP else None
+        if isinstance(source, int) and abs(source - own) == 1:
+            part = size_bytes(values[node.outputs[0]]) / ranks
+            found[source > own] += turns * (model.stage_latency_s + part / model.stage_bytes_per_s)
+    return found[0], found[1]
+
+
 def price_phases(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, float, float]:
     """`PhaseCosts` of each unit of a kind.
 
@@ -141,7 +190,7 @@ def _unit_problem(units: Units, kind: int, mesh: Mesh, model: CostModel, constra
         case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=Steer(constraints, units.roles[kind]),
         skeletons=units.skeletons[kind], turn_weight=float(turns), shared=shared,
     )  # fmt: skip
-    return _own_costs(problem)
+    return own_costs(problem)
 
 
 def _relax(problem: Problem) -> tuple[float, list[int] | None]:
@@ -189,7 +238,7 @@ def _least_turn(problem: Problem, phase: Phase, turns: int) -> float:
     return total
 
 
-def _own_costs(problem: Problem) -> Problem:
+def own_costs(problem: Problem) -> Problem:
     """The problem in which only what no other unit has costs anything: not what several units run or read (`stages.COPY`), nor what comes in."""
     choosers = tuple(
         replace(c, seconds=np.zeros_like(c.seconds)) if all(COPY in name for p in c.parts for name in p.members) else c for c in problem.choosers

@@ -62,13 +62,13 @@ def sum_loss(logits, targets):
     return F.cross_entropy(logits.view(-1, VOCAB), targets.view(-1), reduction="sum")
 
 
-def plan_of(spelling="plain", cluster="cpu:4", memory=None, loss=mean_loss, seconds=60.0):
+def plan_of(spelling="plain", cluster="cpu:4", memory=None, loss=mean_loss, seconds=60.0, most=None):
     ids = torch.zeros(BATCH, SEQ, dtype=torch.int64)
     with torch.device("meta"):
         model = Gpt(spelling)
     return autopar.plan(
         model, cluster, example_inputs=(ids,), example_targets=(ids,), loss=loss, optimizer=torch.optim.AdamW,
-        options=Options(memory_bytes=memory, time_limit_s=seconds),
+        options=Options(memory_bytes=memory, time_limit_s=seconds, stages=most is None),
     )  # fmt: skip
 
 
@@ -108,12 +108,12 @@ def measured_bytes(plan):
 
 
 def test_tighter_memory_moves_from_replicated_to_split_and_is_never_faster():
-    """Below half of what is comfortable, where almost everything is recomputed, the proof may not close in time; the gap then says so."""
-    ample = plan_of(cluster="cpu:2")
+    """In one stage, where the proof closes; stages are as fast or faster."""
+    ample = plan_of(cluster="cpu:2", most=1)
     peak, last, states = ample.cost.peak_bytes[0], ample.cost.step_s, []
     for share in (1.0, 0.8, 0.6, 0.5):
         limit = int(peak * share)
-        plan = plan_of(cluster="cpu:2", memory=limit)
+        plan = plan_of(cluster="cpu:2", memory=limit, most=1)
         assert plan.cost.peak_bytes[0] <= limit
         assert plan.cost.step_s >= last * (1 - plan.solve.gap - 1e-9)
         assert plan.solve.gap <= 0.01

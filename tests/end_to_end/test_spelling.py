@@ -133,8 +133,9 @@ def step_s(way: str) -> float:
     with torch.device("meta"):
         model = Gpt(way)
     plan = autopar.plan(
-        model, "1x8xH100-80GB", example_inputs=(tokens,), example_targets=(tokens,), loss=loss, optimizer=torch.optim.AdamW
-    )
+        model, "1x8xH100-80GB", example_inputs=(tokens,), example_targets=(tokens,), loss=loss, optimizer=torch.optim.AdamW,
+        options=autopar.Options(stages=False),
+    )  # fmt: skip
     return plan.cost.step_s
 
 

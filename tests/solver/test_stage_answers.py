@@ -23,6 +23,7 @@ from autopar.solver.build import build_problem
 from autopar.solver.judge import evaluate_seconds, held_bytes
 from autopar.solver.layout_guess import bound_layout, sharpen_bound
 from autopar.solver.layout_prices import Tier
+from autopar.solver.layout_solve import Staged
 from autopar.solver.layouts import least_seconds, print_layout
 from autopar.solver.one_mesh import build_assignment
 from autopar.solver.pipeline import PipelineSearch
@@ -153,7 +154,7 @@ def list_gaps(spec, in_turns, **shape):
         few = min(in_turns) if place.num_stages > 1 else min(n for n in in_turns if n > 1)
         costs = search.prices.costs(place, turns, Tier.ALL)
         staged = search.solver.solve(layout, costs, 300.0)
-        assert not isinstance(staged, str), staged
+        assert isinstance(staged, Staged), staged
         bounds = (
             each_bound(search, layout, few),
             bound_layout(layout, costs),

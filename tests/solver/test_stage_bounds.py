@@ -11,7 +11,7 @@ from autopar.graph.mesh import Mesh
 from autopar.graph.schedules.known import build_order, why_impossible
 from autopar.graph.schedules.timeline import Durations, simulate
 from autopar.solver.layouts import Layout, Place, least_seconds
-from autopar.solver.stage_cuts import bound_chunks, bound_cuts, choose_cuts
+from autopar.solver.stage_cuts import bound_chunks, bound_cuts, bound_drain, choose_cuts, sum_segments
 
 
 def every_cut(count, stages):
@@ -34,18 +34,18 @@ def test_cuts_equal_every_way_to_cut(seed):
     stages = rng.randint(1, min(4, count))
     step = draw_row(rng, count)
     turn = [s * rng.random() / 4 for s in step]
-    found = choose_cuts(step, stages)
+    found = choose_cuts(sum_segments(step), stages)
     ways = list(every_cut(count, stages))
     worst = {cuts: max(sum(step[k] for k in mine) for mine in parts) for cuts, parts in ways}
     assert worst[found] == pytest.approx(min(worst.values()), rel=1e-9)
     spread = {cuts: sum(sum(step[k] for k in mine) ** 2 for mine in parts) for cuts, parts in ways if cuts == found}
     assert set(spread) == {found}
     bound = min(max(sum(step[k] for k in mine) + sum(turn[: mine[0]]) for mine in parts) for _, parts in ways)
-    assert bound_cuts(step, turn, stages) == pytest.approx(bound, rel=1e-9, abs=1e-300)
+    assert bound_cuts(sum_segments(step), turn, stages) == pytest.approx(bound, rel=1e-9, abs=1e-300)
 
 
 def test_every_stage_has_a_unit_even_where_units_cost_nothing():
-    assert choose_cuts([0.0, 1.0], 2) == (1,)
+    assert choose_cuts(sum_segments([0.0, 1.0]), 2) == (1,)
 
 
 def draw_pipeline(rng, kind, has_updates):
@@ -74,7 +74,14 @@ def check_bounds(layout, forward, backward, update, step):
     turn = [f + b for f, b in zip(forward, backward)]
     steps, stages = [layout.num_microbatches * t + u for t, u in zip(turn, update)], layout.place.num_stages
     assert least_seconds(layout, sum(turn), sum(update)) <= step * (1 + 1e-9)
-    assert (bound_chunks if layout.chunks > 1 else bound_cuts)(steps, forward, stages) <= step * (1 + 1e-9)
+    if layout.chunks > 1:
+        assert bound_chunks(sum_segments(steps), forward, stages, stages * layout.chunks) <= step * (1 + 1e-9)
+        return
+    low = bound_cuts(sum_segments(steps), forward, stages)
+    assert low <= step * (1 + 1e-9)
+    if layout.schedule != "zero-bubble":
+        loops = [layout.num_microbatches * t for t in turn]
+        assert low <= bound_drain(sum_segments(steps), forward, loops, update, backward, stages) <= step * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
@@ -103,10 +110,48 @@ def test_bounds_hold_where_the_backward_is_split():
         check_bounds(*draw_pipeline(rng, "zero-bubble", False))
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_the_bound_with_the_drain_equals_every_way_to_cut(seed):
+    rng = random.Random(seed)
+    count = rng.randint(1, 8)
+    stages, turns = rng.randint(1, min(4, count)), rng.choice((1, 2, 4))
+    forward, backward, update = (draw_row(rng, count) for _ in range(3))
+    loops = [turns * (f + b) for f, b in zip(forward, backward)]
+    steps = [loop + u for loop, u in zip(loops, update)]
+
+    def last(parts):
+        """The end of the latest stage, each waiting for the turns of all later ones."""
+        ends = []
+        for s, mine in enumerate(parts):
+            ends.append(sum(forward[: mine[0]]) + sum(steps[k] for k in mine))
+            for later in parts[s + 1 :]:
+                drain = sum(backward[mine[0] : later[0]])
+                ends.append(sum(forward[: later[0]]) + sum(loops[k] for k in later) + drain + sum(update[k] for k in mine))
+        return max(ends)
+
+    least = min(last(parts) for _, parts in every_cut(count, stages))
+    low, found = bound_cuts(sum_segments(steps), forward, stages), bound_drain(sum_segments(steps), forward, loops, update, backward, stages)
+    assert found <= least * (1 + 1e-9)
+    assert found >= least - (sum(loops) + sum(update)) / 4000  # it halves twelve times
+    assert low <= found * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_bound_of_chunks_knows_what_each_segment_costs(seed):
+    """As segments that cost more than their units."""
+    rng = random.Random(seed)
+    count, stages = rng.randint(4, 9), 2
+    segments = sum_segments(draw_row(rng, count)) + rng.random()
+    chunks = 2 * stages
+    sums = [sum(segments[a, b] for a, b in zip((0, *cuts), (*cuts, count))) for cuts, _ in every_cut(count, chunks)]
+    alone = max(segments[k, k + 1] for k in range(count))
+    assert bound_chunks(segments, [0.0] * count, stages, chunks) == pytest.approx(max(min(sums) / stages, alone))
+
+
 def test_the_bound_is_reached_by_equal_stages():
     """As many equal units as stages: 1F1B takes (M + S - 1) turns, which is what the bound of the cuts says of the last stage."""
     for stages in (2, 3, 4):
         for turns in (stages, 2 * stages, 12):
             order = build_order("1f1b", stages, turns)
             line = simulate(order, Durations((1.0,) * stages, (2.0,) * stages))
-            assert bound_cuts([3.0 * turns] * stages, [3.0] * stages, stages) == line.makespan_s
+            assert bound_cuts(sum_segments([3.0 * turns] * stages), [3.0] * stages, stages) == line.makespan_s

@@ -1,0 +1,171 @@
+"""What a run of equal units costs at least, as one piece: more than its units one by one, whose ends are free.
+
+In: the shortened graph of a layout, a mesh. Out: for a number of units the least seconds of a step, between two cuts (what crosses is split as stages
+exchange it, and paid for) and with free ends. All units between the first and the last decide alike, so the program of four of them tells those of more:
+what belongs to the second counts as often as there are units between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..constraints import Constraints
+from ..cost.model import CostModel
+from ..cost.prices import build_prices
+from ..graph.case import Case, build_case
+from ..graph.graph import producer_table
+from ..graph.mesh import Mesh
+from ..graph.roles import Roles
+from ..graph.stages import Cutter, list_units, stage_table, state_stages
+from ..graph.turns import RECEIVE, SEND
+from .build import Shared, build_problem
+from .formulate import Formulation
+from .ilp import solve_program
+from .problem import Chooser, Problem
+from .skeleton import Skeleton
+from .stage_solve import crossing_choices
+from .steer import Steer
+from .unit_costs import RunCosts, part_roles
+
+FEW = 4  # units whose program tells all larger ones: it has an edge from one that is neither first nor last to another, as all of those have
+
+
+@dataclass(frozen=True, slots=True)
+class RunPart:
+    """The first units of a run as a graph.
+
+    Args:
+        second: nodes and values, by name, of the second unit.
+    """
+
+    case: Case
+    roles: Roles
+    second: frozenset[str]
+    skeletons: list[Skeleton]
+
+
+@dataclass(slots=True)
+class RunParts:
+    """The first 1, 2, .. units of a run as graphs, made as they are asked for.
+
+    Args:
+        case, roles: of the graph that has it.
+        first, length: units of the run there.
+    """
+
+    case: Case
+    roles: Roles
+    first: int
+    length: int
+    _parts: dict[int, RunPart] = field(default_factory=dict)
+
+    def part(self, count: int) -> RunPart:
+        """The first `count` units."""
+        if count not in self._parts:
+            graph = self.case.graph
+            rows = list_units(graph)
+            ends = [k for k in (self.first, self.first + count) if 0 < k < len(rows)]
+            table = stage_table(graph, [graph.nodes[rows[k][0]].name for k in ends])
+            cut = build_case(Cutter(graph, table, len(ends) + 1).build(1 if self.first else 0).graph, self.case.rules)
+            self._parts[count] = RunPart(cut, part_roles(self.roles, self.case, cut), _second_unit(cut), [])
+        return self._parts[count]
+
+
+def _second_unit(case: Case) -> frozenset[str]:
+    """Names of nodes and values of the second unit."""
+    graph = case.graph
+    rows = list_units(graph)
+    if len(rows) < FEW:
+        return frozenset()
+    table = stage_table(graph, [graph.nodes[row[0]].name for row in rows[1:]])
+    home, makers = state_stages(graph, table), producer_table(graph)
+    found = {node.name for node, stage in zip(graph.nodes, table) if stage == 1}
+    found |= {name for name, (i, _) in makers.items() if table[i] == 1}
+    found |= {v.name for v in graph.values if v.name in graph.inputs and home.get(v.storage.rpartition(":")[2], 0) == 1}
+    return frozenset(found)
+
+
+def price_run(
+    parts: RunParts, count: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared
+) -> tuple[float, float]:
+    """Least seconds of a step of so many units between two cuts; and what free ends save at most.
+
+    Args:
+        model: with the link between stages.
+        shared: with nothing but other runs between cuts.
+    Raises:
+        ConstraintError: the mesh cannot obey.
+    """
+    part = parts.part(min(count, FEW))
+    if count > FEW and not part.second:
+        return 0.0, 0.0
+    case = part.case
+    steer = Steer(constraints, part.roles, crossing_choices(case, mesh, part.roles, constraints.zero))
+    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
+    problem = build_problem(
+        case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, skeletons=part.skeletons, turn_weight=float(turns),
+        shared=shared,
+    )  # fmt: skip
+    more = Formulation(_with_one_more(problem, part.second)) if count > FEW else None
+    return _solve(Formulation(problem), more, count - FEW), _ends_seconds(problem)
+
+
+def _with_one_more(problem: Problem, second: frozenset[str]) -> Problem:
+    """The problem with one more unit like the second."""
+
+    def grown(names: Sequence[str]) -> float:
+        return 1.0 + sum(name in second for name in names) / len(names)
+
+    def members(chooser: Chooser) -> list[str]:
+        return [name for part in chooser.parts for name in part.members]
+
+    return replace(
+        problem,
+        choosers=tuple(replace(c, seconds=c.seconds * grown(members(c))) for c in problem.choosers),
+        groups=tuple(replace(g, times=g.times * grown(g.names)) for g in problem.groups),
+    )
+
+
+def _solve(form: Formulation, more: Formulation | None, times: int) -> float:
+    """Least seconds of a program, with `times` times what another one of the same shape costs beyond it."""
+    program = form.build(None, 1.0)
+    cost = program.cost if more is None else program.cost + times * (more.build(None, 1.0).cost - program.cost)
+    scale = 1000.0 / max(sum(float(c.seconds.min()) for c in form.problem.choosers), 1e-12)
+    solved = solve_program(replace(program, cost=cost * scale), relaxed=True, time_limit_s=20.0)
+    return max(0.0, (solved.objective if solved.status == "optimal" else solved.bound or 0.0) / scale)
+
+
+def _ends_seconds(problem: Problem) -> float:
+    """What crosses, and to bring it to whatever its readers want, and there from however it is made: with that, a plan with free ends becomes one between cuts."""
+    nodes, total, tables = problem.graph.nodes, 0.0, problem.tables
+    for chooser in problem.choosers:
+        if any(p.node >= 0 and nodes[p.node].op == RECEIVE for p in chooser.parts):
+            total += float(chooser.seconds.max())
+    for group in problem.groups:
+        source = problem.choosers[group.source[0]]
+        received = any(p.node >= 0 and nodes[p.node].op == RECEIVE for p in source.parts)
+        for endpoint in group.endpoints:
+            parts = problem.choosers[endpoint.chooser].parts if endpoint.chooser >= 0 else ()
+            if received or any(p.node >= 0 and nodes[p.node].op == SEND for p in parts):
+                wants = problem.choosers[endpoint.chooser].wants[endpoint.position]
+                total += group.count * float(tables.seconds_matrix(group.value, np.unique(source.makes[group.source[1]]), np.unique(wants)).max())
+    return total
+
+
+def fill_run(known: Mapping[int, tuple[float, float]], alone_s: float, length: int) -> RunCosts:
+    """For every number of units up to `length` the seconds at least, of those that are known and of what they say of larger ones; the rest one by one.
+
+    Args:
+        known: number of units -> (seconds between two cuts, what free ends save).
+        alone_s: of one unit with free ends.
+    """
+    counts = np.arange(length + 1)
+    free, between = counts * alone_s, counts * alone_s
+    for n, (seconds, ends_s) in sorted(known.items()):
+        between[n] = max(between[n], seconds)
+        for m in range(n, length + 1):  # a run is at least its parts with free ends
+            free[m] = max(free[m], seconds - ends_s + free[m - n])
+    return RunCosts(tuple(map(float, free)), tuple(map(float, np.maximum(free, between))))
