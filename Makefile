@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 $(VENV)/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,13 +21,12 @@ $(VENV)/.zoo: $(VENV)/.done
 demo: $(VENV)/.done
 	$(BIN)/autopar demo --out demo_out
 
-# the torch-free tier first: it answers in seconds
-test: $(VENV)/.done
-	$(BIN)/python -m pytest tests/laws tests/graph tests/solver tests/cost tests/errors -m "not torch and not gloo and not browser"
-	$(BIN)/python -m pytest tests
+# the torch-free tier first, then the rest; file by file on as many cores as there are, one thread each
+test: test-fast
+	$(PYTEST) --rest tests
 
 test-fast: $(VENV)/.done
-	$(BIN)/python -m pytest tests/laws tests/graph tests/solver tests/cost tests/errors -m "not torch and not gloo and not browser"
+	$(PYTEST) tests/laws tests/graph tests/solver tests/cost tests/errors -m "not torch and not gloo and not browser"
 
 zoo: $(VENV)/.zoo
 	$(BIN)/autopar zoo

@@ -22,10 +22,10 @@ from ..graph.plan import Cost
 from ..graph.program import Program
 from ..graph.rule import Signature, Site
 from ..graph.sharding import Sharding
+from ..graph.stages import COPY
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import Kind, Value, num_elements, size_bytes
 from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, transfer_of
-from ..graph.stages import COPY
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .memory import comm_step, estimate_memory
 from .model import (

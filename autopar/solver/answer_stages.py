@@ -19,8 +19,8 @@ from ..graph.plan import Certificate, ClusterInfo, Cost, ModelInfo, ParamPlan, P
 from ..graph.stages import COPY, stage_table
 from ..graph.tensor import STATE_KINDS
 from .answer import build_answer
-from .layouts import Layout
 from .layout_solve import Staged
+from .layouts import Layout
 from .recognise import recognise
 
 
@@ -82,8 +82,9 @@ def _label(staged: Staged) -> str:
 def _sentence(staged: Staged) -> str:
     layout = staged.layout
     chunks = f", each running {layout.chunks} chunks of the model in turn" if layout.chunks > 1 else ""
+    turns = f"{layout.num_microbatches} microbatches pass" if layout.num_microbatches > 1 else "the whole batch passes"
     return (
-        f"Pipeline parallelism: the model is cut into {layout.place.num_stages} stages{chunks}; {layout.num_microbatches} microbatches pass through them by "
+        f"Pipeline parallelism: the model is cut into {layout.place.num_stages} stages{chunks}; {turns} through them by "
         f"{_NAMES[layout.schedule]}, with at most {max(staged.in_flight):.3g} in flight on a stage. Inside of a stage:"
     )
 

@@ -25,10 +25,12 @@ from ..graph.mesh import Mesh
 from ..graph.plan import Certificate
 from ..graph.roles import find_roles
 from ..graph.stages import list_units
-from .obeyed import require_obeyed, require_obeyed_stages
+from .layout_cases import LayoutCases
 from .layout_solve import Staged
+from .obeyed import require_obeyed, require_obeyed_stages
 from .pipeline import PipelineSearch, StagedResult
 from .role_meshes import label_meshes
+from .run_costs import FEW, bound_mesh
 from .search import Question, SearchResult, search
 from .steer import Steer, check_names, describe_space, prepare_steer, refine_fold
 from .why_no_layout import why_no_layout
@@ -88,6 +90,7 @@ class _Decide:
         self.case, self.steer, self.meshes = ask.case, None, list_meshes(ask.model.cluster)
         self.deadline = time.monotonic() + ask.time_limit_s
         self.layouts: StagedResult | None = None
+        self.cases = LayoutCases(ask.case, ask.constraints)
 
     def run(self) -> Decision:
         began = time.monotonic()
@@ -118,11 +121,16 @@ class _Decide:
         found = search(
             question, self.meshes, lambda mesh: build_prices(ask.model, mesh, case.graph, case.sites, case.signatures),
             time_limit_s=max(1.0, self.deadline - time.monotonic()), cutoff_s=self._known_s(),
-            ask_others=self._ask_layouts if may_ask else None, report=ask.report,
+            bound_mesh=self._bound_mesh if self.steer is None else None, ask_others=self._ask_layouts if may_ask else None, report=ask.report,
         )  # fmt: skip
         if self.steer is not None and found.assignment is not None:
             require_obeyed(case.graph, case.sites, case.signatures, case.cuts, found.assignment, self.steer)
         return found
+
+    def _bound_mesh(self, mesh: Mesh, most_columns: int) -> tuple[float, int]:
+        """By the model with few of its equal blocks; 0 where it has few anyway."""
+        case, unit, more = self.cases.shorten(FEW)
+        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns) if more else (0.0, 0)
 
     def _ask_layouts(self) -> float:
         """The fastest plan of some mesh does not fit with one microbatch in one stage."""
@@ -132,7 +140,7 @@ class _Decide:
     def _search_layouts(self, cutoff_s: float, time_s: float) -> None:
         ask = self.ask
         self.layouts = PipelineSearch(
-            ask.case, ask.model, ask.constraints, ask.limit_bytes - ask.model.reserve_bytes, time.monotonic() + time_s, ask.report, ask.most_stages,
+            self.cases, ask.model, ask.limit_bytes - ask.model.reserve_bytes, time.monotonic() + time_s, ask.report, ask.most_stages,
             plain_too=not _asks_plain(ask) or num_devices(ask.model.cluster) >= _MANY_DEVICES,
         ).run(cutoff_s)  # fmt: skip
 
@@ -181,7 +189,8 @@ class _Decide:
         demanded = describe_space(self.ask.constraints) if self.ask.constraints else ""
         return (
             f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}, every number of microbatches, 1F1B and interleaved "
-            "schedules; inside of a stage an axis that splits the batch and one within a host that splits anything else, every ZeRO stage, recompute value "
+            "schedules; inside of a stage an axis that splits the batch and one within a host that splits anything else (and, where starting ops takes longer than "
+            f"their work, one along which nothing is split), every ZeRO stage, recompute value "
             f"by value{demanded}; {layouts.num_solved} solved with memory"
         )
 

@@ -20,7 +20,7 @@ from ..cost.model import CostModel, staged_model
 from ..graph.mesh import num_ranks
 from .build import Shared
 from .layout_cases import LayoutCases, Turned
-from .layouts import Place, inner_constraints
+from .layouts import Place, inner_constraints, working_ranks
 from .run_costs import fill_run, price_run
 from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, crossing_seconds, price_kind, price_phases
 
@@ -75,7 +75,7 @@ class LayoutPrices:
         turned, stages = self._turned(count), place.num_stages
         model = staged_model(self.model, stages, num_ranks(place.mesh) * stages)
         if stages > 1:
-            ends = [crossing_seconds(turned.units, kind, model, num_ranks(place.mesh), count) for kind in range(len(turned.units.cases))]
+            ends = [crossing_seconds(turned.units, kind, model, working_ranks(place), count) for kind in range(len(turned.units.cases))]
             rows = turned.expand([ends[kind] for kind in turned.units.kinds])
             costs = replace(costs, enter_s=(0.0, *(row[0] for row in rows[1:])), leave_s=(*(row[1] for row in rows[:-1]), 0.0))
         if turned.parts is None:
@@ -99,12 +99,17 @@ class LayoutPrices:
     def floor_s(self, place: Place, count: int) -> tuple[float, float]:
         """Seconds of one turn on all stages together, and of what is done once, at least."""
         loop, once, starts, first = self._sums(count)
-        ranks, base = num_ranks(place.mesh), self._base(count)
+        ranks, base = working_ranks(place), self._base(count)
         return base * loop / ranks / count + starts, once / ranks + first
 
     def may_stretch(self, count: int, more: int) -> bool:
         """True where both graphs have the same units."""
         return len(self._turned(self._base(count)).units.kinds) == len(self._turned(self._base(more)).units.kinds)
+
+    def is_launch_bound(self, devices: int) -> bool:
+        """True where the starts of ops take longer than their work, divided among so many devices."""
+        loop, once, starts, first = self._sums(1)
+        return (loop + once) / devices < starts + first
 
     def stretch(self, costs: UnitCosts, count: int, more: int) -> UnitCosts:
         """The costs for `more` microbatches, at least, from those for `count`; bytes as if they were proportional."""
@@ -148,7 +153,7 @@ class LayoutPrices:
         return sum(r.loop_s for r in per_unit), sum(r.once_s for r in per_unit), sum(r.loop_start_s for r in per_unit), sum(r.once_start_s for r in per_unit)
 
     def _floors(self, place: Place, count: int) -> list[tuple[float, ...]]:
-        ranks, base, rows = num_ranks(place.mesh), self._base(count), self._roofline(count)
+        ranks, base, rows = working_ranks(place), self._base(count), self._roofline(count)
         if len(rows) != len(self._turned(count).units.cases):
             return [(0.0,) * len(COST_FIELDS)] * len(self._turned(count).units.cases)
         once = [r.once_s / ranks + r.once_start_s for r in rows]

@@ -14,6 +14,7 @@ from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
 from ..graph.mesh import Mesh, MeshAxis, print_mesh
 from ..graph.roles import Roles
 from ..graph.schedules.known import why_impossible
+from .role_meshes import SPARE
 
 MOST_CHUNKS = 8
 
@@ -45,23 +46,30 @@ def print_layout(layout: Layout) -> str:
     return f"{stages}{print_mesh(place.mesh)}, {turns}{how}"
 
 
-def list_places(num_devices: int, devices_per_host: int, num_units: int, constraints: Constraints) -> tuple[Place, ...]:
-    """Every number of stages that the devices and the units allow, and every dp x tp inside, tp within a host unless its degree is named."""
+def list_places(num_devices: int, devices_per_host: int, num_units: int, constraints: Constraints, spare: int = 1) -> tuple[Place, ...]:
+    """Every number of stages that the devices and the units allow, and every dp x tp inside, tp within a host unless its degree is named.
+
+    Args:
+        spare: so many times as many devices as there are split anything.
+    """
     degrees = dict(constraints.degrees)
     needed = _needed_roles(constraints)
     found = []
     for stages in divisors(num_devices):
         inside = num_devices // stages
+        if inside % spare:
+            continue
         if stages > num_units or degrees.get(PIPELINE, stages) != stages or (inside % devices_per_host and devices_per_host % inside):
             continue
-        for tp in divisors(inside):
-            dp = inside // tp
+        for tp in divisors(inside // spare):
+            dp = inside // spare // tp
             near = devices_per_host % tp == 0
             if degrees.get(TENSOR, tp) != tp or degrees.get(DATA, dp) != dp or not (near or TENSOR in degrees):
                 continue
             if any({DATA: dp, TENSOR: tp, PIPELINE: stages}.get(role, 1) == 1 for role in needed) or (constraints.only is not None and tp > 1):
                 continue
-            axes = [MeshAxis(DATA, dp, "inside" if devices_per_host % (tp * dp) == 0 else "across")] if dp > 1 else []
+            axes = [MeshAxis(SPARE, spare, "inside" if devices_per_host % inside == 0 else "across")] if spare > 1 else []
+            axes += [MeshAxis(DATA, dp, "inside" if devices_per_host % (tp * dp) == 0 else "across")] if dp > 1 else []
             axes += [MeshAxis(TENSOR, tp, "inside" if near else "across")] if tp > 1 else []
             found.append(Place(stages, Mesh(tuple(axes))))
     return tuple(found)
@@ -86,6 +94,11 @@ def list_turns(place: Place, batch: int, constraints: Constraints) -> tuple[int,
     if constraints.microbatch is not None:
         return tuple(n for n in found if n * dp * constraints.microbatch == batch)
     return found
+
+
+def working_ranks(place: Place) -> int:
+    """Ranks of a stage that do not all do the same."""
+    return prod(a.size for a in place.mesh.axes if a.name != SPARE)
 
 
 def data_degree(place: Place) -> int:

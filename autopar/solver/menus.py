@@ -24,7 +24,6 @@ from ..graph.strategy import Strategy, list_strategies
 from ..graph.tensor import STATE_KINDS, num_elements
 from .clusters import align_menus
 
-
 AxisTest = tuple[Hashable, Callable[[Strategy, int], bool]]  # equal keys, equal tests; told a strategy that splits along one axis, and this axis
 
 

@@ -27,8 +27,8 @@ from ..graph.sharding import Shard, Sharding
 from ..graph.stages import COPY
 from ..graph.strategy import REPLICATED, Strategy, build_strategy
 from ..graph.tensor import STATE_KINDS, Kind
-from .layouts import Layout, inner_constraints
 from .layout_solve import Staged
+from .layouts import Layout, inner_constraints
 from .role_meshes import axis_role, named_degrees
 from .steer import AxisLaws, Steer, axis_laws, names_pin, obeys_pin, pin_placements, why_role, zero_law
 from .unit_costs import part_roles

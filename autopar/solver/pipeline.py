@@ -16,17 +16,17 @@ from enum import IntEnum
 from math import gcd, inf, prod
 from statistics import median
 
-from ..constraints import PIPELINE, Constraints
+from ..cluster import num_devices
+from ..constraints import PIPELINE
 from ..cost.model import CostModel
 from ..errors import ConstraintError, MicrobatchError
-from ..graph.case import Case
 from ..graph.plan import Pruned
 from ..graph.stages import list_units
 from .layout_cases import LayoutCases
 from .layout_guess import bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
-from .layouts import Layout, Place, least_seconds, list_places, list_schedules, list_turns, print_layout
+from .layouts import Layout, Place, divisors, least_seconds, list_places, list_schedules, list_turns, print_layout
 from .unit_costs import UnitCosts
 
 _GAP = 1e-3
@@ -94,9 +94,8 @@ def _next_step(place: _Place, each: _Open) -> _Step:
 class PipelineSearch:
     """One search; lives for one call of `run`."""
 
-    case: Case
+    cases: LayoutCases
     model: CostModel
-    constraints: Constraints
     limit_bytes: int
     deadline: float
     report: Callable[[str], None]
@@ -108,12 +107,10 @@ class PipelineSearch:
     num_solved: int = 0
     slowest_s: float = 0.0  # of the solves so far
     seen: dict[_Step, list[float]] = field(default_factory=lambda: {step: [] for step in _Step})
-    cases: LayoutCases = field(init=False)
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cases = LayoutCases(self.case, self.constraints)
         self.prices = LayoutPrices(self.cases, self.model, ())
         self.solver = LayoutSolver(self.cases, self.model, self.limit_bytes)
 
@@ -142,7 +139,10 @@ class PipelineSearch:
         if isinstance(found, str) or not found.roles.batch:
             self._prune("microbatches and stages", "the model has no batch dim" if not isinstance(found, str) else found)
             return []
-        layouts = list(self._list_layouts(gcd(*(size for _, _, size in found.roles.batch))))
+        batch, devices = gcd(*(size for _, _, size in found.roles.batch)), num_devices(self.model.cluster)
+        layouts = list(self._list_layouts(batch, 1))
+        if not self.cases.constraints and LayoutPrices(self.cases, self.model, ()).is_launch_bound(devices):
+            layouts += [each for spare in divisors(devices) if spare > 1 for each in self._list_layouts(batch, spare)]
         several = sorted({each.num_microbatches for each in layouts} - {1})
         if several:
             told = self.cases.turned(several[0])
@@ -152,18 +152,18 @@ class PipelineSearch:
         self.prices = LayoutPrices(self.cases, self.model, tuple(sorted({each.num_microbatches for each in layouts})))
         return [_Open(each, least_seconds(each, *self.prices.floor_s(each.place, each.num_microbatches))) for each in layouts]
 
-    def _list_layouts(self, batch: int) -> Iterable[Layout]:
-        rows, cluster = list_units(self.case.graph), self.model.cluster
-        asked = dict(self.constraints.degrees).get(PIPELINE)
-        most = 1 if self.constraints.only is not None else self.most_stages or len(rows)
+    def _list_layouts(self, batch: int, spare: int) -> Iterable[Layout]:
+        rows, cluster = list_units(self.cases.case.graph), self.model.cluster
+        asked = dict(self.cases.constraints.degrees).get(PIPELINE)
+        most = 1 if self.cases.constraints.only is not None else self.most_stages or len(rows)
         if asked is not None and asked > most:
             why = f"this command needs a plan in {most} stage" if self.most_stages else f"the model has {len(rows)} units between which it may be cut"
             raise ConstraintError(f"pp={asked}: {why}; leave it out")
-        for place in list_places(cluster.num_hosts * cluster.devices_per_host, cluster.devices_per_host, min(most, len(rows)), self.constraints):
-            for turns in list_turns(place, batch, self.constraints):
-                if place.num_stages == 1 and turns == 1 and not self.plain_too:
+        for place in list_places(num_devices(cluster), cluster.devices_per_host, min(most, len(rows)), self.cases.constraints, spare):
+            for turns in list_turns(place, batch, self.cases.constraints):
+                if place.num_stages == 1 and turns == 1 and (spare > 1 or not self.plain_too):
                     continue  # any mesh is searched for it (`search`)
-                yield from list_schedules(place, turns, len(rows), self.constraints)
+                yield from list_schedules(place, turns, len(rows), self.cases.constraints)
 
     # --- prices
 

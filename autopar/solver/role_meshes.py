@@ -20,6 +20,9 @@ _MOST_SHOWN = 4
 _WORDS = {DATA: "batch", SEQUENCE: "sequence"}
 
 
+SPARE = "spare"  # an axis along which all ranks do the same: what a model is too small to be split among
+
+
 def axis_role(name: str) -> str:
     """The role of an axis by its name: `dp_2` -> `dp`; "" where it has none."""
     role = name.partition("_")[0]

@@ -22,7 +22,7 @@ from ..graph.roles import Roles
 from ..graph.stages import Cutter, list_units, stage_table, state_stages
 from ..graph.turns import RECEIVE, SEND
 from .build import Shared, build_problem
-from .formulate import Formulation
+from .formulate import Formulation, count_columns
 from .ilp import solve_program
 from .problem import Chooser, Problem
 from .skeleton import Skeleton
@@ -70,22 +70,33 @@ class RunParts:
             ends = [k for k in (self.first, self.first + count) if 0 < k < len(rows)]
             table = stage_table(graph, [graph.nodes[rows[k][0]].name for k in ends])
             cut = build_case(Cutter(graph, table, len(ends) + 1).build(1 if self.first else 0).graph, self.case.rules)
-            self._parts[count] = RunPart(cut, part_roles(self.roles, self.case, cut), _second_unit(cut), [])
+            self._parts[count] = RunPart(cut, part_roles(self.roles, self.case, cut), unit_names(cut, 1) if count == FEW else frozenset(), [])
         return self._parts[count]
 
 
-def _second_unit(case: Case) -> frozenset[str]:
-    """Names of nodes and values of the second unit."""
+def unit_names(case: Case, unit: int) -> frozenset[str]:
+    """Names of nodes and values of one unit of a graph."""
     graph = case.graph
-    rows = list_units(graph)
-    if len(rows) < FEW:
-        return frozenset()
-    table = stage_table(graph, [graph.nodes[row[0]].name for row in rows[1:]])
+    table = stage_table(graph, [graph.nodes[row[0]].name for row in list_units(graph)[1:]])
     home, makers = state_stages(graph, table), producer_table(graph)
-    found = {node.name for node, stage in zip(graph.nodes, table) if stage == 1}
-    found |= {name for name, (i, _) in makers.items() if table[i] == 1}
-    found |= {v.name for v in graph.values if v.name in graph.inputs and home.get(v.storage.rpartition(":")[2], 0) == 1}
+    found = {node.name for node, stage in zip(graph.nodes, table) if stage == unit}
+    found |= {name for name, (i, _) in makers.items() if table[i] == unit}
+    found |= {v.name for v in graph.values if v.name in graph.inputs and home.get(v.storage.rpartition(":")[2], 0) == unit}
     return frozenset(found)
+
+
+def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, most_columns: int) -> tuple[float, int]:
+    """(seconds that no plan of a whole model on a mesh beats, memory aside, columns of its program); 0 seconds where there are too many to be solved.
+
+    Args:
+        case: shortened: the model has `more` units like number `unit`, which is neither the first nor the last of its run.
+    """
+    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
+    problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices)
+    count = count_columns(problem)
+    if count > most_columns:
+        return 0.0, count
+    return _solve(Formulation(problem), Formulation(_with_one_more(problem, unit_names(case, unit))), more), count
 
 
 def price_run(

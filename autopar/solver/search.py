@@ -81,6 +81,7 @@ def search(
     time_limit_s: float = 60.0,
     cutoff_s: float = inf,
     ask_others: Callable[[], float] | None = None,
+    bound_mesh: Callable[[Mesh, int], tuple[float, int]] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the fastest plan that fits.
@@ -90,12 +91,14 @@ def search(
         cutoff_s: of a plan that is known; only what beats it is of interest.
         ask_others: called before time is spent on meshes whose fastest plan does not fit: the seconds of a plan that somebody else has, infinity where there
             is none.
+        bound_mesh: told a mesh and how many columns may be solved: seconds that no plan there beats, and columns. Asked where a plan is known, before the
+            tables of a mesh are built.
         report: told what is going on, one line each.
 
     Raises:
         MemoryShortage: nothing fits (an `InfeasibleError`).
     """
-    return _Search(question, prices_for_mesh, time_limit_s, report or _silent, cutoff_s).run(meshes, ask_others)
+    return _Search(question, prices_for_mesh, time_limit_s, report or _silent, cutoff_s, bound_mesh).run(meshes, ask_others)
 
 
 def _silent(line: str) -> None:
@@ -124,8 +127,8 @@ def _countdown(tries: Sequence[_Try]) -> Iterator[tuple[int, _Try]]:
 class _Search:
     """One search; lives for one call. First every mesh without memory limits (few programs need more), then the tight ones, best bound first."""
 
-    def __init__(self, question: Question, prices_for_mesh: Callable[[Mesh], Prices], time_limit_s: float, report: Callable[[str], None], cutoff_s: float) -> None:
-        self.cutoff_s = cutoff_s
+    def __init__(self, question: Question, prices_for_mesh: Callable[[Mesh], Prices], time_limit_s: float, report: Callable[[str], None], cutoff_s: float, bound_mesh: Callable[[Mesh, int], tuple[float, int]] | None) -> None:
+        self.cutoff_s, self.bound_mesh = cutoff_s, bound_mesh
         self.question, self.prices_for_mesh, self.report = question, prices_for_mesh, report
         self.started = time.monotonic()
         self.time_limit_s = time_limit_s
@@ -153,7 +156,7 @@ class _Search:
                 self.make_all_again(each, 2 if self.best is None else 2 * left)  # the other half is for `finish`
         for left, each in _countdown(tight):
             self.finish(each, left if self.best is not None else min(left, _THICK))
-        self.answers = [(each.problem.mesh, each.answer) for each in tries]
+        self.answers += [(each.problem.mesh, each.answer) for each in tries]
         for each in tries:
             self.note_pruned(each)
         if self.best is None and self.cutoff_s < inf:
@@ -178,7 +181,7 @@ class _Search:
             elif few.get(axes - 1, 0) * _AXIS_GROWTH > _MOST_COLUMNS:
                 why = f"one axis less already has {few[axes - 1]:,} variables, and another multiplies them; not part of the search space"
                 self.pruned[Pruned(name, why)] = None
-            else:
+            elif not self.is_ruled_out(mesh, few):
                 try:
                     problems.append(self.build(mesh))
                 except ConstraintError as error:  # of this mesh; another may obey
@@ -191,9 +194,21 @@ class _Search:
             raise refused
         return problems
 
+    def is_ruled_out(self, mesh: Mesh, few: dict[int, int]) -> bool:
+        """By its bound, before anything of it is built. Its columns are noted in `few`."""
+        if self.bound_mesh is None or self.cutoff_s == inf:
+            return False
+        bound, count = self.bound_mesh(mesh, _MOST_COLUMNS)
+        if bound < self.cutoff_s * (1 - _GAP):
+            return False
+        few[len(mesh.axes)] = min(few.get(len(mesh.axes), count), count)
+        self.answers.append((mesh, MeshAnswer("dominated", (), inf, bound, 0, 0, 0, 0, "relaxation")))
+        self.pruned[Pruned(f"mesh {print_mesh(mesh)}", f"its relaxation takes {bound:.4g} s, the best plan {self.cutoff_s:.4g} s")] = None
+        return True
+
     def drop_large(self, problems: list[Problem]) -> list[Problem]:
         """Leave out the meshes whose program no solver closes; the smallest program stays in any case."""
-        counts = [count_columns(problem) for problem in problems]
+        counts = [count_columns(problem) for problem in problems] or [0]
         kept = []
         for problem, count in zip(problems, counts):
             if count <= max(_MOST_COLUMNS, min(counts)):

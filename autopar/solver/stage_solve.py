@@ -32,7 +32,7 @@ from .build import Shared, build_problem
 from .formulate import count_columns
 from .one_mesh import MeshAnswer, build_assignment, solve_mesh
 from .problem import Problem
-from .role_meshes import axis_role
+from .role_meshes import SPARE, axis_role
 from .skeleton import Skeleton
 from .steer import Steer
 
@@ -71,7 +71,7 @@ def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool
     placements: list[Placement] = [REPLICATE] * len(mesh.axes)
     sizes, left = axis_sizes(mesh), list(value.shape)
     for k, axis in enumerate(mesh.axes):
-        if not dp_takes_any and axis_role(axis.name) == DATA and not batch:
+        if axis.name == SPARE or not dp_takes_any and axis_role(axis.name) == DATA and not batch:
             continue
         of_batch = axis_role(axis.name) == DATA and bool(batch)
         dims = [dim for dim, _ in batch] if of_batch else [d for d in range(len(left)) if d not in {dim for dim, _ in batch}]

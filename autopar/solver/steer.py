@@ -39,7 +39,7 @@ from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, parse_shardi
 from ..graph.strategy import REPLICATED, Strategy
 from ..graph.tensor import STATE_KINDS, Kind, Value, num_elements
 from .menus import AxisTest
-from .role_meshes import axis_role, rest_roles
+from .role_meshes import SPARE, axis_role, rest_roles
 
 _MOST_SHOWN = 6
 _KEPT = "it breaks a constraint"
@@ -146,7 +146,7 @@ class AxisLaws:
     """What the axes of a mesh may do.
 
     Args:
-        of: role -> its axes; "" -> axes without one.
+        of: role -> its axes; "" -> axes without one; `SPARE` -> axes along which nothing is split.
         rest: roles that axes without one may take.
     """
 
@@ -157,7 +157,8 @@ class AxisLaws:
 
 def axis_laws(steer: Steer, mesh: Mesh) -> AxisLaws:
     """Read off the names of the axes."""
-    of = {role: tuple(k for k, a in enumerate(mesh.axes) if axis_role(a.name) == role) for role in ("", *ROLES)}
+    of = {role: tuple(k for k, a in enumerate(mesh.axes) if axis_role(a.name) == role and a.name != SPARE) for role in ("", *ROLES)}
+    of[SPARE] = tuple(k for k, a in enumerate(mesh.axes) if a.name == SPARE)
     return AxisLaws(axis_sizes(mesh), of, rest_roles(steer.constraints, steer.roles, num_ranks(mesh)))
 
 
@@ -190,6 +191,8 @@ def why_role(steer: Steer, laws: AxisLaws, node: Node, index: int, strategy: Str
         roles: by what the strategy splits the node, per axis (`role_of_choice`).
     """
     zero = steer.constraints.zero
+    if any(roles[a] for a in laws.of[SPARE]):
+        return "nothing is split along a spare axis"
     if node.phase is Phase.UPDATE:
         return "zero=0: the update is not split along dp" if zero == 0 and any(roles[a] for a in laws.of[DATA]) else ""
     loose = (node.phase is Phase.BACKWARD and zero != 0) or (index in steer.roles.of_params and zero in (None, 3))
@@ -365,6 +368,7 @@ def steer_storages(
             if not whole:
                 raise ConstraintError(f"whole: {root} is pinned in pieces, so its module is not kept whole; leave one out")
             kept = whole
+        kept = [s for s in kept if all(s.placements[a] == REPLICATE for a in laws.of[SPARE])] if laws.of[SPARE] else kept
         pinned = any(names_pin(graph, pin, value) for pin in steer.constraints.pins)
         wanted_pieces = zero_law(steer.constraints.zero, value.kind)
         if laws.of[DATA] and wanted_pieces == "whole" and not pinned:

@@ -105,10 +105,10 @@ def test_decisions_in_one_stage_with_more_devices(hosts, shape, most):
     assert seconds[-1] < seconds[0] or shape != LARGE
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a layout uses all devices: where two stages are best, four devices have to split them")
-def test_decisions_in_stages_with_more_devices():
-    """A model so small that the launches of its ops are all that it costs."""
-    assert_never_slower([step_of(SMALL, parse_cluster(spec)) for spec in ("2xH100-80GB", "4xH100-80GB")])
+@pytest.mark.parametrize("shape, most", [(SMALL, 8), (MIDDLE, 4)], ids=["small", "middle"])
+def test_decisions_in_stages_with_more_devices(shape, most):
+    """Models so small that the launches of their ops are most of what they cost: more devices than stages may have to do the same."""
+    assert_never_slower([step_of(shape, parse_cluster(f"{n}xH100-80GB")) for n in (1, 2, 4, 8) if n <= most])
 
 
 def test_larger_models_in_stages_with_more_devices():

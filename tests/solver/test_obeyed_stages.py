@@ -14,6 +14,7 @@ from autopar.constraints import Constraints, Pin, constrain
 from autopar.cost.model import build_cost_model
 from autopar.errors import ConstraintError
 from autopar.solver.decide import Ask, decide
+from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layouts import list_places
 from autopar.solver.obeyed import check_obeyed_stages, require_obeyed_stages
 from autopar.solver.pipeline import PipelineSearch
@@ -31,7 +32,7 @@ def case_of(tied=False):
 
 def find(words, tied=False):
     model = build_cost_model(parse_cluster(CLUSTER), None)
-    search = PipelineSearch(case_of(tied), model, words, LIMIT, time.monotonic() + 60, lambda line: None, plain_too=True)
+    search = PipelineSearch(LayoutCases(case_of(tied), words), model, LIMIT, time.monotonic() + 60, lambda line: None, plain_too=True)
     found = search.run(inf)
     assert found.best is not None, found.pruned
     return found.best

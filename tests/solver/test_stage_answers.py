@@ -21,6 +21,7 @@ from autopar.graph.roles import find_roles
 from autopar.graph.stages import cut_stages, list_units
 from autopar.solver.build import build_problem
 from autopar.solver.judge import evaluate_seconds, held_bytes
+from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_guess import bound_layout, sharpen_bound
 from autopar.solver.layout_prices import Tier
 from autopar.solver.layout_solve import Staged
@@ -145,7 +146,7 @@ def each_bound(search, layout, few):
 def list_gaps(spec, in_turns, **shape):
     """Layout -> (what its units say at least) / (the step of its plan), for every layout of a model with so many turns."""
     model = build_cost_model(parse_cluster(spec))
-    search = PipelineSearch(build_block_case(**shape), model, Constraints(), 60 * 2**30, time.monotonic() + 300, lambda line: None)
+    search = PipelineSearch(LayoutCases(build_block_case(**shape), Constraints()), model, 60 * 2**30, time.monotonic() + 300, lambda line: None)
     found = {}
     for layout in (each.layout for each in search.list_open()):
         place, turns = layout.place, layout.num_microbatches

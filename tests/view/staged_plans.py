@@ -14,6 +14,7 @@ from autopar.graph.graph import count_params
 from autopar.graph.plan import Certificate, ClusterInfo, ModelInfo, Plan
 from autopar.solver.answer import build_answer
 from autopar.solver.answer_stages import build_staged_answer
+from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_solve import Staged
 from autopar.solver.pipeline import PipelineSearch
 from tests.solver.blocks import build_block_case
@@ -25,7 +26,7 @@ LIMIT = 2**30
 def find_staged(cluster: str, blocks: int, **words: object) -> Staged:
     """What the search finds under these words."""
     case, model = build_block_case(blocks=blocks, tied=True, momentum=True), build_cost_model(parse_cluster(cluster), None)
-    found = PipelineSearch(case, model, constrain(**words), LIMIT, time.monotonic() + 60, lambda line: None, plain_too=True).run(inf)
+    found = PipelineSearch(LayoutCases(case, constrain(**words)), model, LIMIT, time.monotonic() + 60, lambda line: None, plain_too=True).run(inf)
     assert found.best is not None
     return found.best
 

@@ -1,0 +1,83 @@
+"""The search over layouts: cheap prices bound dear ones, guesses are near what solving gives, a stage that does not fit hands units over."""
+
+from __future__ import annotations
+
+import time
+from math import inf
+
+import pytest
+
+from autopar.cluster import parse_cluster
+from autopar.constraints import Constraints, constrain
+from autopar.cost.model import build_cost_model
+from autopar.solver.layout_cases import LayoutCases
+from autopar.solver.layout_guess import bound_layout, cut_units, guess_seconds, simulate_guess
+from autopar.solver.layout_prices import Tier
+from autopar.solver.layout_solve import Staged, _handed_over
+from autopar.solver.layouts import print_layout
+from autopar.solver.pipeline import PipelineSearch
+
+from .blocks import build_block_case
+
+LARGE = {"blocks": 8, "width": 1024, "hidden": 2048, "batch": 2048, "vocab": 1024, "momentum": True}
+
+
+def make_search(spec, shape, limit=60 * 2**30, seconds=60, **words):
+    """A search over the layouts of a model."""
+    cases = LayoutCases(build_block_case(**shape), constrain(**words) if words else Constraints())
+    return PipelineSearch(cases, build_cost_model(parse_cluster(spec)), limit, time.monotonic() + seconds, lambda line: None, plain_too=True)
+
+
+def test_more_exact_prices_only_raise_bounds():
+    search = make_search("4xH100-80GB", LARGE)
+    seen = 0
+    for layout in (each.layout for each in search.list_open()):
+        if layout.num_microbatches <= 8:
+            rows = [search.prices.costs(layout.place, layout.num_microbatches, tier, layout.chunks) for tier in Tier]
+            bounds = [bound_layout(layout, row) for row in rows]
+            assert all(a <= b * (1 + 1e-9) for a, b in zip(bounds, bounds[1:])), print_layout(layout)
+            few = search.prices.costs(layout.place, 1, Tier.RUN, layout.chunks)
+            if len(few.step_s) == len(rows[-1].step_s) and layout.num_microbatches > 1:
+                assert bound_layout(layout, search.prices.stretch(few, 1, layout.num_microbatches)) <= bounds[-1] * (1 + 1e-9)
+            seen += 1
+    assert seen > 10
+
+
+@pytest.mark.parametrize("words", [{"pp": 2, "dp": 2, "microbatches": 8}, {"pp": 4, "microbatches": 8, "schedule": "1f1b"}, {"pp": 2, "tp": 2, "vpp": 2, "microbatches": 8}])
+def test_guesses_are_near_what_solving_gives(words):
+    search = make_search("4xH100-80GB", LARGE, **words)
+    for each in search.list_open():
+        layout = each.layout
+        costs = search.prices.costs(layout.place, layout.num_microbatches, Tier.RUN, layout.chunks)
+        cuts = cut_units(costs, layout.place.num_stages * layout.chunks)
+        staged = search.solver.solve(layout, costs, 60.0)
+        assert isinstance(staged, Staged)
+        assert guess_seconds(layout, costs, cuts, search.limit_bytes) == pytest.approx(staged.step_s, rel=0.15)
+        assert simulate_guess(layout, costs, cuts, search.limit_bytes) == pytest.approx(staged.step_s, rel=0.15)
+
+
+def test_a_stage_that_does_not_fit_hands_units_over():
+    """Less and less memory: the cuts move, and as long as any cuts fit there is a plan."""
+    shape = {"blocks": 4, "width": 64, "hidden": 128, "batch": 64, "vocab": 4096, "momentum": True}
+    words = {"pp": 2, "microbatches": 4, "schedule": "1f1b", "recompute": "none"}
+    ample = make_search("cpu:2", shape, **words).run(inf).best
+    assert ample is not None
+    peak = max(a.memory.peak_bytes for a in ample.stages)
+    cuts, found = {ample.cuts}, [ample.step_s]
+    for share in (0.95, 0.9, 0.85):
+        best = make_search("cpu:2", shape, limit=int(share * peak), **words).run(inf).best
+        if best is None:
+            break
+        assert max(a.memory.peak_bytes for a in best.stages) <= share * peak
+        cuts.add(best.cuts)
+        found.append(best.step_s)
+    assert found == sorted(found)
+    assert len(found) > 1
+
+
+def test_units_are_handed_to_neighbours():
+    assert _handed_over((2, 4), 1, 3, 6) == [(3, 4), (2, 3)]
+    assert _handed_over((2, 4), 0, 3, 6) == [(1, 4)]
+    assert _handed_over((1,), 0, 2, 2) == []
+    assert _handed_over((1, 2, 3), 1, 2, 5) == [(1, 2, 4)]  # the second and fourth of four chunks; only the fourth has two
+    assert _handed_over((1, 2, 3), 0, 2, 5) == []

@@ -1,0 +1,90 @@
+"""A run of equal units is priced from four of them: the same as pricing all, and a bound for every number of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from autopar.cluster import parse_cluster
+from autopar.constraints import Constraints
+from autopar.cost.model import build_cost_model, staged_model
+from autopar.cost.prices import build_prices
+from autopar.graph.case import build_case, split_case
+from autopar.graph.mesh import Mesh, MeshAxis
+from autopar.graph.roles import find_roles
+from autopar.graph.shorten import drop_units, unit_members
+from autopar.graph.stages import list_units
+from autopar.solver.build import Shared, build_problem
+from autopar.solver.formulate import Formulation
+from autopar.solver.ilp import solve_program
+from autopar.solver.layout_cases import LayoutCases
+from autopar.solver.layout_prices import LayoutPrices, Tier
+from autopar.solver.layouts import Place
+from autopar.solver.run_costs import FEW, RunParts, bound_mesh, fill_run, price_run
+from autopar.solver.stage_solve import crossing_choices
+from autopar.solver.steer import Steer
+from autopar.solver.unit_costs import find_units
+
+from .blocks import build_block_case
+
+MODEL = build_cost_model(parse_cluster("8xH100-80GB"))
+DP, TP = MeshAxis("dp", 2), MeshAxis("tp", 2)
+SHAPE = {"blocks": 8, "width": 256, "hidden": 512, "batch": 64, "vocab": 256, "momentum": True}
+
+
+def make_parts(turns):
+    """The run of a model of eight blocks in turns."""
+    case = split_case(build_block_case(**SHAPE), turns)
+    roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
+    kinds = find_units(case, roles).kinds
+    first = next(k for k in range(len(kinds)) if kinds[k] == kinds[k + 1])
+    return RunParts(case, roles, first, kinds.count(kinds[first]))
+
+
+def relax(parts, count, mesh, model, turns):
+    """The relaxation of so many units, all of them in one graph."""
+    part = parts.part(count)
+    case = part.case
+    steer = Steer(Constraints(), part.roles, crossing_choices(case, mesh, part.roles))
+    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
+    problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, turn_weight=float(turns))
+    return solve_program(Formulation(problem).build(None, 1e6), relaxed=True, time_limit_s=30.0).objective / 1e6
+
+
+@pytest.mark.parametrize("mesh", [Mesh((DP,)), Mesh((TP,)), Mesh((DP, TP))], ids=["dp", "tp", "dp x tp"])
+@pytest.mark.parametrize("turns", [1, 4])
+def test_four_units_tell_those_of_more(turns, mesh):
+    parts, model = make_parts(turns), staged_model(MODEL, 2, 8)
+    assert parts.length >= 6
+    for count in (1, 2, FEW, 6, parts.length):
+        seconds, ends_s = price_run(parts, count, mesh, model, Constraints(), turns, Shared())
+        assert seconds == pytest.approx(relax(parts, count, mesh, model, turns), rel=1e-6)
+        assert 0 < ends_s < inf
+
+
+def test_the_costs_of_a_run_are_at_least_those_of_its_parts():
+    parts, model = make_parts(4), staged_model(MODEL, 2, 8)
+    known = {n: price_run(parts, n, Mesh((DP, TP)), model, Constraints(), 4, Shared()) for n in (2, FEW, 6)}
+    prices = LayoutPrices(LayoutCases(build_block_case(**SHAPE), Constraints()), MODEL, (4,))
+    alone = prices.costs(Place(2, Mesh((DP, TP))), 4, Tier.ALL).step_s[parts.first]
+    costs = fill_run(known, alone, parts.length)
+    for n in range(1, parts.length + 1):
+        real = price_run(parts, n, Mesh((DP, TP)), model, Constraints(), 4, Shared())[0]
+        assert n * alone <= costs.free_s[n] * (1 + 1e-9) and costs.free_s[n] <= costs.between_s[n] <= real * (1 + 1e-6)
+    assert costs.between_s[6] > 1.02 * 6 * alone  # and say more than the units one by one
+
+
+@pytest.mark.parametrize("mesh", [Mesh((MeshAxis("a", 8),)), Mesh((MeshAxis("a", 4), MeshAxis("b", 2)))], ids=["8", "4 x 2"])
+def test_a_mesh_is_bounded_by_the_shortened_model(mesh):
+    case = build_block_case(**SHAPE)
+    rows = list_units(case.graph)
+    short = build_case(drop_units(case.graph, unit_members(case.graph, rows), 3, 2 + SHAPE["blocks"] - FEW), case.rules)
+    unit = next(k for k, row in enumerate(list_units(short.graph)) if short.graph.nodes[row[0]].path.startswith("h.1"))
+    found, columns = bound_mesh(short, unit, SHAPE["blocks"] - FEW, mesh, MODEL, 10**6)
+    prices = build_prices(MODEL, mesh, case.graph, case.sites, case.signatures)
+    problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices)
+    whole = solve_program(Formulation(problem).build(None, 1e6), relaxed=True, time_limit_s=30.0).objective / 1e6
+    assert found == pytest.approx(whole, rel=1e-6) and columns > 0
+    assert bound_mesh(short, unit, 1, mesh, replace(MODEL), columns - 1)[0] == 0.0
