@@ -88,8 +88,8 @@ def test_explain_of_a_plan_whose_model_is_gone_shows_what_is_stored(call, plan_f
         path = tmp_path / "moved.json"
         path.write_text(json.dumps(data))
         code, out, _ = call("explain", path, "up.weight")
-        told = " ".join(out.split())
-        assert code == 0 and f"alternatives were not solved with: {text}" in told.replace(f"{path}: ", "") and "float32 32x8" in told
+        told = "".join(out.split()).replace(f"{path}:", "")  # a long path may be broken anywhere
+        assert code == 0 and f"alternatives were not solved with: {text}".replace(" ", "") in told and "float3232x8" in told
 
 
 @pytest.mark.parametrize(
