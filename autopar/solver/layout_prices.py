@@ -6,7 +6,7 @@
     RUN     and equal units in a row as one piece, and what crosses between stages
 
 In: the graphs of a layout (`layout_cases`), a cost model. Out: costs per unit of the whole model, of which the seconds are never more than what any
-plan takes. A cache: prices are made once. Costs for few microbatches bound those for more (`stretch`): more of them only add starts.
+plan takes. A cache: prices are made once, and a spare axis changes none. Costs for few microbatches bound those for more (`stretch`): more of them only add starts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from enum import IntEnum
 
 from ..cost.estimate import Roofline, estimate_roofline
 from ..cost.model import CostModel, staged_model
-from ..graph.mesh import num_ranks
+from ..graph.mesh import Mesh, num_ranks
 from .build import Shared
 from .layout_cases import LayoutCases, Turned
-from .layouts import Place, inner_constraints, working_ranks
+from .layouts import Place, inner_constraints, working_mesh, working_ranks
 from .run_costs import fill_run, price_run
 from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, crossing_seconds, price_kind, price_phases
 
@@ -43,10 +43,10 @@ class LayoutPrices:
     model: CostModel
     counts: Sequence[int]
     _rooflines: dict[int, tuple[Roofline, ...]] = field(default_factory=dict)
-    _kinds: dict[tuple[Place, int], dict[int, tuple[float, ...]]] = field(default_factory=dict)
-    _runs: dict[tuple[Place, int], dict[int, tuple[float, float]]] = field(default_factory=dict)
-    _between: dict[Place, Shared] = field(default_factory=dict)
-    _shared: dict[Place, Shared] = field(default_factory=dict)
+    _kinds: dict[tuple[Mesh, int], dict[int, tuple[float, ...]]] = field(default_factory=dict)
+    _runs: dict[tuple[Mesh, int, bool], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    _between: dict[Mesh, Shared] = field(default_factory=dict)
+    _shared: dict[Mesh, Shared] = field(default_factory=dict)
 
     def costs(self, place: Place, count: int, tier: Tier, chunks: int = 1) -> UnitCosts:
         """Costs of the units.
@@ -57,14 +57,15 @@ class LayoutPrices:
             ConstraintError: the place cannot obey.
         """
         turned = self._turned(count)
-        known = self._kinds.setdefault((place, count), {})
+        mesh = working_mesh(place)
+        known = self._kinds.setdefault((mesh, count), {})
         kinds = turned.units.kinds
         wanted = {Tier.FLOOR: (), Tier.MAIN: (max(set(kinds), key=kinds.count),)}.get(tier, tuple(range(len(turned.units.cases))))
         inner = inner_constraints(self.cases.constraints, place)
         for kind in wanted:
             if kind not in known:
-                shared = self._shared.setdefault(place, Shared())
-                known[kind] = price_kind(turned.units, kind, place.mesh, self.model, inner, count, shared)
+                shared = self._shared.setdefault(mesh, Shared())
+                known[kind] = price_kind(turned.units, kind, mesh, self.model, inner, count, shared)
         floors = self._floors(place, count)
         rows = [known.get(kind) or floors[kind] for kind in kinds]
         costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))))
@@ -81,19 +82,20 @@ class LayoutPrices:
         if turned.parts is None:
             return costs
         first, last = turned.run_units
-        known = self._runs.setdefault((place, count), {})
+        mesh = working_mesh(place)
+        known = self._runs.setdefault((mesh, count, stages > 1), {})
         most = -(-(last - first) // (stages * chunks))
         for each in {most, (last - first) // (stages * chunks)} - {0} if chunks > 1 else {most}:
             if each not in known:
-                inner, shared = inner_constraints(self.cases.constraints, place), self._between.setdefault(place, Shared())
-                known[each] = price_run(turned.parts, each, place.mesh, model, inner, count, shared)
+                inner, shared = inner_constraints(self.cases.constraints, place), self._between.setdefault(mesh, Shared())
+                known[each] = price_run(turned.parts, each, mesh, model, inner, count, shared)
         return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
     def phases(self, place: Place, count: int) -> PhaseCosts:
         """Costs of the units by phase, of a place that obeys."""
-        turned, inner = self._turned(count), inner_constraints(self.cases.constraints, place)
-        shared = self._shared.setdefault(place, Shared())
-        per_kind = [price_phases(turned.units, kind, place.mesh, self.model, inner, count, shared) for kind in range(len(turned.units.cases))]
+        turned, inner, mesh = self._turned(count), inner_constraints(self.cases.constraints, place), working_mesh(place)
+        shared = self._shared.setdefault(mesh, Shared())
+        per_kind = [price_phases(turned.units, kind, mesh, self.model, inner, count, shared) for kind in range(len(turned.units.cases))]
         return PhaseCosts(*(turned.expand([per_kind[kind][k] for kind in turned.units.kinds]) for k in range(3)))
 
     def floor_s(self, place: Place, count: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
-from ..graph.mesh import Mesh, MeshAxis, print_mesh
+from ..graph.mesh import Mesh, MeshAxis, num_ranks, print_mesh
 from ..graph.roles import Roles
 from ..graph.schedules.known import why_impossible
 from .role_meshes import SPARE
@@ -98,7 +98,12 @@ def list_turns(place: Place, batch: int, constraints: Constraints) -> tuple[int,
 
 def working_ranks(place: Place) -> int:
     """Ranks of a stage that do not all do the same."""
-    return prod(a.size for a in place.mesh.axes if a.name != SPARE)
+    return num_ranks(working_mesh(place))
+
+
+def working_mesh(place: Place) -> Mesh:
+    """The mesh of a stage without its spare axis."""
+    return Mesh(tuple(a for a in place.mesh.axes if a.name != SPARE))
 
 
 def data_degree(place: Place) -> int:
