@@ -21,12 +21,12 @@ $(VENV)/.zoo: $(VENV)/.done
 demo: $(VENV)/.done
 	$(BIN)/autopar demo --out demo_out
 
-# the torch-free tier first, then the rest; file by file on as many cores as there are, one thread each
+# a tier of seconds without torch first, then the rest; file by file on as many cores as there are, one thread each
 test: test-fast
 	$(PYTEST) --rest tests
 
 test-fast: $(VENV)/.done
-	$(PYTEST) tests/laws tests/graph tests/solver tests/cost tests/errors -m "not torch and not gloo and not browser"
+	$(PYTEST) tests/laws tests/graph tests/cost tests/errors -m "not torch and not gloo and not browser"
 
 zoo: $(VENV)/.zoo
 	$(BIN)/autopar zoo

@@ -1,4 +1,4 @@
-"""`pytest --rest` leaves out what the torch-free tier runs (`make test` runs one after the other).
+"""`pytest --rest` leaves out what the fast tier runs (`make test` runs one after the other).
 
 `golden(name, text)` compares a text with tests/golden/NAME.txt; `pytest --update-golden` writes it there instead."""
 
@@ -9,10 +9,10 @@ import pytest
 
 def pytest_addoption(parser):
     parser.addoption("--update-golden", action="store_true", help="write what tests print to tests/golden/ instead of comparing")
-    parser.addoption("--rest", action="store_true", help="leave out the torch-free tier: tests without torch, gloo or browser of its folders")
+    parser.addoption("--rest", action="store_true", help="leave out the fast tier: tests without torch, gloo or browser of its folders")
 
 
-FAST = {"laws", "graph", "solver", "cost", "errors"}
+FAST = {"laws", "graph", "cost", "errors"}
 
 
 def pytest_collection_modifyitems(config, items):
