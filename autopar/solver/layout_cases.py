@@ -27,35 +27,25 @@ class Turned:
     """A number of microbatches: the shortened graph that takes them, its roles and units.
 
     Args:
-        repeated: the unit of which the whole model has `more` than the shortened one.
-        parts: of the longest run of equal units; None where all differ.
+        parts: of the longest run of equal units.
+        more: so many more of them has the whole model.
     """
 
     case: Case
     roles: Roles
     units: Units
-    repeated: int
+    parts: RunParts
     more: int
-    parts: RunParts | None
 
     def expand(self, row: Sequence) -> tuple:
         """What is said of each unit of the shortened graph, said of each unit of the model."""
-        k = self.repeated
-        return tuple(row) if not self.more else (*row[:k], *(row[k],) * self.more, *row[k:])
+        k = self.parts.first
+        return (*row[:k], *(row[k],) * self.more, *row[k:])
 
     @property
     def run_units(self) -> tuple[int, int]:
         """First unit of the longest run in the model, and the first after it."""
-        assert self.parts is not None
         return self.parts.first, self.parts.first + self.parts.length + self.more
-
-    @property
-    def run(self) -> tuple[int, int]:
-        """First unit of the run that was shortened, in the model, and the first after it; (0, 0) where none was."""
-        if not self.more:
-            return 0, 0
-        kinds = self.units.kinds
-        return self.repeated - 1, self.repeated - 1 + kinds.count(kinds[self.repeated]) + self.more
 
 
 @dataclass(slots=True)
@@ -75,19 +65,14 @@ class LayoutCases:
         return self._turned[count]
 
     def _turn(self, count: int) -> Turned | str:
-        short, repeated, more = self.shorten(_KEPT_UNITS)
+        short, _, more = self.shorten(_KEPT_UNITS)
         try:
             case = self.refine(split_case(short, count))
         except MicrobatchError as error:
             return str(error)
         roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
         units = find_units(case, roles)
-        if more:  # units of a graph in turns may begin elsewhere: the run is that of the most common kind
-            kinds = units.kinds
-            common = max(set(kinds), key=kinds.count)
-            repeated = [i for i, k in enumerate(kinds) if k == common][1]
-        first, length = _longest_run(units.kinds)
-        return Turned(case, roles, units, repeated, more, RunParts(case, roles, first, length) if length > 1 else None)
+        return Turned(case, roles, units, RunParts(case, roles, *_longest_run(units.kinds)), more)
 
     def shorten(self, keep: int) -> tuple[Case, int, int]:
         """The case with `keep` units of its longest run of equal ones: (case, the unit that is repeated, how many are left out)."""

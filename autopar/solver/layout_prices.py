@@ -79,7 +79,7 @@ class LayoutPrices:
             ends = [crossing_seconds(turned.units, kind, model, working_ranks(place), count) for kind in range(len(turned.units.cases))]
             rows = turned.expand([ends[kind] for kind in turned.units.kinds])
             costs = replace(costs, enter_s=(0.0, *(row[0] for row in rows[1:])), leave_s=(*(row[1] for row in rows[:-1]), 0.0))
-        if turned.parts is None:
+        if turned.parts.length < 2:
             return costs
         first, last = turned.run_units
         mesh = working_mesh(place)

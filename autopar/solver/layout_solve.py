@@ -63,7 +63,7 @@ class Unsolved:
 
     Args:
         stage: that has none, by its number; None: all of it.
-        proven: no cuts give one.
+        proven: there is none, not only none that was found. Of what was tried: of given cuts, where it comes from these.
     """
 
     why: str
@@ -108,16 +108,15 @@ class LayoutSolver:
         if chunks > len(costs.step_s):
             return Unsolved(f"the model has {len(costs.step_s)} units between which it may be cut", proven=True)
         cuts = cut_units(costs, chunks)
-        run = turns.run
+        run = turns.run_units
         kinds = _kinds_of_stages(cuts, len(costs.step_s), run, place.num_stages) if turns.more else None
         inside = sum(n for kind in kinds or () for _, n in kind)
         if kinds is None or inside + 1 >= run[1] - run[0]:
             return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
         short, _, more = self.cases.shorten(inside)
-        if not more:
-            return self._solve_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, None)
-        found = self._solve_cuts(self.cases.split(short, count), layout, model, *_small_cuts(cuts, kinds, len(costs.step_s), run, place.num_stages))
-        return found if isinstance(found, Unsolved) else replace(found, cuts=cuts)
+        small = _small_cuts(cuts, kinds, len(costs.step_s), run, place.num_stages) if more else (cuts, None)
+        found = self._solve_cuts(self.cases.split(short, count), layout, model, *small)
+        return replace(found, proven=found.proven and not cuts) if isinstance(found, Unsolved) else replace(found, cuts=cuts)
 
     def _move_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], num_units: int) -> Staged | Unsolved:
         """Solve the stages of these cuts; then hand units of the stage that does not fit, or of the slowest, to its neighbours as long as that is faster,
@@ -125,8 +124,8 @@ class LayoutSolver:
 
         The cuts are best for units with ample memory; what stages really take is known only now.
         """
-        began, tried, best = time.monotonic(), {cuts}, self._solve_cuts(whole, layout, model, cuts, None)
-        at, every = cuts, comb(num_units - 1, len(cuts))
+        began, best = time.monotonic(), self._solve_cuts(whole, layout, model, cuts, None)
+        tried, at, every = {cuts: best}, cuts, comb(num_units - 1, len(cuts))
         while cuts and len(tried) < _MOST_CUTS and (time.monotonic() - began) / len(tried) * _CUT_SHARES < self.deadline - time.monotonic():
             stage = best.stage if isinstance(best, Unsolved) else max(range(len(best.stages)), key=lambda s: _busy_seconds(best, s))
             if stage is None or (layout.chunks > 1 and isinstance(best, Staged)):
@@ -136,17 +135,17 @@ class LayoutSolver:
                 fresh = [c for c in combinations(range(1, num_units), len(cuts)) if c not in tried][:1]
             if not fresh:
                 break
-            tried.update(fresh)
-            found = [(c, self._solve_cuts(whole, layout, model, c, None)) for c in fresh]
-            faster = [(f.step_s, c, f) for c, f in found if isinstance(f, Staged) and (isinstance(best, Unsolved) or f.step_s < best.step_s)]
+            found = {c: self._solve_cuts(whole, layout, model, c, None) for c in fresh}
+            tried.update(found)
+            faster = [(f.step_s, c, f) for c, f in found.items() if isinstance(f, Staged) and (isinstance(best, Unsolved) or f.step_s < best.step_s)]
             if faster:
                 _, at, best = min(faster, key=lambda row: row[:2])
             elif isinstance(best, Unsolved):  # on in the same direction
-                at, best = found[0]
+                at, best = next(iter(found.items()))
             else:
                 break
-        if isinstance(best, Unsolved) and len(tried) == every and best.stage is not None:
-            return replace(best, proven="nothing fits" in best.why)
+        if isinstance(best, Unsolved):
+            return replace(best, proven=len(tried) == every and all(isinstance(f, Unsolved) and f.proven for f in tried.values()))
         return best
 
     def finish(self, staged: Staged) -> Staged:
@@ -168,7 +167,7 @@ class LayoutSolver:
         return replace(staged, stages=tuple(a for a in answers if a is not None), starts=starts)
 
     def _solve_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], place_of: tuple[int, ...] | None) -> Staged | Unsolved:
-        """Solve the stages of given cuts, alike stages once; simulate the schedule.
+        """Solve the stages of given cuts, alike stages once; simulate the schedule. `Unsolved.proven` is about these cuts.
 
         Args:
             place_of: for each stage of the model the stage of this (shorter) graph that stands for it; None: itself.
@@ -200,7 +199,7 @@ class LayoutSolver:
                 if like.assignment is None:
                     unfit = like.answer.status == "infeasible"
                     why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
-                    return Unsolved(why, number, unfit and place.num_stages == 1)
+                    return Unsolved(why, number, unfit)
                 kinds.append((here, held, like))
             answers.append(like)
         times = [a.times for a in answers if a.times is not None]

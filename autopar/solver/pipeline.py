@@ -31,7 +31,7 @@ from .unit_costs import UnitCosts
 
 _GAP = 1e-3
 _CLOSE = 0.005  # a gap at which nobody looks for a better bound
-_TRUST = 0.97  # guesses were up to 3 % above what memory and the true cuts gave
+_TRUST = 0.97  # what is expected to take up to 3 % more than the best plan is still tried
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
 _GLANCE = 0.35  # of the time, for a first price of every place
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
@@ -141,7 +141,7 @@ class PipelineSearch:
             return []
         batch, devices = gcd(*(size for _, _, size in found.roles.batch)), num_devices(self.model.cluster)
         layouts = list(self._list_layouts(batch, 1))
-        if not self.cases.constraints and LayoutPrices(self.cases, self.model, ()).is_launch_bound(devices):
+        if not self.cases.constraints and self.prices.is_launch_bound(devices):
             layouts += [each for spare in divisors(devices) if spare > 1 for each in self._list_layouts(batch, spare)]
         several = sorted({each.num_microbatches for each in layouts} - {1})
         if several:
@@ -149,7 +149,7 @@ class PipelineSearch:
             if isinstance(told, str):
                 self._prune("more than one microbatch", told)
                 layouts = [each for each in layouts if each.num_microbatches == 1]
-        self.prices = LayoutPrices(self.cases, self.model, tuple(sorted({each.num_microbatches for each in layouts})))
+        self.prices.counts = tuple(sorted({each.num_microbatches for each in layouts}))
         return [_Open(each, least_seconds(each, *self.prices.floor_s(each.place, each.num_microbatches))) for each in layouts]
 
     def _list_layouts(self, batch: int, spare: int) -> Iterable[Layout]:

@@ -23,12 +23,11 @@ from ..graph.stages import Cutter, list_units, stage_table, state_stages
 from ..graph.turns import RECEIVE, SEND
 from .build import Shared, build_problem
 from .formulate import Formulation, count_columns
-from .ilp import solve_program
 from .problem import Chooser, Problem
 from .skeleton import Skeleton
 from .stage_solve import crossing_choices
 from .steer import Steer
-from .unit_costs import RunCosts, part_roles
+from .unit_costs import RunCosts, part_roles, relax
 
 FEW = 4  # units whose program tells all larger ones: it has an edge from one that is neither first nor last to another, as all of those have
 
@@ -96,7 +95,7 @@ def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, m
     count = count_columns(problem)
     if count > most_columns:
         return 0.0, count
-    return _solve(Formulation(problem), Formulation(_with_one_more(problem, unit_names(case, unit))), more), count
+    return relax(Formulation(problem), Formulation(_with_one_more(problem, unit_names(case, unit))), more)[0], count
 
 
 def price_run(
@@ -121,7 +120,7 @@ def price_run(
         shared=shared,
     )  # fmt: skip
     more = Formulation(_with_one_more(problem, part.second)) if count > FEW else None
-    return _solve(Formulation(problem), more, count - FEW), _ends_seconds(problem)
+    return relax(Formulation(problem), more, count - FEW)[0], _ends_seconds(problem)
 
 
 def _with_one_more(problem: Problem, second: frozenset[str]) -> Problem:
@@ -138,15 +137,6 @@ def _with_one_more(problem: Problem, second: frozenset[str]) -> Problem:
         choosers=tuple(replace(c, seconds=c.seconds * grown(members(c))) for c in problem.choosers),
         groups=tuple(replace(g, times=g.times * grown(g.names)) for g in problem.groups),
     )
-
-
-def _solve(form: Formulation, more: Formulation | None, times: int) -> float:
-    """Least seconds of a program, with `times` times what another one of the same shape costs beyond it."""
-    program = form.build(None, 1.0)
-    cost = program.cost if more is None else program.cost + times * (more.build(None, 1.0).cost - program.cost)
-    scale = 1000.0 / max(sum(float(c.seconds.min()) for c in form.problem.choosers), 1e-12)
-    solved = solve_program(replace(program, cost=cost * scale), relaxed=True, time_limit_s=20.0)
-    return max(0.0, (solved.objective if solved.status == "optimal" else solved.bound or 0.0) / scale)
 
 
 def _ends_seconds(problem: Problem) -> float:

@@ -147,14 +147,21 @@ def solve_stage(
             problem, answer = wide, solve(wide, False, 2.0)
             if answer.status == "unknown":
                 problem = build("full")
-                answer = replace(solve(problem, False), bound_s=answer.bound_s)
-        else:  # only without recompute; the bound is that of the fastest plan, which recompute does not make faster
+                answer = _narrowed(solve(problem, False), answer.bound_s)
+        elif wide.can_recompute:  # only without recompute; the bound is that of the fastest plan, which recompute does not make faster
+            answer = _narrowed(solve(problem, False), answer.bound_s)
+        else:
             answer = replace(solve(problem, False), bound_s=answer.bound_s)
     if answer.status != "solved":
         return StageAnswer(case, answer, None, None, None)
     assignment = build_assignment(problem, answer.decisions)
     mine, program = stage_program(case, assignment)
     return StageAnswer(case, answer, assignment, estimate_memory(program, 0, in_flight), time_program(mine, program, assignment, model))
+
+
+def _narrowed(answer: MeshAnswer, bound_s: float) -> MeshAnswer:
+    """The answer of a program that leaves plans out: that it has none does not say that there is none."""
+    return replace(answer, bound_s=bound_s, status="unknown" if answer.status == "infeasible" else answer.status)
 
 
 def stage_program(case: Case, assignment: Assignment) -> tuple[Case, Program]:

@@ -96,13 +96,12 @@ COST_FIELDS = ("step_s", "fill_s", "once_s", "always", "waiting", "passing")
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The units of a graph: the name of each one's first node, which of them are alike (a number per kind), and the graph of one of each kind.
+    """The units of a graph: which of them are alike (a number per kind), and the graph of one of each kind.
 
     Args:
         cases, roles, skeletons: per kind.
     """
 
-    starts: tuple[str, ...]
     kinds: tuple[int, ...]
     cases: tuple[Case, ...]
     roles: tuple[Roles, ...]
@@ -134,7 +133,7 @@ def find_units(case: Case, roles: Roles) -> Units:
             kinds[key] = len(kinds)
             cases.append(build_case(cutter.build(unit).graph, case.rules))
         found.append(kinds[key])
-    return Units(starts, tuple(found), tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
+    return Units(tuple(found), tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
 
 
 def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, ...]:
@@ -149,10 +148,11 @@ def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraint
     least = sum(float(c.seconds.min()) for c in problem.choosers)
     if least <= 0:
         return 0.0, 0.0, 0.0, 0, 0, 0
-    bound, decisions = _relax(problem)
-    forward = _least_turn(problem, Phase.FORWARD, turns)
-    if decisions is None:
-        return max(least, bound), forward, 0.0, 0, 0, 0
+    form, forward = Formulation(problem), _least_turn(problem, Phase.FORWARD, turns)
+    bound, values = relax(form)
+    if values is None:
+        return bound, forward, 0.0, 0, 0, 0
+    decisions = [int(np.argmax(values[o : o + len(c.seconds)])) for o, c in zip(form.offsets, problem.choosers)]
     return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
 
 
@@ -180,7 +180,8 @@ def price_phases(units: Units, kind: int, mesh: Mesh, model: CostModel, constrai
         shared: of this mesh and these constraints.
     """
     problem = _unit_problem(units, kind, mesh, model, constraints, turns, shared)
-    return _relax(_of_phases(problem, True))[0], _relax(_of_phases(problem, False))[0], _least_turn(problem, Phase.BACKWARD, turns)
+    loop, once = (relax(Formulation(_of_phases(problem, of_loop)))[0] for of_loop in (True, False))
+    return loop, once, _least_turn(problem, Phase.BACKWARD, turns)
 
 
 def _unit_problem(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> Problem:
@@ -193,15 +194,20 @@ def _unit_problem(units: Units, kind: int, mesh: Mesh, model: CostModel, constra
     return own_costs(problem)
 
 
-def _relax(problem: Problem) -> tuple[float, list[int] | None]:
-    """Seconds that no plan beats, and about what the fastest decides."""
-    least = sum(float(c.seconds.min()) for c in problem.choosers)
-    scale, form = 1000.0 / least if least > 0 else 1.0, Formulation(problem)
-    found = solve_program(form.build(None, scale), relaxed=True, time_limit_s=20.0)
+def relax(form: Formulation, more: Formulation | None = None, times: int = 0) -> tuple[float, np.ndarray | None]:
+    """Seconds that no plan beats, and the columns of the fastest mix of plans (None where that was not found).
+
+    Args:
+        more: a program of the same shape; what it costs beyond the first one counts `times` times.
+    """
+    program = form.build(None, 1.0)
+    cost = program.cost if more is None else program.cost + times * (more.build(None, 1.0).cost - program.cost)
+    least = sum(float(c.seconds.min()) for c in form.problem.choosers)
+    scale = 1000.0 / least if least > 0 else 1.0
+    found = solve_program(replace(program, cost=cost * scale), relaxed=True, time_limit_s=20.0)
     if found.status != "optimal" or found.values is None:
         return max(least, (found.bound or 0.0) / scale), None
-    decisions = [int(np.argmax(found.values[o : o + len(c.seconds)])) for o, c in zip(form.offsets, problem.choosers)]
-    return max(found.objective / scale, 0.0), decisions
+    return max(found.objective / scale, 0.0), found.values
 
 
 def _of_phases(problem: Problem, loop: bool) -> Problem:

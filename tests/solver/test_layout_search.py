@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -13,9 +14,11 @@ from autopar.cost.model import build_cost_model
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_guess import bound_layout, cut_units, guess_seconds, simulate_guess
 from autopar.solver.layout_prices import Tier
-from autopar.solver.layout_solve import Staged, _handed_over
+from autopar.solver.layout_solve import Staged, Unsolved, _handed_over
 from autopar.solver.layouts import print_layout
+from autopar.solver.one_mesh import MeshAnswer
 from autopar.solver.pipeline import PipelineSearch
+from autopar.solver.stage_solve import _narrowed
 
 from .blocks import build_block_case
 
@@ -57,22 +60,34 @@ def test_guesses_are_near_what_solving_gives(words):
 
 
 def test_a_stage_that_does_not_fit_hands_units_over():
-    """Less and less memory: the cuts move, and as long as any cuts fit there is a plan."""
+    """Less and less memory: the cuts move, and where none fit that is proven."""
     shape = {"blocks": 4, "width": 64, "hidden": 128, "batch": 64, "vocab": 4096, "momentum": True}
     words = {"pp": 2, "microbatches": 4, "schedule": "1f1b", "recompute": "none"}
     ample = make_search("cpu:2", shape, **words).run(inf).best
     assert ample is not None
     peak = max(a.memory.peak_bytes for a in ample.stages)
     cuts, found = {ample.cuts}, [ample.step_s]
-    for share in (0.95, 0.9, 0.85):
+    for share in (0.95, 0.9):
         best = make_search("cpu:2", shape, limit=int(share * peak), **words).run(inf).best
-        if best is None:
-            break
+        assert best is not None
         assert max(a.memory.peak_bytes for a in best.stages) <= share * peak
         cuts.add(best.cuts)
         found.append(best.step_s)
-    assert found == sorted(found)
-    assert len(found) > 1
+    assert found == sorted(found) and len(cuts) == 3
+    none = make_search("cpu:2", shape, limit=int(0.85 * peak), **words).run(inf)
+    assert none.best is None and none.bound_s == inf
+    search = make_search("cpu:2", shape, limit=int(0.85 * peak), **words)
+    whole, layout = search.cases.split(search.cases.case, 4), next(each.layout for each in search.list_open())
+    search.solver.deadline = time.monotonic() + 60
+    every = [search.solver._solve_cuts(whole, layout, search.solver.staged_model(layout.place), (cut,), None) for cut in range(1, 6)]
+    assert all(isinstance(each, Unsolved) and each.proven for each in every)
+
+
+def test_what_was_not_tried_is_not_said_to_be_impossible():
+    """A program that leaves recompute out has no plan: that proves nothing."""
+    answer = MeshAnswer("infeasible", (), inf, 1.0, 0, 0, 0, 0, "")
+    assert _narrowed(answer, 0.5).status == "unknown" and _narrowed(answer, 0.5).bound_s == 0.5
+    assert _narrowed(replace(answer, status="solved"), 0.5).status == "solved"
 
 
 def test_units_are_handed_to_neighbours():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 import pytest
@@ -87,4 +86,4 @@ def test_a_mesh_is_bounded_by_the_shortened_model(mesh):
     problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices)
     whole = solve_program(Formulation(problem).build(None, 1e6), relaxed=True, time_limit_s=30.0).objective / 1e6
     assert found == pytest.approx(whole, rel=1e-6) and columns > 0
-    assert bound_mesh(short, unit, 1, mesh, replace(MODEL), columns - 1)[0] == 0.0
+    assert bound_mesh(short, unit, 1, mesh, MODEL, columns - 1)[0] == 0.0
