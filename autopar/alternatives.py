@@ -17,9 +17,10 @@ from .api import PROFILE_PATH, check_belongs
 from .cluster import Cluster, parse_cluster
 from .constraints import Pin, parse_lines
 from .cost.estimate import estimate_program, hidden_seconds, node_seconds
+from .cost.machine import machine_here
 from .cost.model import CostModel, build_cost_model
 from .cost.prices import build_prices
-from .cost.rows import load_profile
+from .cost.rows_file import load_profile
 from .errors import AutoparError, ConstraintError, PlanError
 from .graph.case import Case, build_case, copy_case, split_case
 from .graph.choice import Assignment
@@ -149,9 +150,9 @@ def set_up(
     check_belongs(plan, graph, cluster, plan.model.precision)
     case = split_case(build_case(graph, rules_in_force(find_rows(graph, plan.rules, cache_path))), plan.assignment.microbatches)
     constraints = parse_lines(plan.constraints)
-    steer = prepare_steer(case.graph, case.sites, case.signatures, case.cuts, constraints)
+    steer = prepare_steer(case.graph, case.sites, case.signatures, case.cuts, constraints, case.whole_roles)
     case = replace(case, fold=refine_fold(case.graph, case.fold, constraints))
-    model = build_cost_model(cluster, load_profile(rows_path) if cluster.device.kind == "cpu" else None)
+    model = build_cost_model(cluster, load_profile(rows_path, machine_here()) if cluster.device.kind == "cpu" else None)
     return Bench(plan, case, model, steer, plan.cluster.memory_bytes, *_cost_step(case, model, plan.assignment))
 
 
@@ -254,7 +255,7 @@ def _build(bench: Bench, prices: Prices) -> Problem:
     case, said = bench.case, bench.steer.constraints.recompute
     return build_problem(
         case.graph, case.sites, case.signatures, case.cuts, case.fold, bench.plan.assignment.mesh, prices,
-        steer=bench.steer if bench.steer.constraints else None, recompute="full" if said == "full" else "none",
+        steer=bench.steer if bench.steer.constraints else None, recompute="none" if said in (None, "free") else said,
     )  # fmt: skip
 
 

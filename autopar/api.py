@@ -16,15 +16,16 @@ from pathlib import Path
 
 import torch
 
-from .cluster import Cluster, num_devices, parse_cluster
+from .cluster import Cluster, num_devices, parse_cluster, ports_per_device
 from .codegen.emit import ModelFacts, emit_files
 from .constraints import PIPELINE, Constraints, print_constraints
 from .cost.estimate import estimate_program
+from .cost.machine import machine_here
 from .cost.model import CostModel, build_cost_model, staged_model
 from .cost.prices import build_prices
-from .cost.rows import load_profile
+from .cost.rows_file import load_profile
 from .errors import AutoparError, ConstraintError, InfeasibleError, PlanError, RankError
-from .graph.case import Case, build_case, decided_case
+from .graph.case import Case, build_case, case_roles, decided_case
 from .graph.check_plan import check_plan
 from .graph.choice import Assignment
 from .graph.graph import Graph, check_graph, count_params, graph_hash
@@ -265,7 +266,7 @@ def compile_workload(
     dump("fold", lambda: _print_fold(case))
     classes = len(set(case.fold.node_class))
     say(f"{len(graph.nodes)} nodes, {classes} after folding equal blocks; {count_params(graph):,} parameters")
-    model = build_cost_model(cluster, load_profile(rows_path) if cluster.device.kind == "cpu" else None)
+    model = build_cost_model(cluster, load_profile(rows_path, machine_here()) if cluster.device.kind == "cpu" else None)
     rules_s = time.perf_counter() - began
 
     if given_plan is None:
@@ -342,7 +343,7 @@ def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
     """The passes up to the solver, to be run again with something changed."""
 
     def model_of(cluster: Cluster) -> CostModel:
-        return build_cost_model(cluster, load_profile(rows_path) if cluster.device.kind == "cpu" else None)
+        return build_cost_model(cluster, load_profile(rows_path, machine_here()) if cluster.device.kind == "cpu" else None)
 
     def trace(workload: Workload, precision: str) -> Case:
         graph = trace_step(workload, precision).graph
@@ -401,7 +402,7 @@ def answer_of(
     """The plan and program of an assignment; `rows` are the rules that the table lacks (`find_rows`)."""
     info = model_info(case, workload, precision, source)
     case = decided_case(case, assignment)
-    labels, summary = recognise(case.graph, case.sites, case.signatures, case.cuts, assignment)
+    labels, summary = recognise(case.graph, case.sites, case.signatures, case.cuts, assignment, case_roles(case))
     prices = build_prices(model, assignment.mesh, case.graph, case.sites, case.signatures)
     answered = build_answer(
         case, assignment, certificate, model, prices, labels, summary, info, cluster_info(cluster, model, options, precision)
@@ -423,8 +424,9 @@ def cluster_info(cluster: Cluster, model: CostModel, options: Options, precision
     return ClusterInfo(
         cluster.spec, num_devices(cluster), cluster.num_hosts, device.name, options.memory_bytes or device.memory_bytes,
         rates.get(dtype) or rates["float32"], device.memory_bytes_per_s,
-        cluster.inside.latency_s, cluster.inside.bandwidth_bytes_per_s, cluster.across.latency_s, cluster.across.bandwidth_bytes_per_s,
-        model.source,
+        cluster.inside.latency_s, cluster.inside.bandwidth_bytes_per_s,
+        cluster.across.latency_s, cluster.across.bandwidth_bytes_per_s * ports_per_device(cluster),
+        model.source, model.exposed_share,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 DATA, TENSOR, SEQUENCE, PIPELINE = "dp", "tp", "sp", "pp"
 ROLES = (DATA, TENSOR, SEQUENCE, PIPELINE)
-RECOMPUTE = ("none", "full", "free")
+RECOMPUTE = ("none", "selective", "full", "free")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 _PLACEMENT = re.compile(r"R|P|Pmax|Pmin|S\d+(/\d+)?")
 
@@ -63,7 +63,7 @@ class Constraints:
         degrees: (role, ranks) of `dp`, `tp`, `sp`, `pp`; 1: no axis has the role.
         require: roles that must have an axis, of whatever degree.
         zero: ZeRO stage on the axes of `dp`: 0 to 3.
-        recompute: `none`, `full`, `free`.
+        recompute: `none`, `selective`, `full`, `free`.
         sequence_parallel: along the axes of `tp`, what tensor parallelism leaves whole is split by the sequence (or never is).
         only: `data`: all ranks are `dp`.
         vpp, microbatches, microbatch, schedule: of a pipeline.

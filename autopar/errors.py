@@ -60,6 +60,10 @@ class PlanError(AutoparError):
     """A plan is malformed, or belongs to another format version, model or cluster."""
 
 
+class RunError(AutoparError):
+    """A recorded run cannot be written, is malformed, or has nothing to compare with."""
+
+
 class InfeasibleError(AutoparError):
     """No plan fits the memory: says how many bytes are missing, who holds them and the nearest change that fits."""
 

@@ -153,7 +153,7 @@ def describe(decision, cpu_s: float) -> Solved:  # noqa: ANN001
 
 def again_share(parts) -> float:  # noqa: ANN001
     """Of the forward matmul FLOPs, over (case, names of what runs again)."""
-    from autopar.cost.model import node_flops
+    from autopar.cost.ops import node_flops
     from autopar.graph.node import Phase
     from autopar.graph.rule import is_contraction
 

@@ -139,7 +139,7 @@ def zero_of(row: Row) -> int | None:
 
 
 def constraints_of(row: Row) -> Constraints:
-    """The expert's choice. What the table omits stays free; so does recompute of single ops (`selective`), for which there is no word."""
+    """The expert's choice. What the table omits stays free; so does recompute that is told op by op (`per-op SAC`), for which there is no word."""
     degrees = {role: row.count(role) for role in ("dp", "tp", "pp")}
     if (row.count("ep") or 1) > 1:
         raise NotExpressible("expert parallelism has no word among the constraints")
@@ -159,7 +159,8 @@ def constraints_of(row: Row) -> Constraints:
         words |= {"microbatches": 1} if one_turn and "sp" in words else {"microbatch": row.count("micro_bs")}
     if (degrees["pp"] or 1) > 1 and row.count("vpp"):
         words["vpp"] = row.count("vpp")
-    zero, recompute = zero_of(row), {"full": "full", "yes": "full", "none": "none"}.get(row.get("recompute"))
+    zero, said = zero_of(row), row.get("recompute")
+    recompute = "selective" if said.startswith("selective") else {"full": "full", "yes": "full", "none": "none"}.get(said)
     if zero is not None and not (zero and degrees["dp"] == 1):
         words["zero"] = zero
     if recompute:
@@ -204,15 +205,24 @@ def published_seconds(row: Row, sizes: Sizes) -> tuple[float | None, bool]:
     return flops_of(sizes, counts_again) / (rate * 1e12 * row.need("n_gpus")), kind == "model" or "recompute" in kind
 
 
-def build_workload(sizes: Sizes):  # noqa: ANN201 - torch is imported inside
-    """The training step of a model, on meta."""
+def build_workload(sizes: Sizes, as_megatron: bool = False):  # noqa: ANN201 - torch is imported inside
+    """The training step of a model, on meta.
+
+    Args:
+        as_megatron: a `gpt` with its attention multiplied out and with dropout (`megatron_model`).
+    """
     import torch
 
     from autopar.demo.model import Gpt, token_loss
     from autopar.trace import Workload
     from autopar.trace.build import build_lightly
 
-    if sizes.kind == "gpt":
+    if sizes.kind == "gpt" and as_megatron:
+        from benchmarks.megatron_model import MegatronGpt
+
+        model, init = build_lightly(lambda: MegatronGpt(sizes.vocab, sizes.seq, sizes.layers, sizes.hidden, sizes.heads))
+        loss = token_loss
+    elif sizes.kind == "gpt":
         model, init = build_lightly(lambda: Gpt(sizes.vocab, sizes.seq, sizes.layers, sizes.hidden, sizes.heads))
         loss = token_loss
     else:

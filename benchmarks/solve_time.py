@@ -60,7 +60,8 @@ def build_workload(spec: tuple, batch: int, seq: int):  # noqa: ANN201 - torch i
 def run_case(name: str, time_limit_s: float, verbose: bool = False) -> None:
     from autopar.cluster import parse_cluster
     from autopar.constraints import Constraints
-    from autopar.cost.model import build_cost_model, list_meshes
+    from autopar.cost.meshes import list_meshes
+    from autopar.cost.model import build_cost_model
     from autopar.cost.prices import build_prices
     from autopar.graph.case import build_case
     from autopar.graph.mesh import axis_sizes, print_mesh

@@ -12,8 +12,9 @@ import typer
 from .. import __version__
 from ..zoo import CLUSTERS, MODEL_LIMIT_S, TIME_LIMIT_S, ZooOptions
 from . import commands
-from .asked import read_asked, read_constraints, read_options
+from .asked import list_given, read_asked, read_constraints, read_options
 from .outcome import INTERRUPTED, Ending
+from .profiling import measure_machine
 
 app = typer.Typer(
     name="autopar",
@@ -136,25 +137,52 @@ def emit(
     as_json: Json = False,
 ) -> int:
     """Write the program as a folder of readable Python: program.py, train.py, plan.json."""
-    flags = {
-        "--cluster": cluster, "--memory": memory, "--precision": precision, "--batch": batch, "--seq": seq, "--arg": arg, "--time-limit": time_limit,
-        "--fix": fix, "--constraints": constraints,
-    }  # fmt: skip
-    given = [flag for flag, value in flags.items() if value not in (None, [])]
+    given = list_given(
+        cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints
+    )
     asked = read_asked(word, arg or (), batch, seq)
     options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, stages=False)
     return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
+
+
+@app.command()
+def simulate(
+    word: Annotated[str, typer.Argument(metavar="MODEL|PLAN", help="a model as for plan, or a plan.json")],
+    cluster: MaybeCluster = None,
+    memory: Memory = None,
+    precision: Precision = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    arg: Args = None,
+    time_limit: TimeLimit = None,
+    fix: Fix = None,
+    constraints: ConstraintFile = None,
+    trace: Annotated[Optional[str], typer.Option("--trace", help="write the step for Perfetto or chrome://tracing", metavar="F")] = None,
+    against: Annotated[
+        Optional[str], typer.Option("--against", help="print it beside what `autopar run` measured, line by line", metavar="run.json")
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Replay one step, of a plan or of MODEL under your own recipe: when what runs, where the seconds go."""
+    given = list_given(
+        cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints
+    )
+    asked = read_asked(word, arg or (), batch, seq)
+    options = read_options(memory, precision, time_limit, None, constraints=read_constraints(fix, constraints), price=False)
+    return Ending(as_json).answer(lambda say: commands.simulate_step(word, asked, cluster, options, given, trace, against, say))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     context: typer.Context,
     directory: Annotated[str, typer.Argument(metavar="DIR", help="a folder that emit wrote; what follows goes to its train.py (--steps 10)")],
+    record: Annotated[Optional[str], typer.Option("--record", help="file for what the steps took and held; default: DIR/run.json", metavar="F")] = None,
+    no_record: Annotated[bool, typer.Option("--no-record", help="record nothing")] = False,
     as_json: Json = False,
 ) -> int:
-    """Start an emitted program on this machine, one process per rank (torchrun)."""
+    """Start an emitted program on this machine, one process per rank (torchrun), and record what its steps take."""
     words = list(context.args)
-    return Ending(as_json).answer(lambda say: commands.run_program(directory, words, as_json, say))
+    return Ending(as_json).answer(lambda say: commands.run_program(directory, words, record, no_record, as_json, say))
 
 
 @app.command()
@@ -217,13 +245,15 @@ def demo(
 
 @app.command()
 def profile(
-    ranks: Annotated[str, typer.Option("--ranks", help="numbers of processes to measure at, joined by commas", metavar="N,N")] = "1,2,4",
+    ranks: Annotated[Optional[str], typer.Option("--ranks", help="numbers of processes to measure the cpu at; default 1,2,4", metavar="N,N")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, or auto: the GPU where there is one", metavar="D")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="fewer shapes, within a minute")] = False,
+    time_limit: Annotated[Optional[float], typer.Option("--time-limit", help="seconds for all of it; default 160, quick 45", metavar="S")] = None,
     output: Annotated[Optional[str], typer.Option("-o", "--output", help="default: where plan looks for it", metavar="F")] = None,
     as_json: Json = False,
 ) -> int:
-    """Measure this machine's CPU and its loopback link, so that predictions for cpu clusters are about it."""
-    counts = commands.read_ranks(ranks)
-    return Ending(as_json).answer(lambda say: commands.measure_machine(counts, output, say))
+    """Measure this machine (under torchrun with its ranks), so that predictions are about it. Goes on where it was interrupted."""
+    return Ending(as_json).answer(lambda say: measure_machine(ranks, device, quick, time_limit, output, say))
 
 
 def _drop(record: logging.LogRecord) -> bool:

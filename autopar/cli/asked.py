@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..cluster import Cluster, parse_cluster
 from ..constraints import Constraints, load_constraints, merge_constraints, parse_fix
-from ..errors import OptionsError, PlanError
+from ..errors import ModelError, OptionsError, PlanError
 from ..graph.plan import ModelInfo, Plan
 from ..options import Options, parse_bytes
 
@@ -81,6 +81,35 @@ def read_options(
     if dump is not None:
         check_folder_place(dump, "--dump")
     return Options(precision=precision, memory_bytes=size, dump_dir=dump, seed=seed, constraints=constraints, price=price, stages=stages, **limits)
+
+
+def list_given(**flags: object) -> list[str]:
+    """The flags that were given, as they are typed: `--time-limit`."""
+    return [f"--{name.replace('_', '-')}" for name, value in flags.items() if value not in (None, [])]
+
+
+def refuse_given(word: str, given: Sequence[str]) -> None:
+    """Refuse flags about what a plan has decided already.
+
+    Raises:
+        OptionsError: some were given.
+    """
+    if given:
+        raise OptionsError(f"{', '.join(given)}: {word} is a plan, which has decided this already; leave it out, or give the model instead")
+
+
+def need_cluster(word: str, cluster: str | None) -> Cluster:
+    """The cluster of MODEL, which a plan would have had.
+
+    Raises:
+        ModelError: the word is a plan's name, but there is no such file.
+        OptionsError: no cluster was given.
+    """
+    if cluster is None and word.endswith(".json") and not Path(word).is_file():
+        raise ModelError(f"{word}: no such file (looked in {Path.cwd()}); expected a plan that `autopar plan -o` wrote, or a model")
+    if cluster is None:
+        raise OptionsError("--cluster: missing; a model needs one (--cluster cpu:4), a plan that `autopar plan -o` wrote has it")
+    return parse_cluster(cluster)
 
 
 def load_asked(asked: Asked) -> tuple[Workload, ModelInfo]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import AutoparError, ModelError, OptionsError, PlanError, RankError, VerificationError
+from ..errors import AutoparError, OptionsError, PlanError, RankError, VerificationError
 from ..options import Options
 from .asked import (
     Asked,
@@ -18,6 +18,8 @@ from .asked import (
     is_plan_file,
     load_again,
     load_asked,
+    need_cluster,
+    refuse_given,
 )
 from .outcome import DONE, NEGATIVE, Outcome, Talk
 
@@ -174,8 +176,7 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
 
     check_folder_place(folder, "-o")
     if is_plan_file(word):
-        if given:
-            raise OptionsError(f"{', '.join(given)}: {word} is a plan, which has decided this already; leave it out, or give the model instead")
+        refuse_given(word, given)
         from ..api import require_one_stage
         from ..graph.plan_json import load_plan
 
@@ -186,13 +187,7 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
         workload, source = load_again(plan, word)
         found = cluster_again(plan, word)
     else:
-        if cluster is None and word.endswith(".json") and not Path(word).is_file():
-            raise ModelError(f"{word}: no such file (looked in {Path.cwd()}); expected a plan that `autopar plan -o` wrote, or a model")
-        if cluster is None:
-            raise OptionsError("--cluster: missing; a model needs one (--cluster cpu:4), a plan that `autopar plan -o` wrote has it")
-        from ..cluster import parse_cluster
-
-        plan, found = None, parse_cluster(cluster)
+        plan, found = None, need_cluster(word, cluster)
         say(f"loading {asked.model}")
         workload, source = load_asked(asked)
     from ..api import compile_workload, hold_files
@@ -214,20 +209,82 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
     return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "files": {**sizes, **{name: None for name in weights}}}, show)
 
 
-def run_program(folder: str, words: Sequence[str], as_json: bool, say: Talk) -> Outcome:
-    """`autopar run`."""
+def simulate_step(
+    word: str, asked: Asked, cluster: str | None, options: Options, given: Sequence[str], trace: str | None, against: str | None, say: Talk
+) -> Outcome:
+    """`autopar simulate`.
+
+    Args:
+        word: MODEL or PLAN.
+        given: flags that a plan already decides and that were given all the same.
+        trace: where the step goes as a trace.
+        against: a recorded run to compare with.
+    """
+    from ..cost.simulate import simulate_plan
+    from ..graph.run_file import load_run
+    from ..view.chrome_trace import save_trace
+    from ..view.simulation_terminal import print_simulation, simulation_to_json
+
+    check_file_place(trace, "--trace")
+    run = None if against is None else load_run(against)
+    if is_plan_file(word):
+        refuse_given(word, given)
+        from ..graph.plan_json import load_plan
+
+        plan = load_plan(word)
+    else:
+        found = need_cluster(word, cluster)
+        say(f"loading {asked.model}")
+        from ..api import compile_workload
+
+        workload, source = load_asked(asked)
+        plan = compile_workload(workload, found, options, source=source, report=say).plan
+    simulation = simulate_plan(plan)
+    if trace is not None:
+        save_trace(simulation, plan.model.name, trace)
+    from ..cost.against import compare_run
+    from ..view.against_terminal import comparison_to_json, print_comparison
+
+    compared = None if run is None else compare_run(plan, simulation, run, against or "")
+
+    def show(console: Console) -> None:
+        if run is not None and compared is not None:
+            print_comparison(plan, run, compared, console)
+        else:
+            print_simulation(plan, simulation, console)
+        if trace is not None:
+            console.print()
+            console.print(f"wrote {trace}; open it at ui.perfetto.dev or chrome://tracing", soft_wrap=True, markup=False)
+
+    extra = {} if compared is None else {"against": comparison_to_json(compared)}
+    return Outcome(lambda: {**simulation_to_json(plan, simulation), **extra}, show)
+
+
+def run_program(folder: str, words: Sequence[str], record: str | None, no_record: bool, as_json: bool, say: Talk) -> Outcome:
+    """`autopar run`.
+
+    Args:
+        words: for its train.py.
+        record: where what the steps take goes; None: into the folder.
+    """
     from ..graph.mesh import num_ranks
     from ..runtime import compile_program, read_files, read_program
+    from .recorded import file_mark, find_record_place
     from .torchrun import finish, start_torchrun
 
     files = read_files(folder)
     ranks = num_ranks(read_program(compile_program(files)).mesh)
     if "train.py" not in files:
         raise RankError(f"{folder}: has no train.py to start; emit it again with `autopar emit`, or start your own with torchrun --nproc-per-node {ranks}")
+    target = find_record_place(folder, files["train.py"], record, no_record, say)
     say(f"starting {ranks} rank{'s' if ranks > 1 else ''} with torchrun")
     script = [str((Path(folder) / "train.py").resolve()), *words]
-    code = finish(start_torchrun(script, ranks, stdout=sys.__stderr__ if as_json else sys.__stdout__))
-    return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "exit_code": code}, lambda console: None, code=code)
+    before = file_mark(target)
+    code = finish(start_torchrun([*script, *(["--record", str(target)] if target else [])], ranks, stdout=sys.__stderr__ if as_json else sys.__stdout__))
+    written = str(target) if target is not None and file_mark(target) != before else None
+    if written is not None:
+        say(f"recorded {written}; compare with: autopar simulate {Path(folder) / 'plan.json'} --against {written}")
+    return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "exit_code": code, "record": written}, lambda console: None, code=code)
 
 
 def verify_model(asked: Asked, cluster: str, options: Options, random_plans: int, say: Talk) -> Outcome:
@@ -271,22 +328,6 @@ def run_zoo(words: Sequence[str], options: ZooOptions, jobs: int, say: Talk) -> 
     return Outcome(lambda: zoo_to_json(rows, options, seconds), lambda console: print_zoo_end(rows, options, seconds, console), code=code)
 
 
-def measure_machine(ranks: Sequence[int], output: str | None, say: Talk) -> Outcome:
-    """`autopar profile`."""
-    from dataclasses import asdict
-
-    check_file_place(output, "-o")
-    from ..api import PROFILE_PATH
-    from ..cost.profile import measure_cpu
-    from ..cost.rows import save_profile
-    from .tables import print_profile
-
-    path = str(output or PROFILE_PATH)
-    rows = measure_cpu(tuple(ranks), say)
-    save_profile(rows, path)
-    return Outcome(lambda: {"path": path, **asdict(rows)}, lambda console: print_profile(rows, path, console))
-
-
 def run_demo(folder: str, steps: int, say: Talk) -> Outcome:
     """`autopar demo`."""
     if steps < 1:
@@ -302,18 +343,3 @@ def run_demo(folder: str, steps: int, say: Talk) -> Outcome:
 
     result = run(folder, steps, say, show_plan, start_torchrun)
     return Outcome(lambda: result_to_json(result), lambda console: print_demo(result, console), check_result(result))
-
-
-def read_ranks(text: str) -> tuple[int, ...]:
-    """`1,2,4`.
-
-    Raises:
-        OptionsError: it is not a list of positive numbers.
-    """
-    try:
-        found = tuple(dict.fromkeys(int(word) for word in text.split(",")))
-    except ValueError:
-        found = (0,)
-    if min(found) < 1:
-        raise OptionsError(f"--ranks: expected positive whole numbers joined by commas, as in 1,2,4, found {text!r}")
-    return found

@@ -1,4 +1,4 @@
-"""Tables for people: what `verify`, `profile` and `demo` found."""
+"""Tables for people: what `verify` and `demo` found."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ..view.units import print_bytes, print_ms
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..cost.rows import ProfileRows
     from ..demo.run import DemoResult
     from ..graph.plan import Plan
     from ..verify import VerifyReport
@@ -39,27 +38,6 @@ def print_report(report: VerifyReport, console: Console) -> None:
         f"within {report.tolerance:g} of the scale of each tensor (the larger of its own largest magnitude and 1/1000 of the largest in its kind)",
         style="dim",
     )
-
-
-def print_profile(rows: ProfileRows, path: str, console: Console) -> None:
-    """What each of so many processes reached."""
-    from rich.table import Table
-
-    console.print(f"{rows.machine}, torch {rows.torch}, {rows.date}; figures of each process, all at once", markup=False)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    dtypes = [dtype for dtype, _ in rows.compute[0].flops_per_s]
-    for title in ("processes", *(f"{d} GFLOP/s" for d in dtypes), "memory GB/s", "launch us", "hop us", "link GB/s"):
-        table.add_column(title, justify="right")
-    links = {link.ranks: link for link in rows.links}
-    for row in rows.compute:
-        rates = dict(row.flops_per_s)
-        link = links.get(row.ranks)
-        ends = (f"{link.latency_s * 1e6:.0f}", f"{link.bandwidth_bytes_per_s / 1e9:.2f}") if link else ("", "")
-        table.add_row(
-            str(row.ranks), *(f"{rates[d] / 1e9:.1f}" for d in dtypes), f"{row.memory_bytes_per_s / 1e9:.1f}", f"{row.launch_s * 1e6:.1f}", *ends
-        )  # fmt: skip
-    console.print(table)
-    console.print(f"wrote {path}", soft_wrap=True, markup=False)
 
 
 def print_demo_plan(plan: Plan, data_parallel_bytes: int, console: Console) -> None:

@@ -27,6 +27,7 @@ def start_torchrun(
     ]  # fmt: skip
     environment = dict(os.environ)
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_ranks)))
+    environment.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, by which a recorded run weighs memory, tells nothing on stderr
     if loopback:
         environment.setdefault("GLOO_SOCKET_IFNAME", _loopback_name())
     return subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment, text=True)

@@ -480,6 +480,8 @@ def _print_part(frame: _Frame, title: str, part: Part) -> str:
                 writer.line(f"{writer.bind(name, 'grad')} = grads.pop({grad_text(frame.grad_keys[name], part.param)})")
         origin = frame.program.origins[i]
         writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, _dead_here(frame, node))
+        if node.op == "state.write" and node.inputs[1] not in frame.grad_keys:
+            writer.store(node)
         writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
     doc = '"""Update one parameter and its optimizer state."""'
     lines = [line for line in writer.lines if not line.startswith("# (root)")]

@@ -24,6 +24,7 @@ class Writer:
     ) -> None:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}  # value -> Python name, where it has one here
+        self._stored: dict[str, str] = {}  # new version of a state -> text of the state, once it is written
         self._taken = {"comm", "state", "batch", "kept", "grads", "ops", "torch", "aten", "i", "name", *reserved}
         self._state_text, self._path_text = state_text, path_text
         self._notes = notes
@@ -46,7 +47,16 @@ class Writer:
 
     def text_of(self, value: str) -> str:
         """The Python text that reads a value here: its name, or the state it is."""
+        if value in self._stored:
+            return self._stored[value]
         return self.names[value] if value in self.names else self._state_text(value)
+
+    def store(self, write: Node) -> None:
+        """From here on read a new version from the state into which `write` has put it: its own bytes go (the law of `graph.liveness`)."""
+        state, value = write.inputs
+        if value in self.names:
+            self.drop([value])
+            self._stored[value] = self._state_text(state)
 
     def line(self, text: str) -> None:
         """One line of the body."""

@@ -21,27 +21,15 @@ from ..graph.node import Node, Phase
 from ..graph.plan import Cost
 from ..graph.program import Program
 from ..graph.rule import Signature, Site
-from ..graph.sharding import Sharding
 from ..graph.stages import COPY
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import Kind, Value, num_elements, size_bytes
 from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, transfer_of
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .memory import comm_step, estimate_memory
-from .model import (
-    AxisLink,
-    CostModel,
-    axis_link,
-    compute_dtype,
-    estimate_comm_s,
-    estimate_hidden_s,
-    estimate_node_s,
-    estimate_op_s,
-    estimate_write_s,
-    node_flops,
-    site_dtypes,
-    step_copied_bytes,
-)
+from .model import CostModel
+from .ops import compute_dtype, estimate_op_s, estimate_write_s, least_node_s, least_write_s, node_flops, site_dtypes
+from .wires import AxisLink, axis_link, estimate_comm_s, estimate_hidden_s, step_copied_bytes
 
 
 def node_seconds(
@@ -56,6 +44,7 @@ def node_seconds(
     values = value_table(program.graph)
     sizes = axis_sizes(program.mesh)
     links = {axis.name: axis_link(model, program.mesh, k) for k, axis in enumerate(program.mesh.axes)}
+    at = {site.node.name: site for site in sites}
     flops = {
         site.node.name: whole / split_share(strategies[site.node.name], signature.rule, sizes)
         for site, signature in zip(sites, signatures)
@@ -70,7 +59,7 @@ def node_seconds(
         else:
             reads = [(values[i].shape, values[i].dtype) for i in node.inputs]
             writes = [(values[o].shape, values[o].dtype) for o in node.outputs if o]
-            seconds[node.name] = estimate_op_s(model, node.op, flops.get(node.name, 0.0), reads, writes)
+            seconds[node.name] = estimate_op_s(model, node.op, flops.get(node.name, 0.0), reads, writes, at.get(node.name))
     turns = count_microbatches(program.graph)
     return {node.name: times_of(node.phase, turns) * seconds[node.name] for node in program.graph.nodes}
 
@@ -209,14 +198,13 @@ def estimate_roofline(model: CostModel, case: Case) -> Roofline:
     for node, root in zip(case.graph.nodes, case.fold.node_class):
         if is_view(node.op) or node.op in (SEND, RECEIVE) or COPY in node.name:
             continue
+        site = case.sites[root]
         if root not in known:
-            first, site, signature = case.graph.nodes[root], case.sites[root], case.signatures[root]
-            whole = Strategy((), tuple(Sharding(()) for _ in site.inputs), tuple(Sharding(()) for _ in site.outputs))
-            known[root] = estimate_node_s(model, signature, site, site_dtypes(first, values), whole, ()) - model.launch_s
-        work[node.phase in LOOP] += max(0.0, known[root])
-        starts[node.phase in LOOP] += 1
+            known[root] = least_node_s(model, case.signatures[root], site, site_dtypes(case.graph.nodes[root], values))
+        work[node.phase in LOOP] += known[root]
+        starts[node.phase in LOOP] += not model.fuses or site.traffic is None or site.traffic.starts
     for old, new in case.graph.updates:
-        if old != new and COPY not in old:
-            work[False] += estimate_write_s(model, size_bytes(values[old])) - model.launch_s
+        if old != new and COPY not in old and not model.fuses:
+            work[False] += least_write_s(model, size_bytes(values[old]))
             starts[False] += 1
     return Roofline(work[True], work[False], model.launch_s * starts[True], model.launch_s * starts[False])

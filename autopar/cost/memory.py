@@ -18,7 +18,7 @@ from ..graph.program import Program
 from ..graph.reshard import StepKind
 from ..graph.tensor import STATE_KINDS, Kind, Value, size_bytes
 from ..graph.turns import loop_span
-from .model import Ends, step_copied_bytes
+from .wires import Ends, step_copied_bytes
 
 HOLDERS = ("parameters", "gradients", "optimizer", "buffers", "batch", "activations", "gathered", "temporaries", "reserve")
 _STATE_HOLDER = {Kind.PARAM: "parameters", Kind.BUFFER: "buffers", Kind.OPTIM: "optimizer"}

@@ -18,7 +18,9 @@ from ..graph.rule import Signature, Site
 from ..graph.sharding import Sharding, num_shards
 from ..graph.strategy import Strategy
 from ..graph.tensor import Value, size_bytes
-from .model import CostModel, estimate_reshard_s, estimate_reshards_s, estimate_strategies_s, estimate_write_s, site_dtypes
+from .model import CostModel
+from .ops import estimate_strategies_s, estimate_write_s, site_dtypes
+from .wires import estimate_reshard_s, estimate_reshards_s
 
 
 @dataclass(frozen=True, slots=True)

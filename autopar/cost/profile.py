@@ -1,189 +1,307 @@
-"""`autopar profile`: measures this machine's CPU as ranks will use it, and the loopback link between them.
+"""`autopar profile`: measures the machine it runs on.
 
-In: the numbers of ranks to measure at. Out: `ProfileRows` (`cost.rows` saves and loads them). Ranks contend: 4 on 2 cores reach half of
-what 2 reach, so for each number that many processes are started and all measure at the same time, between barriers; the slowest
-counts, as a step waits for its slowest rank. Each process of several runs one thread, as torchrun sets it (OMP_NUM_THREADS=1).
+In: a device, the numbers of ranks, a time limit, the file. Out: `ProfileRows`, in the file row by row as they are measured. Ranks contend:
+4 on 2 cores reach half of what 2 reach, so on a CPU everything is measured at each number of ranks that may share it, by so many processes
+at the same time; the slowest counts, as a step waits for its slowest rank. On a GPU one process measures ops; collectives need torchrun.
 
-Links. all_gather of a few bytes and of many; with the ring formula of `cost.model` (time = launch + (n-1) latency + (n-1)/n bytes /
-bandwidth) the two give latency and bandwidth. Processes talk over loopback only; each is stopped by its own handle.
+Law: what was measured is kept. A run that is interrupted, or out of time, leaves a file that is whole and says that it is not finished; the
+next run of the same versions on the same machine goes on where it stopped. A finished file is measured anew, but for rows that this run
+does not ask for (another number of ranks).
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-import platform
-import socket
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import RankError
-from .rows import ComputeRow, LinkRow, ProfileRows
+from ..errors import ClusterError, RankError
+from .machine import machine_here
+from .profile_grid import CommJob, Job, OpJob, comm_jobs, list_groups, op_jobs
+from .profile_ranks import SILENCE_S, Finding, Seat, connect, lone_seat, loopback_name, run_jobs, run_processes
+from .profile_time import Sample
+from .rows import CommRow, Machine, OpRow, ProfileRows, row_key
+from .rows_file import encode_row, load_profile, machine_difference, write_profile
 
-_MATMULS = {"float32": (256, 512, 768), "bfloat16": (256, 512), "float64": (256, 512)}
-_COPY_BYTES = 32 * 2**20  # well beyond a core's share of cache
-_SMALL, _LARGE = 64, 4 * 2**20  # bytes that each rank brings to the gather
-_BUDGET_S = 0.25  # of repeating one thing
-_TIMEOUT_S = 90.0
+LIMIT_S = 160.0  # with starting Python and torch: within 3 minutes
+QUICK_LIMIT_S = 45.0
+_AGAIN_S = 10.0  # starting processes takes half of it
+_TELL_S = 4.0  # between two lines of progress
+
+Report = Callable[[str], None]
+Path = str | os.PathLike[str]
 
 
-def measure_cpu(ranks: tuple[int, ...] = (1, 2, 4), report: Callable[[str], None] = lambda line: None) -> ProfileRows:
-    """Measure this machine; takes about 10 s a number of ranks.
+def _silent(line: str) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What torchrun told this process: one of `ranks`, `per_host` of them on each host."""
+
+    rank: int
+    local_rank: int
+    ranks: int
+    per_host: int
+
+
+def measure_cpu(
+    ranks: tuple[int, ...] = (1, 2, 4),
+    report: Report = _silent,
+    path: Path | None = None,
+    quick: bool = False,
+    limit_s: float | None = None,
+) -> ProfileRows:
+    """Measure this machine's CPU with processes that are started here, each number of them in turn.
 
     Args:
-        ranks: how many processes run at once, each number in turn.
+        ranks: how many processes run at once.
         report: is told what happens.
+        path: of the file; None: nothing is written.
+        quick: a part of the grid.
+        limit_s: seconds, divided over all that is to be measured.
     Raises:
-        RankError: the processes did not finish; says which and why.
+        RankError: the processes could not begin, or too many died; says which and why. What was measured before is in the file.
     """
+    until = time.time() + _limit(quick, limit_s)
+    jobs = {count: (*op_jobs("cpu", quick), *comm_jobs("cpu", count, quick)) for count in ranks}
+    ledger = open_ledger(machine_here(), [(job, n, n) for n in ranks for job in jobs[n]], path, report)
+    with ledger:
+        turns = (*ranks, *ranks)  # the second time for what the first had no time for
+        for number, count in enumerate(turns):
+            left = {n: ledger.missing(jobs[n], n, n) for n in turns[number:]}
+            if left[count] and (number < len(ranks) or until - time.time() > _AGAIN_S):
+                share = len(left[count]) / sum(map(len, left.values()))
+                ledger.begin(f"{count} {'process' if count == 1 else 'processes at once'}", len(left[count]))
+                now = time.time()
+                run_processes(count, left[count], now + (until - now) * share, lambda job, found: ledger.add(job, count, count, found))
+    return ledger.close()
+
+
+def measure_cuda(report: Report = _silent, path: Path | None = None, quick: bool = False, limit_s: float | None = None) -> ProfileRows:
+    """Measure one GPU of this machine, in this process: ops, memory, launch. Arguments as of `measure_cpu`."""
     import torch
 
-    compute, links = [], []
-    for count in ranks:
-        report(f"measuring {count} {'process' if count == 1 else 'processes at once'}")
-        found = _measure_ranks(count)
-        flops = tuple((dtype, min(f["flops_per_s"][dtype] for f in found)) for dtype in _MATMULS)
-        row = ComputeRow(count, flops, min(f["memory_bytes_per_s"] for f in found), max(f["launch_s"] for f in found))
-        compute.append(row)
-        if count > 1:
-            links.append(_fit_link(count, max(f["small_s"] for f in found), max(f["large_s"] for f in found), row.launch_s))
-    date = datetime.date.today().isoformat()
-    machine = f"{platform.machine()} with {os.cpu_count()} cores"
-    return ProfileRows(date, machine, torch.__version__, os.cpu_count() or 1, tuple(compute), tuple(links))
+    until = time.time() + _limit(quick, limit_s)
+    device = torch.device("cuda", torch.cuda.current_device())
+    jobs = op_jobs("cuda", quick)
+    ledger = open_ledger(machine_here(torch.cuda.get_device_name(device)), [(job, 1, 1) for job in jobs], path, report)
+    with ledger:
+        left = ledger.missing(jobs, 1, 1)
+        ledger.begin(ledger.machine.device, len(left))
+        run_jobs(left, lone_seat(device), until, lambda index, finding: ledger.add(left[index], 1, 1, [finding]))
+    return ledger.close()
 
 
-def _fit_link(ranks: int, small_s: float, large_s: float, launch_s: float) -> LinkRow:
-    """Latency and bandwidth from the times of a small and a large gather (ring formula)."""
-    latency_s = max(1e-6, (small_s - launch_s) / (ranks - 1))
-    sent = (ranks - 1) * _LARGE
-    return LinkRow(ranks, latency_s, sent / max(1e-9, large_s - small_s))
+def measure_launched(
+    here: Launched,
+    report: Report = _silent,
+    path: Path | None = None,
+    quick: bool = False,
+    limit_s: float | None = None,
+    use_cuda: bool = False,
+) -> ProfileRows | None:
+    """Measure with the processes that torchrun started: ops on each at once, and all collectives. Every rank calls it.
 
-
-def _measure_ranks(count: int) -> list[dict[str, Any]]:
-    """Run `count` processes at once; what each found, in rank order."""
-    import torch.multiprocessing as mp
-
-    context = mp.get_context("spawn")
-    results = context.Queue()
-    with tempfile.TemporaryDirectory(prefix="autopar-profile-") as folder:
-        args = (count, os.path.join(folder, "store"), results)
-        processes = [context.Process(target=_measure_here, args=(rank, *args), daemon=True) for rank in range(count)]
-        try:
-            for process in processes:
-                process.start()
-            return _collect(count, processes, results)
-        finally:
-            for process in processes:
-                process.join(timeout=5)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-
-
-def _collect(count: int, processes: list[Any], results: Any) -> list[dict[str, Any]]:
-    import queue
-
-    found: dict[int, dict[str, Any]] = {}
-    stop = time.monotonic() + _TIMEOUT_S
-    while len(found) < count:
-        try:
-            rank, row = results.get(timeout=0.5)
-        except queue.Empty:
-            gone = [r for r, p in enumerate(processes) if r not in found and p.exitcode is not None and p.exitcode != 0]
-            if gone:
-                raise RankError(f"profile: process {gone[0]} of {count} ended with code {processes[gone[0]].exitcode}") from None
-            if time.monotonic() > stop:
-                raise RankError(f"profile: {count - len(found)} of {count} processes did not answer within {_TIMEOUT_S:.0f} s") from None
-            continue
-        if "error" in row:
-            raise RankError(f"profile: process {rank} of {count}: {row['error']}")
-        found[rank] = row
-    return [found[r] for r in range(count)]
-
-
-def _measure_here(rank: int, count: int, store: str, results: Any) -> None:
-    """One process: measures, and puts what it found into the queue."""
-    try:
-        results.put((rank, _measure_process(rank, count, store)))
-    except Exception as error:  # told to the parent, which raises
-        results.put((rank, {"error": f"{type(error).__name__}: {error}"}))
-
-
-def _measure_process(rank: int, count: int, store: str) -> dict[str, Any]:
+    Args:
+        here: which process this is.
+        path, report: of rank 0.
+        use_cuda: measure GPUs, a rank on each; else the CPU.
+    Returns:
+        the rows on rank 0; None on the others.
+    Raises:
+        RankError: ranks disagree about the machine: they must run on equal ones.
+    """
     import torch
     import torch.distributed as dist
 
-    if count == 1:
-        return _measure_compute(lambda: None)
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = _loopback_name()  # of this process only, before gloo looks
-    timeout = datetime.timedelta(seconds=_TIMEOUT_S)
-    dist.init_process_group("gloo", store=dist.FileStore(store, count), rank=rank, world_size=count, timeout=timeout)
+    until = time.time() + _limit(quick, limit_s)
+    if here.per_host == here.ranks:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_name())  # of this process only, before gloo looks
+    if use_cuda:
+        torch.cuda.set_device(here.local_rank)
+    device = torch.device("cuda", here.local_rank) if use_cuda else torch.device("cpu")
+    torch.manual_seed(here.rank)
+    timeout = datetime.timedelta(seconds=SILENCE_S)
+    dist.init_process_group("nccl" if use_cuda else "gloo", timeout=timeout)
     try:
-        found = _measure_compute(dist.barrier)
-        found["small_s"] = _time_gather(_SMALL, count, 200)
-        found["large_s"] = _time_gather(_LARGE, count, 8)
-        dist.barrier()
-        return found
+        seat = connect(here.rank, here.ranks, here.per_host, device, list_groups(here.ranks) if here.ranks > 1 else (), SILENCE_S)
+        return _measure_seated(here, seat, report, path, quick, until)
     finally:
         dist.destroy_process_group()
 
 
-def _loopback_name() -> str:
-    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "lo")
-
-
-def _measure_compute(barrier: Callable[[], object]) -> dict[str, Any]:
-    """Matmul rate of each dtype, memory bandwidth, launch: all processes start each of them together."""
-    import torch
-
-    flops = {}
-    for dtype, sizes in _MATMULS.items():
-        best = 0.0
-        for n in sizes:
-            x = torch.ones(n, n, dtype=getattr(torch, dtype))
-            out = torch.empty_like(x)
-            barrier()
-            best = max(best, 2 * n**3 / _time(lambda: torch.mm(x, x, out=out)))
-        flops[dtype] = best
-    big, other = torch.ones(_COPY_BYTES // 4), torch.ones(_COPY_BYTES // 4)
-    barrier()
-    copy_s = _time(lambda: other.copy_(big))
-    barrier()
-    add_s = _time(lambda: torch.add(big, other, out=other))
-    small = torch.ones(8)
-    barrier()
-    launch_s = _time(lambda: torch.add(small, small), inner=500)
-    # the mean rate of a copy (2 transfers) and an add (3)
-    return {"flops_per_s": flops, "memory_bytes_per_s": 5 * _COPY_BYTES / (copy_s + add_s), "launch_s": launch_s}
-
-
-def _time(run: Callable[[], object], inner: int = 1) -> float:
-    """Mean seconds of one run: one to warm up, then for `_BUDGET_S`.
-
-    The mean, not the median: where ranks outnumber cores, most short runs are not interrupted and a few wait for the others.
-    """
-    run()
-    count, begin = 0, time.perf_counter()
-    while count < 3 or time.perf_counter() < begin + _BUDGET_S:
-        for _ in range(inner):
-            run()
-        count += 1
-    return (time.perf_counter() - begin) / (count * inner)
-
-
-def _time_gather(size: int, count: int, repeats: int) -> float:
-    """Mean seconds of an all_gather to which each rank brings `size` bytes; every rank repeats equally often."""
+def _measure_seated(here: Launched, seat: Seat, report: Report, path: Path | None, quick: bool, until: float) -> ProfileRows | None:
     import torch
     import torch.distributed as dist
 
-    piece, whole = torch.zeros(size // 4), torch.empty(size // 4 * count)
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
-    gather(whole, piece)
-    dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        gather(whole, piece)
-    return (time.perf_counter() - begin) / repeats
+    kind = seat.device.type
+    machine = machine_here(torch.cuda.get_device_name(seat.device) if kind == "cuda" else "cpu")
+    beside = 1 if kind == "cuda" else here.per_host  # ranks that share what an op runs on
+    jobs = [*op_jobs(kind, quick), *comm_jobs(kind, here.ranks, quick)]
+    control = dist.new_group(timeout=datetime.timedelta(seconds=SILENCE_S), backend="gloo")
+
+    def gather(value: Any) -> list[Any]:
+        values = [None] * here.ranks
+        dist.all_gather_object(values, value, group=control)
+        return values
+
+    def ranks_of(job: Job) -> tuple[int, int]:
+        return (beside, beside) if isinstance(job, OpJob) else (here.ranks, here.per_host)
+
+    for rank, other in enumerate(gather(machine)):
+        if differing := machine_difference(machine, other):
+            raise RankError(
+                f"profile: rank {rank} runs on another machine than rank {here.rank}: {differing}; profile equal hosts together"
+            )
+    first = here.rank == 0
+    ledger = open_ledger(machine, [(job, *ranks_of(job)) for job in jobs], path if first else None, report if first else _silent)
+    with ledger:
+        wanted = [job for job in jobs if ledger.missing([job], *ranks_of(job))] if first else []
+        left = gather(wanted)[0]
+        ledger.begin(f"{here.ranks} ranks of torchrun", len(left))
+
+        def deliver(index: int, finding: Finding) -> None:
+            found = gather(finding)
+            ledger.add(left[index], *ranks_of(left[index]), found)
+
+        run_jobs(left, seat, until, deliver)
+        seat.lowest(0.0)  # nobody leaves while another still talks
+    rows = ledger.close()
+    return rows if first else None
+
+
+def file_word(device: str) -> str:
+    """A device's name as a part of a file's name: `nvidia-h200`."""
+    return "-".join("".join(c if c.isalnum() else " " for c in device.lower()).split())
+
+
+def _limit(quick: bool, limit_s: float | None) -> float:
+    return limit_s if limit_s is not None else QUICK_LIMIT_S if quick else LIMIT_S
+
+
+# --- what is measured so far ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ledger:
+    """The rows so far, in the file as soon as they are known. Lives for one run.
+
+    Args:
+        asked: keys of all rows that this run is to measure.
+    """
+
+    machine: Machine
+    path: Path | None
+    report: Report
+    asked: set[tuple]
+    rows: dict[tuple, OpRow | CommRow]
+    lines: dict[tuple, str]
+    told: float = field(default=0.0)
+    what: str = field(default="")
+    total: int = field(default=0)
+    done: int = field(default=0)
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and self.path is not None:
+            left = len(self.asked - self.rows.keys())
+            self.report(
+                f"stopped with {left:,} of {len(self.asked):,} to measure; {os.fspath(self.path)} keeps the others, "
+                "and the next run goes on"
+            )
+
+    def missing(self, jobs: Sequence[Job], ranks: int, per_host: int) -> list[Job]:
+        """The jobs of which there is no row."""
+        return [job for job in jobs if job_key(job, ranks, per_host) not in self.rows]
+
+    def begin(self, what: str, number: int) -> None:
+        """Tell what comes."""
+        self.what, self.total, self.done, self.told = what, number, 0, time.monotonic()
+        self.report(f"measuring {what}: {number:,} rows")
+
+    def add(self, job: Job, ranks: int, per_host: int, found: Sequence[Finding]) -> None:
+        """Keep what the ranks found: the slowest counts; one that failed makes it an error row."""
+        row = make_row(job, ranks, per_host, found)
+        key = row_key(row)
+        self.rows[key] = row
+        self.lines[key] = encode_row(row)
+        self._save(False)
+        self.done += 1
+        if row.error:
+            self.report(f"  failed: {_job_text(job)}: {row.error}")
+        if time.monotonic() > self.told + _TELL_S or self.done == self.total:
+            self.told = time.monotonic()
+            self.report(f"  {self.what}: {self.done:,} of {self.total:,}, now {_job_text(job)}")
+
+    def close(self) -> ProfileRows:
+        """The end of a run that was not interrupted: the rows, finished if all that was asked for is there."""
+        left = len(self.asked - self.rows.keys())
+        if left:
+            self.report(
+                f"out of time with {left:,} of {len(self.asked):,} to measure: run it again to go on, or give it more (--time-limit)"
+            )
+        self._save(not left)
+        rows = self.rows.values()
+        ops, comms = tuple(r for r in rows if isinstance(r, OpRow)), tuple(r for r in rows if isinstance(r, CommRow))
+        return ProfileRows(self.machine, ops, comms, not left)
+
+    def _save(self, finished: bool) -> None:
+        if self.path is None:
+            return
+        ops = [self.lines[key] for key, row in self.rows.items() if isinstance(row, OpRow)]
+        comms = [self.lines[key] for key, row in self.rows.items() if isinstance(row, CommRow)]
+        write_profile(self.machine, finished, ops, comms, self.path)
+
+
+def open_ledger(machine: Machine, jobs: Sequence[tuple[Job, int, int]], path: Path | None, report: Report) -> Ledger:
+    """What a run begins with: the rows of the file that it need not measure again.
+
+    Args:
+        jobs: all that it is to measure, with the number of ranks, and of ranks on a host.
+    """
+    asked = {job_key(*job) for job in jobs}
+    known: dict[tuple, OpRow | CommRow] = {}
+    try:
+        before = load_profile(path) if path is not None else None
+        if before is not None and (differing := machine_difference(machine, before.machine)):
+            raise ClusterError(f"{os.fspath(path or '')}: measured elsewhere or with other versions: {differing}")
+    except ClusterError as error:
+        report(f"beginning anew: {error}")
+        before = None
+    if before is not None:
+        known = {row_key(row): row for row in (*before.ops, *before.comms) if not before.finished or row_key(row) not in asked}
+        kept = len(asked & known.keys())
+        if kept:
+            report(f"going on with {os.fspath(path or '')}: {kept:,} of {len(asked):,} rows are there")
+    return Ledger(machine, path, report, asked, known, {key: encode_row(row) for key, row in known.items()})
+
+
+def job_key(job: Job, ranks: int, per_host: int) -> tuple:
+    """`row_key` of the row that a job becomes."""
+    return row_key(make_row(job, ranks, per_host, ["not yet"]))
+
+
+def make_row(job: Job, ranks: int, per_host: int, found: Sequence[Finding]) -> OpRow | CommRow:
+    """The row of a job, of what each rank found."""
+    samples = [f for f in found if isinstance(f, Sample)]
+    error = next((f"rank {r} of {len(found)}: {f}" if len(found) > 1 else f for r, f in enumerate(found) if isinstance(f, str)), "")
+    slowest = max(samples, key=lambda s: s.seconds) if samples and not error else Sample(0.0, 0.0, 0)
+    seconds = None if error else slowest.seconds
+    date = datetime.date.today().isoformat()
+    figures = (seconds, slowest.spread, slowest.repeats, date, error)
+    if isinstance(job, OpJob):
+        return OpRow(job.family, job.dtype, job.shape, ranks, *figures)
+    return CommRow(job.kind, job.group, ranks, per_host, job.num_bytes, slowest.beside_s, *figures, job.beside)
+
+
+def _job_text(job: Job) -> str:
+    if isinstance(job, CommJob):
+        return f"{job.kind} of {job.num_bytes:,} bytes among {job.group[0]}" + (" beside compute" if job.beside else "")
+    return f"{job.family} {job.dtype} {' x '.join(map(str, job.shape))}"

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from ..constraints import DATA
 from .choice import Assignment
 from .cuts import CutTable, find_cuts, resolve_all
+from .fusion import add_traffic
 from .graph import Graph
 from .microbatch import split_batch
 from .recompute import recompute_all
 from .repeats import Fold, Repeat, find_repeats, fold_graph
-from .roles import find_roles
+from .roles import Roles, find_roles
 from .rule import Rule, Signature, Site
 from .rules import RULES
 
@@ -26,6 +27,7 @@ class Case:
     """Args:
     sites, signatures: of each node.
     rules: those in force.
+    whole_roles: of a graph in turns, the roles of the graph that it was made from.
     """
 
     graph: Graph
@@ -35,26 +37,37 @@ class Case:
     fold: Fold
     repeats: tuple[Repeat, ...]
     rules: Mapping[str, Rule]
+    whole_roles: Roles | None = None
 
 
 def build_case(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Case:
     """Apply the rules, find cuts and equal blocks."""
     sites, signatures = resolve_all(graph, rules)
     repeats = find_repeats(graph)
-    return Case(graph, sites, signatures, find_cuts(graph, signatures), fold_graph(graph, repeats), repeats, rules)
+    fold = fold_graph(graph, repeats)
+    sites = add_traffic(graph, sites, signatures, fold.node_class)
+    return Case(graph, sites, signatures, find_cuts(graph, signatures), fold, repeats, rules)
 
 
-def split_case(case: Case, count: int) -> Case:
+def case_roles(case: Case) -> Roles:
+    """The roles of a case's dims (`graph.roles`)."""
+    return find_roles(case.graph, case.sites, case.signatures, case.cuts, case.whole_roles)
+
+
+def split_case(case: Case, count: int, roles: Roles | None = None) -> Case:
     """The case of the step that takes its batch in `count` turns.
 
+    Args:
+        roles: of the case (`case_roles`), where they are known already.
     Raises:
         MicrobatchError: the model cannot be run in turns, or its batch does not divide.
     """
     if count == 1:
         return case
-    roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
+    roles = case_roles(case) if roles is None else roles
     pieces = {name: tuple((dim, lower, upper) for dim, lower, upper, role in found if role == DATA) for name, found in roles.pieces.items()}
-    return build_case(split_batch(case.graph, case.sites, case.signatures, case.cuts, pieces, count, case.rules), case.rules)
+    split = split_batch(case.graph, case.sites, case.signatures, case.cuts, pieces, count, case.rules)
+    return replace(build_case(split, case.rules), whole_roles=roles)
 
 
 def copy_case(case: Case, names: tuple[str, ...]) -> Case:

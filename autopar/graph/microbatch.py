@@ -165,10 +165,9 @@ class _Turns:
 
     def _menu(self, i: int) -> tuple[Strategy, ...]:
         node, site, signature = self.graph.nodes[i], self.sites[i], self.signatures[i]
-        cuts = node_cuts(site, signature, self.cuts)
-        key = (id(signature), node.op, node.args, tuple(sorted(cuts.items())))
+        key = (id(signature), tuple(self.cuts[n] for n in (*node.inputs, *node.outputs) if n))
         if key not in self.menus:
-            self.menus[key] = list_strategies(signature, site, (self.count,), cuts)[0]
+            self.menus[key] = list_strategies(signature, site, (self.count,), node_cuts(site, signature, self.cuts))[0]
         return self.menus[key]
 
     def _may(self, i: int, strategy: Strategy, shares: bool = False) -> bool:
@@ -273,8 +272,7 @@ def _as_graph(whole: Graph, local: Graph, count: int) -> Graph:
             node = replace(node, name=f"share_{node.outputs[0].partition('~')[0]}_{node.phase.value}", op="aten.div.Tensor", args=args)
         elif node.op.startswith("comm."):
             raise MicrobatchError(f"{whole.name}: {node.name} would move {node.inputs[0]} between turns")
-        rename = lambda name: renamed.get(name, name)  # noqa: E731
-        nodes.append(replace(node, inputs=tuple(map(rename, node.inputs)), outputs=tuple(map(rename, node.outputs))))
+        nodes.append(_renamed(node, renamed))
     graph = Graph(
         local.name,
         tuple(_rename_value(v, renamed) for v in local.values),
@@ -294,7 +292,18 @@ def _as_graph(whole: Graph, local: Graph, count: int) -> Graph:
     made = {out: k for k, i in enumerate(order) for out in graph.nodes[i].outputs if out}
     values = sorted(graph.values, key=lambda v: made.get(v.name, -1))
     grads = tuple((param, sums.get(grad, grad)) for param, grad in whole.grads)
-    return replace(graph, values=tuple(values), nodes=tuple(replace(graph.nodes[i], phase=phases[i]) for i in order), grads=grads)
+    return replace(graph, values=tuple(values), nodes=tuple(_in_phase(graph.nodes[i], phases[i]) for i in order), grads=grads)
+
+
+def _in_phase(node: Node, phase: Phase) -> Node:
+    return node if node.phase is phase else replace(node, phase=phase)
+
+
+def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """The node with other names of what it reads and makes; most have none."""
+    if not any(name in names for name in (*node.inputs, *node.outputs)):
+        return node
+    return replace(node, inputs=tuple(names.get(i, i) for i in node.inputs), outputs=tuple(names.get(o, o) for o in node.outputs))
 
 
 def _merge_sums(local: Graph) -> Graph:
@@ -307,7 +316,7 @@ def _merge_sums(local: Graph) -> Graph:
     return replace(
         local,
         values=tuple(v for v in local.values if v.name not in same),
-        nodes=tuple(replace(n, inputs=tuple(same.get(i, i) for i in n.inputs)) for n in local.nodes if n.outputs[:1] == () or n.outputs[0] not in same),
+        nodes=tuple(_renamed(n, same) for n in local.nodes if n.outputs[:1] == () or n.outputs[0] not in same),
         updates=tuple((old, same.get(new, new)) for old, new in local.updates),
         loss=same.get(local.loss, local.loss),
     )
@@ -326,7 +335,8 @@ def _widen(graph: Graph) -> Graph:
                 args = (("self", Ref(0)), ("dtype", Const("dtype", f"torch.{values[name].dtype}")))
                 rounded[name] = Node(f"round_{name}", _CAST, (name,), args, (f"{name}_rounded",), Phase.UPDATE, node.path, node.source)
                 nodes.append(rounded[name])
-        nodes.append(node if wide else replace(node, inputs=tuple(f"{name}_rounded" if name in rounded else name for name in node.inputs)))
+        fresh = () if wide else tuple(f"{name}_rounded" if name in rounded else name for name in node.inputs)
+        nodes.append(node if wide or fresh == node.inputs else replace(node, inputs=fresh))
     held = [replace(v, dtype="float32") if v.name in narrow else v for v in graph.values]
     held += [replace(values[name], name=f"{name}_rounded", storage=f"{name}_rounded") for name in rounded]
     return replace(graph, values=tuple(held), nodes=tuple(nodes))

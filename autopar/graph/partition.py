@@ -56,13 +56,21 @@ def assigned_strategies(
     if strangers:
         raise PlanError(f"{graph.name}: the plan has a strategy for {min(strangers)}, which is no node of the graph")
     found = {}
+    tables: dict[tuple, dict[str, tuple[int, ...]]] = {}  # equal nodes share their cuts and their strategies
+    known: dict[tuple, Strategy | str] = {}
     for node, site, signature in zip(graph.nodes, sites, signatures):
         if node.name not in choices:
             raise PlanError(f"{graph.name}: the plan has no strategy for {node.name} ({node.op})")
-        try:
-            made = build_strategy(signature, site, choices[node.name], sizes, node_cuts(site, signature, cuts))
-        except (KeyError, ValueError) as error:
-            made = f"unknown factor {error}"
+        near = (id(signature), tuple(cuts[n] for n in (*node.inputs, *node.outputs) if n))
+        key = (near, choices[node.name])
+        if key not in known:
+            if near not in tables:
+                tables[near] = node_cuts(site, signature, cuts)
+            try:
+                known[key] = build_strategy(signature, site, choices[node.name], sizes, tables[near])
+            except (KeyError, ValueError) as error:
+                known[key] = f"unknown factor {error}"
+        made = known[key]
         if isinstance(made, str):
             raise PlanError(f"{graph.name}: {node.name} ({node.op}): strategy {' '.join(choices[node.name])} is not legal: {made}")
         found[node.name] = made

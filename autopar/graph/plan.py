@@ -34,7 +34,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """Which cluster: its text, and the figures that the plan was made with."""
+    """Which cluster: its text, and the figures that the plan was made with.
+
+    `exposed_share`: of the seconds of a collective beside compute that lengthen the step all the same; 1: nothing hides.
+    """
 
     spec: str
     num_devices: int
@@ -48,6 +51,7 @@ class ClusterInfo:
     across_latency_s: float
     across_bytes_per_s: float
     source: str
+    exposed_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

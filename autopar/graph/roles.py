@@ -13,6 +13,12 @@ batch input, followed through the whole step along factors (`graph.opportunities
                   unless that dim runs through an input that it does reach.
     the sequence  every other span of batch inputs that is no features (tokens in a text, height and width of an image)
 
+A dim of one element is no span. Where the samples are one, nothing is the batch: what would be taken for it lies, in each input that tells,
+inside of a dim of one element that is no feature ([1, tokens]), or mixes, with such a dim beside it ([tokens, 1]).
+
+A graph in turns is not looked at anew: its batch and sequence are what is left of those of the graph that it was made from, of the batch
+maybe nothing (`whole`).
+
 Everything else that can be split (features, heads, channels, vocabulary, experts) is what tensor parallelism splits. It decides nothing.
 """
 
@@ -23,7 +29,7 @@ from dataclasses import dataclass
 
 from ..constraints import DATA, SEQUENCE, TENSOR
 from .cuts import CutTable
-from .graph import Graph, value_table
+from .graph import Graph, use_table, value_table
 from .node import Node, Phase
 from .opportunities.spans import Span, find_spans
 from .rule import Signature, Site, is_contraction
@@ -43,6 +49,7 @@ class Roles:
         splits: for each node the roles by whose factors its rule can split it.
         of_params: nodes that depend on parameters and on no batch input.
         batch, sequence: (input, dim, size) where they enter.
+        samples: names of the nodes that run over samples or positions, of which a turn may have one.
     """
 
     pieces: Mapping[str, tuple[Piece, ...]]
@@ -50,6 +57,7 @@ class Roles:
     of_params: frozenset[int]
     batch: tuple[tuple[str, int, int], ...]
     sequence: tuple[tuple[str, int, int], ...]
+    samples: frozenset[str] = frozenset()
 
     def available(self) -> tuple[str, ...]:
         """Roles that an axis can have in this model."""
@@ -69,26 +77,22 @@ def role_of_choice(roles: Roles, node: Node, strategy: Strategy, axis: int, size
     return found
 
 
-def find_roles(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable) -> Roles:
-    """See the head of this file."""
-    values = value_table(graph)
+def find_roles(
+    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, whole: Roles | None = None
+) -> Roles:
+    """See the head of this file.
+
+    Args:
+        whole: of the graph that takes the whole batch at once, where this one takes it in turns (`graph.microbatch`).
+    """
     spans = find_spans(graph, sites, signatures, cuts)
-    entering = {name for name in graph.inputs if values[name].kind is Kind.BATCH}
+    entering = {value.name for value in graph.values if value.kind is Kind.BATCH and value.name in graph.inputs}
     of_param_values, of_params = _dependence(graph, entering)
-    facts = {
-        k: _look(graph, signatures, span, entering, of_param_values) for k, span in enumerate(spans) if any(n in entering for n, _ in span.places)
-    }
-    plain = [k for k, fact in facts.items() if not fact.features]
-    best = min(plain, key=lambda k: facts[k].order, default=None)
-    batch: set[int] = set() if best is None else _whole_dims(spans, entering, {best}, plain)
-    if best is not None:
-        sizes = {values[n].shape[d.dim] for n, d in spans[best].places if n in entering}
-        reached = {n for k in batch for n, _ in spans[k].places if n in entering}
-        for name in (n for n in graph.inputs if n in entering and n not in reached):
-            alone = [k for k in plain if not any(n in reached for n, _ in spans[k].places)]
-            alike = [k for k in alone if any(n == name and values[n].shape[d.dim] in sizes for n, d in spans[k].places)]
-            batch |= _whole_dims(spans, entering, {min(alike, key=lambda k: facts[k].order)}, plain) if alike else set()
-    sequence = [k for k in plain if k not in batch and facts[k].carried]
+    inside = [k for k, span in enumerate(spans) if any(n in entering for n, _ in span.places)]
+    if whole is None:
+        batch, sequence = _tell_apart(graph, signatures, spans, inside, entering, of_param_values)
+    else:
+        batch, sequence = (_left_of(whole, role, spans, inside, entering) for role in (DATA, SEQUENCE))
     roles = {**{k: SEQUENCE for k in sequence}, **{k: DATA for k in batch}}
     pieces: dict[str, list[Piece]] = {}
     splits: list[set[str]] = [set() for _ in graph.nodes]
@@ -98,16 +102,88 @@ def find_roles(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signatur
         for i, letter in spans[k].letters:
             if not letter.whole:
                 splits[i].add(role)
+    places = _places(graph, spans, batch, entering)
+    known = frozenset() if whole is None else whole.samples
+    some = whole is None and not places  # of one sample, or none: all that is not of parameters alone is about it
+    samples = known | {node.name for i, node in enumerate(graph.nodes) if splits[i] or (some and i not in of_params)}
     return Roles(
         {name: _join(found) for name, found in pieces.items()}, tuple(map(frozenset, splits)), of_params,
-        _places(graph, spans, batch, entering), _places(graph, spans, sequence, entering),
+        places, _places(graph, spans, sequence, entering), samples,
     )  # fmt: skip
+
+
+def _tell_apart(
+    graph: Graph, signatures: Sequence[Signature], spans: tuple[Span, ...], inside: list[int], entering: set[str], of_param_values: set[str]
+) -> tuple[set[int], set[int]]:
+    """(the batch, the sequence) among the spans that enter with batch inputs."""
+    values = value_table(graph)
+    facts = {k: _look(graph, signatures, spans[k], entering, of_param_values) for k in inside}
+    plain = [k for k, fact in facts.items() if not fact.features]
+    best = min(plain, key=lambda k: facts[k].order, default=None)
+    if best is not None and _is_in_one_sample(graph, signatures, spans[best], facts[best].mixes, entering, of_param_values):
+        best = None
+    batch: set[int] = set() if best is None else _whole_dims(spans, entering, {best}, plain)
+    if best is not None:
+        sizes = {values[n].shape[d.dim] for n, d in spans[best].places if n in entering}
+        reached = {n for k in batch for n, _ in spans[k].places if n in entering}
+        for name in (n for n in graph.inputs if n in entering and n not in reached):
+            alone = [k for k in plain if not any(n in reached for n, _ in spans[k].places)]
+            alike = [k for k in alone if any(n == name and values[n].shape[d.dim] in sizes for n, d in spans[k].places)]
+            batch |= _whole_dims(spans, entering, {min(alike, key=lambda k: facts[k].order)}, plain) if alike else set()
+    return batch, {k for k in plain if k not in batch and facts[k].carried}
+
+
+def _left_of(whole: Roles, role: str, spans: tuple[Span, ...], inside: list[int], entering: set[str]) -> set[int]:
+    """The spans that enter where the whole graph has a role; batch inputs are the same in both."""
+    return {
+        k for k in inside
+        if any(
+            n in entering and d.dim == dim and lower <= d.lower and d.upper <= upper and role == own
+            for n, d in spans[k].places for dim, lower, upper, own in whole.pieces.get(n, ())
+        )
+    }  # fmt: skip
+
+
+def _is_in_one_sample(
+    graph: Graph, signatures: Sequence[Signature], span: Span, mixes: bool, entering: set[str], of_param_values: set[str]
+) -> bool:
+    """True where what would be taken for the batch lies inside of the only sample. An input tells where it has the span in one dim of several."""
+    values, dims = value_table(graph), dict[str, set[int]]()
+    for name, digit in span.places:
+        if name in entering:
+            dims.setdefault(name, set()).add(digit.dim)
+    telling = {name: min(found) for name, found in dims.items() if len(found) == 1 and len(values[name].shape) > 1}
+    ones = {
+        name: [d for d, size in enumerate(values[name].shape) if size == 1 and not _meets_weight(graph, signatures, name, d, of_param_values)]
+        for name in telling
+    }
+    around = all(any(d < at for d in ones[name]) for name, at in telling.items())
+    return bool(telling) and (around or (mixes and all(ones.values())))
+
+
+def _meets_weight(graph: Graph, signatures: Sequence[Signature], name: str, dim: int, of_param_values: set[str]) -> bool:
+    """True where a dim of one element is a feature: followed forward, a matmul reads it in an operand that depends on parameters alone."""
+    uses, seen, todo = use_table(graph), {(name, dim)}, [(name, dim)]
+    while todo:
+        value, at = todo.pop()
+        for i, k in uses[value]:
+            node, signature = graph.nodes[i], signatures[i]
+            letters = set(signature.inputs[k][at]) if node.phase is Phase.FORWARD else set()
+            if is_contraction(signature) and any(
+                letters.intersection(found) for other, dims in zip(node.inputs, signature.inputs) if other in of_param_values for found in dims
+            ):
+                return True
+            for out, dims in zip((o for o in node.outputs if o), signature.outputs):
+                fresh = {(out, d) for d, found in enumerate(dims) if letters.intersection(found)} - seen
+                seen |= fresh
+                todo += fresh
+    return False
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
     features: bool
-    reaches: bool
+    mixes: bool
     carried: bool
     order: tuple
 
@@ -138,7 +214,7 @@ def _look(graph: Graph, signatures: Sequence[Signature], span: Span, entering: s
         reaches |= any(name in dims for name in graph.outputs)
     inside = [(name, min(dims[name])) for name in entering if name in dims]
     order = (not reaches, mixes, min(dim for _, dim in inside), -len(inside), min(graph.inputs.index(name) for name, _ in inside))
-    return _Facts(features, reaches, carried, order)
+    return _Facts(features, mixes, carried, order)
 
 
 def _dependence(graph: Graph, entering: set[str]) -> tuple[set[str], frozenset[int]]:

@@ -24,6 +24,7 @@ from math import prod
 from typing import Union
 
 from ..errors import GraphError, NoRuleError
+from .fusion import Traffic
 from .node import Arg, Node, get_arg, input_names, packet_of
 
 Shape = tuple[int, ...]
@@ -35,13 +36,14 @@ class Site:
     """A node with the shapes around it: what a row's functions may look at.
 
     `inputs` and `outputs` are whole shapes when a text is asked for, local shapes when `localise` is asked. `dtypes` are those of the
-    inputs (`float32`), () where nobody said.
+    inputs (`float32`), () where nobody said. `traffic`: what it moves as part of a fused group; None: it runs alone.
     """
 
     node: Node
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
     dtypes: tuple[str, ...] = ()
+    traffic: Traffic | None = None
 
     def arg(self, name: str, default: Arg = None) -> Arg:
         return get_arg(self.node, name, default)

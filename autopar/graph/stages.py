@@ -8,7 +8,7 @@ graph of its own with the forward, backward and update of its part. The law of w
     backward    where the forward nodes of its module run; where those are on several stages, with the saved values that it reads
     update      with the state that it writes
     states      with their first reader in the forward pass; a parameter that is read on several stages (tied embeddings) is stored on each, is
-                updated on the first, and is sent to the others then
+                updated on the first, and is sent to the others then; its gradient is summed over the turns where its parts are made, and crosses once
 
 Names are unique over all stages: what a stage only has a copy of (received, tied, or run on several stages) is called `NAME#stage` there.
 
@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from ..errors import PlanError
 from .graph import Graph, producer_table, use_table, value_table
 from .node import Const, Node, Phase, Ref
+from .parted_sums import parted_sum, sum_parts
 from .tensor import STATE_KINDS, Kind, Value
-from .turns import LOOP, RECEIVE, SEND, count_microbatches
+from .turns import ACCUMULATE, LOOP, RECEIVE, SEND, count_microbatches
 
 COPY = "#"
 
@@ -195,10 +196,24 @@ def cut_stages(graph: Graph, starts: Sequence[str], num_ranks: int | None = None
     Raises:
         PlanError: as in `stage_table`.
     """
-    table = stage_table(graph, starts)
     count = num_ranks or len(starts) + 1
+    graph, table = sum_at_home(graph, starts, count)
     cut = Cutter(graph, tuple(s % count if s >= 0 else s for s in table), count)
     return tuple(cut.build(s) for s in range(count))
+
+
+def sum_at_home(graph: Graph, starts: Sequence[str], count: int) -> tuple[Graph, tuple[int, ...]]:
+    """The graph in which no parts of a sum over turns cross between stages in each turn, and its stages.
+
+    `accumulate(x + y)`, of a parameter that several stages read, becomes `accumulate(x) + accumulate(y)` where x and y are made on different stages:
+    what crosses then is the sum, once.
+    """
+    while True:
+        table = stage_table(graph, starts)
+        found = parted_sum(graph, [s % count if s >= 0 else s for s in table])
+        if found is None:
+            return graph, table
+        graph = sum_parts(graph, *found)
 
 
 class Cutter:
@@ -334,7 +349,7 @@ class Cutter:
         return self._homes[i]
 
     def _lay_out(self, s: int) -> tuple[tuple[Node, ...], tuple[Value, ...]]:
-        """Nodes in order: a receive right before its first reader, a send right after what it sends is made."""
+        """Nodes in order: a receive right before its first reader, a send right after what it sends is made; of a sum over turns after the turns."""
         graph, waiting = self.graph, set(self.received[s])
         nodes: list[Node] = []
         values: list[Value] = []
@@ -352,8 +367,12 @@ class Cutter:
             nodes.append(Node(f"receive_{value.name}_on_{s}", RECEIVE, (), args, (value.name,), near.phase, near.path, near.source))
             values.append(value)
 
+        sums: list[tuple[str, Node]] = []
         for i in self.members[s]:
             node = graph.nodes[i]
+            if node.phase is Phase.UPDATE:
+                while sums:
+                    send(*sums.pop(0))
             for name in node.inputs:
                 if name in waiting:
                     waiting.remove(name)
@@ -361,8 +380,12 @@ class Cutter:
             nodes.append(node)
             values += [self.values[o] for o in node.outputs if o]
             for name in node.outputs:
-                if name in self.sent[s]:
+                if name in self.sent[s] and node.op == ACCUMULATE:
+                    sums.append((name, replace(node, phase=Phase.UPDATE)))
+                elif name in self.sent[s]:
                     send(name, node)
+        for name, node in sums:
+            send(name, node)
         for crossing in self.late[s].values():
             receive(crossing, replace(nodes[-1], phase=Phase.UPDATE))
         return tuple(nodes), tuple(values)
@@ -370,4 +393,4 @@ class Cutter:
 
 def crosses_in_turn(graph: Graph, crossing: Crossing) -> bool:
     """True where it is sent once per turn, not once per step."""
-    return any(crossing.value in node.outputs and node.phase in LOOP for node in graph.nodes)
+    return any(crossing.value in node.outputs and node.phase in LOOP and node.op != ACCUMULATE for node in graph.nodes)

@@ -16,6 +16,7 @@ from ..errors import ProgramError
 
 MARK = "program.py"
 WEIGHTS = "weights.pt"  # first values that no recipe makes; `train.py` reads it
+RUN = "run.json"  # what `autopar run` recorded; no part of the program
 
 
 def write_program(files: Mapping[str, str], directory: str | os.PathLike, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Path:
@@ -40,6 +41,8 @@ def write_program(files: Mapping[str, str], directory: str | os.PathLike, weight
                 (made / name).write_text(text, encoding="utf-8")
             if weights:
                 torch.save(dict(weights), made / WEIGHTS)
+            if (target / RUN).is_file():
+                shutil.copy2(target / RUN, made / RUN)
             _exchange(made, target)
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -57,7 +60,7 @@ def read_files(directory: str | os.PathLike) -> dict[str, str]:
     target = Path(directory)
     if not (target / MARK).is_file():
         raise ProgramError(f"{target} is not an emitted program: it has no {MARK}; make one with `autopar emit MODEL -o {target}`")
-    return {p.name: p.read_text(encoding="utf-8") for p in sorted(target.iterdir()) if p.suffix in (".py", ".json")}
+    return {p.name: p.read_text(encoding="utf-8") for p in sorted(target.iterdir()) if p.suffix in (".py", ".json") and p.name != RUN}
 
 
 def _refuse_foreign(files: Mapping[str, str], target: Path) -> None:
@@ -66,7 +69,7 @@ def _refuse_foreign(files: Mapping[str, str], target: Path) -> None:
     if not target.is_dir():
         raise ProgramError(f"{target} is a file, expected a folder to write the program into")
     found = {p.name for p in target.iterdir()} - {"__pycache__"}
-    foreign = sorted(found - {*files, WEIGHTS})
+    foreign = sorted(found - {*files, WEIGHTS, RUN})
     if found and (MARK not in found or foreign):
         raise ProgramError(
             f"{target} is not empty and not only an emitted program (it has {', '.join((foreign or sorted(found))[:3])}): choose another folder"

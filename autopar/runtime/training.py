@@ -18,6 +18,7 @@ from .executable import Executable
 from .folder import read_files
 from .initial import initial_state
 from .launch import read_torchrun_env, start_process_group, stop_process_group
+from .recording import Recorder
 from .spec import make_mesh
 
 
@@ -30,6 +31,7 @@ def run_training(
     weights: dict[str, Tensor] | None = None,
     timeout_s: float = TIMEOUT_S,
     device_type: str | None = None,
+    record: str | os.PathLike | None = None,
 ) -> list[float]:
     """Train under torchrun; rank 0 prints the loss of each step.
 
@@ -42,6 +44,7 @@ def run_training(
         weights: first values under the model's own names; else recipes.
         timeout_s: when a rank that does not answer counts as gone.
         device_type: `cpu` or `cuda`; None takes what is there.
+        record: file for what the steps took and held (`runtime.recording`); None: nobody looks.
     Returns:
         the losses. On an error that the user can act on, its text goes to stderr and the process exits with 2.
     """
@@ -54,16 +57,30 @@ def run_training(
         if checkpoint_dir is not None and (Path(checkpoint_dir) / MANIFEST).exists():
             executable.load(checkpoint_dir)
         torch.manual_seed(seed)  # of ops of the user's own that draw numbers: every rank runs them whole and must draw alike
+        recorder = None if record is None else Recorder(executable, record)
+        unwritten: AutoparError | None = None
         losses = []
         for number, batch in zip(range(num_steps), batches):
-            losses.append(float(executable.step(*batch)))
+            own = executable.local_batch(*_on_device(batch, comm.device))
+            losses.append(float(executable.step(*own) if recorder is None else recorder.step(*own)))
             if comm.rank == 0:
                 print(f"step {number}  loss {losses[-1]:.6f}", flush=True)
+            if recorder is not None and recorder.full:
+                recorder, unwritten = None, recorder.write()
         if checkpoint_dir is not None:
             executable.save(checkpoint_dir)
+        if recorder is not None:
+            unwritten = recorder.write()
+        if unwritten is not None:
+            raise unwritten
         stop_process_group()
         return losses
     except AutoparError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         stop_process_group()
         raise SystemExit(2) from None
+
+
+def _on_device(batch: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:
+    """The batch where the program runs; batches are made on the CPU as a rule."""
+    return tuple(x.to(device) if isinstance(x, Tensor) and x.device.type == "cpu" else x for x in batch)

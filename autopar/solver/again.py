@@ -1,15 +1,18 @@
-"""Again: what the solver may recompute on a graph: classes of nodes of which every member may be, and whose cluster may be as a whole.
+"""Again: what the solver may recompute on a graph: classes of nodes of which every member may be.
 
-In: a graph, its fold and clusters. Out: the names, and the graph in which all of them have copies: where copies stand in time. A plan that
+In: a graph, its fold, the nodes in question. Out: the names, and the graph in which all of them have copies: where copies stand in time. A plan that
 recomputes fewer has its copies at most that early, right before their first reader, and the built program is measured in any case.
+
+In a cluster some may be recomputed and others not: what a block hands on is made once, the mask of the dropout that made it again.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from ..graph.attention_core import list_selective
 from ..graph.graph import Graph
 from ..graph.liveness import is_view
 from ..graph.recompute import Recomputed, list_recomputable, recompute_graph
@@ -28,24 +31,29 @@ class Again:
     found: Recomputed
 
 
-def no_recompute(graph: Graph) -> Again:
-    """Everything is kept."""
-    return Again(frozenset(), Recomputed(graph, {}, {}))
+def scope_of(recompute: str) -> str:
+    """`none`, `selective` or `all`: of which nodes a word of the constraints speaks. What must be of them is not told here."""
+    return recompute if recompute in ("none", "selective") else "all"
 
 
-def find_again(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, clusters: Mapping[int, int]) -> Again:
-    """The classes that may be recomputed, each whole and with its cluster."""
+def list_again(graph: Graph, signatures: tuple[Signature, ...], scope: str) -> tuple[str, ...]:
+    """Names of the nodes that a scope speaks of."""
+    return () if scope == "none" else list_selective(graph, signatures) if scope == "selective" else list_recomputable(graph, signatures)
+
+
+def find_again(graph: Graph, fold: Fold, names: Collection[str]) -> Again:
+    """The classes of which all members may be recomputed.
+
+    Args:
+        names: of the nodes that may be (`list_again`).
+    """
     members: dict[int, list[str]] = defaultdict(list)
     for node, root in zip(graph.nodes, fold.node_class):
         members[root].append(node.name)
-    together: dict[int, list[int]] = defaultdict(list)
-    for root, leader in clusters.items():
-        together[leader].append(root)
-    found = recompute_graph(graph, list_recomputable(graph, signatures))
+    found = recompute_graph(graph, names)
     while True:
         copied = set(found.original.values())
-        whole = {r for roots in together.values() if all(n in copied for root in roots for n in members[root]) for r in roots}
+        whole = {root for root, own in members.items() if all(name in copied for name in own)}
         found = recompute_graph(graph, [n for root in whole if not is_view(graph.nodes[root].op) for n in members[root]])
         if set(found.original.values()) == copied:
             return Again(frozenset(whole), found)
-

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import fsum, isfinite
 
 from ..cost.estimate import estimate_program, hidden_seconds, node_seconds
-from ..cost.model import CostModel, node_flops
+from ..cost.model import CostModel
+from ..cost.ops import node_flops
 from ..cost.peak import list_peak
 from ..graph.case import Case
 from ..graph.choice import Assignment

@@ -21,6 +21,7 @@ from ..graph.rule import Signature, Site
 from ..graph.sharding import Sharding
 from ..graph.strategy import Strategy
 from ..graph.turns import times_of
+from .again import scope_of
 from .clusters import find_clusters
 from .menus import WHY_TOGETHER, align, list_menus, list_storages
 from .prices import Prices
@@ -59,7 +60,8 @@ def build_problem(
         prices: of this mesh.
         cluster: elementwise nodes in a row decide together.
         steer: what users demand of the plan; the roles of the axes are their names (`role_meshes`).
-        recompute: `none`, `free` (values may be made again for the backward pass) or `full` (all that may be is).
+        recompute: `none`, `free` (values may be made again for the backward pass) `full` (all that may be is) or `selective`
+            (attention cores are).
         skeletons: of this graph; one that fits is used, else a new one goes there.
         in_flight: microbatches between their forward and backward at once (`problem.Turns`).
         turn_weight: what one turn counts in the objective; None: as many turns as there are.
@@ -87,11 +89,12 @@ def build_problem(
     if steer is not None:
         storages, exempt = steer_storages(steer, graph, fold, storages, mesh)
     skeletons = [] if skeletons is None else skeletons
-    skeleton = next((s for s in skeletons if s.fits(clusters, recompute != "none", turn_weight)), None)
+    scope = scope_of(recompute)
+    skeleton = next((s for s in skeletons if s.fits(clusters, scope, turn_weight)), None)
     if skeleton is None:
-        skeleton = build_skeleton(graph, signatures, fold, clusters, recompute != "none", turn_weight)
+        skeleton = build_skeleton(graph, signatures, fold, clusters, scope, turn_weight)
         skeletons.append(skeleton)
-    choosers = _build_choosers(graph, skeleton, menus, storages, recompute == "full", fold, tables)
+    choosers = _build_choosers(graph, skeleton, menus, storages, recompute in ("full", "selective"), fold, tables)
     groups, lanes = skeleton.groups, skeleton.lanes
     owners = skeleton.owners
     if owners is None:
@@ -118,22 +121,26 @@ def _build_choosers(
         members[root].append(graph.nodes[i].name)
     for roots in skeleton.together:
         parts, makes, wants = [], [], []
-        twice = roots[0] in skeleton.again.classes
+        twice = any(root in skeleton.again.classes for root in roots)
         for root in roots:
+            again = root in skeleton.again.classes
             node, options = graph.nodes[root], menus[root]
             wanted = [np.array([tables.intern(s.inputs[k]) for s in options]) for k in range(len(node.inputs))]
             made = [np.array([tables.intern(s.outputs[k]) for s in options]) for k in range(sum(1 for o in node.outputs if o))]
-            parts.append(Part(root, tuple(members[root]), options + options if twice else options, len(makes), len(wants)))
-            if twice:  # in any case; as kept; as made again
+            parts.append(Part(root, tuple(members[root]), options + options if twice else options, len(makes), len(wants), again))
+            if again:  # in any case; as kept; as made again
                 nothing = np.full(len(options), NONE)
                 made = [np.concatenate(pair) for pair in (*((m, m) for m in made), *((m, nothing) for m in made), *((nothing, m) for m in made))]
                 wanted = [np.concatenate(pair) for pair in (*((w, w) for w in wanted), *((nothing, w) for w in wanted))]
+            elif twice:
+                made, wanted = [np.concatenate([m, m]) for m in made], [np.concatenate([w, w]) for w in wanted]
             makes += made
             wants += wanted
-        seconds = sum(
+        each = [
             len(p.members) * times_of(graph.nodes[p.node].phase, turns) * np.array(tables.prices.node_seconds(p.node, menus[p.node]), dtype=float) for p in parts
-        )
-        chooser = Chooser(tuple(parts), np.concatenate([seconds, 2 * seconds]) if twice else seconds, tuple(makes), tuple(wants), len(seconds))
+        ]
+        seconds, more = sum(each), sum(own for own, p in zip(each, parts) if p.again)
+        chooser = Chooser(tuple(parts), np.concatenate([seconds, seconds + more]) if twice else seconds, tuple(makes), tuple(wants), len(seconds))
         choosers.append(_only_again(chooser) if twice and always else chooser)
     return tuple(choosers)
 

@@ -12,27 +12,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import gcd, inf
+from math import inf
 
 from ..cluster import num_devices
-from ..constraints import PIPELINE, Constraints, print_constraints
-from ..cost.model import CostModel, list_meshes
+from ..constraints import DATA, PIPELINE, Constraints, print_constraints
+from ..cost.meshes import list_meshes
+from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..errors import ConstraintError, InfeasibleError
 from ..graph.case import Case
 from ..graph.choice import Assignment
 from ..graph.mesh import Mesh
 from ..graph.plan import Certificate
-from ..graph.roles import find_roles
 from ..graph.stages import list_units
 from .layout_cases import LayoutCases
 from .layout_solve import Staged
+from .layouts import num_samples
 from .obeyed import require_obeyed, require_obeyed_stages
 from .pipeline import PipelineSearch, StagedResult
 from .role_meshes import label_meshes
 from .run_costs import FEW, bound_mesh
 from .search import Question, SearchResult, search
-from .steer import Steer, check_names, describe_space, prepare_steer, refine_fold
+from .steer import Steer, check_words, describe_space, prepare_steer, refine_fold
 from .why_no_layout import why_no_layout
 
 _MANY_DEVICES = 64
@@ -89,13 +90,13 @@ class _Decide:
         self.ask = ask
         self.case, self.steer, self.meshes = ask.case, None, list_meshes(ask.model.cluster)
         self.deadline = time.monotonic() + ask.time_limit_s
-        self.layouts: StagedResult | None = None
+        self.layouts: PipelineSearch | None = None
         self.cases = LayoutCases(ask.case, ask.constraints)
 
     def run(self) -> Decision:
         began = time.monotonic()
         plain, staged = _asks_plain(self.ask), _asks_layouts(self.ask)
-        check_names(self.ask.case.graph, self.ask.constraints)
+        check_words(self.ask.case.graph, self.ask.case.signatures, self.ask.constraints)
         if plain and self.ask.constraints:
             self._steer()
         found: SearchResult | None = None
@@ -106,7 +107,9 @@ class _Decide:
             found = self._search_plain(staged and self.layouts is None)
             if staged and self.layouts is None:
                 self._search_layouts(found.certificate.objective_s, max(1.0, self.deadline - time.monotonic()))
-        return self._join(found, began)
+            elif self.layouts is not None:
+                self.layouts.go_on(self.deadline, found.certificate.objective_s if found.assignment is not None else inf)
+        return self._join(found, self.layouts.result() if self.layouts is not None else None, began)
 
     def _steer(self) -> None:
         case, constraints = self.ask.case, self.ask.constraints
@@ -142,13 +145,13 @@ class _Decide:
         self.layouts = PipelineSearch(
             self.cases, ask.model, ask.limit_bytes - ask.model.reserve_bytes, time.monotonic() + time_s, ask.report, ask.most_stages,
             plain_too=not _asks_plain(ask) or num_devices(ask.model.cluster) >= _MANY_DEVICES,
-        ).run(cutoff_s)  # fmt: skip
+        )  # fmt: skip
+        self.layouts.run(cutoff_s)
 
     def _known_s(self) -> float:
         return self.layouts.best.step_s if self.layouts is not None and self.layouts.best is not None else inf
 
-    def _join(self, found: SearchResult | None, began: float) -> Decision:
-        layouts = self.layouts
+    def _join(self, found: SearchResult | None, layouts: StagedResult | None, began: float) -> Decision:
         staged = layouts.best if layouts is not None else None
         if found is not None and found.assignment is not None and found.certificate.objective_s <= self._known_s():
             staged = None
@@ -178,10 +181,10 @@ class _Decide:
 
     def _why_none(self) -> str:
         case, cluster = self.ask.case, self.ask.model.cluster
-        roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
-        if not roles.batch:
+        roles = self.cases.roles(case)
+        if not roles.batch and (dict(self.ask.constraints.degrees).get(DATA, 1) > 1 or self.ask.constraints.only is not None):
             return "the model has no batch dim"
-        samples, units = gcd(*(size for _, _, size in roles.batch)), len(list_units(case.graph))
+        samples, units = num_samples(roles), len(list_units(case.graph))
         return why_no_layout(cluster.num_hosts * cluster.devices_per_host, cluster.devices_per_host, units, samples, self.ask.constraints)
 
     def _space(self, layouts: StagedResult) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from ..constraints import Constraints
 from ..errors import MicrobatchError
-from ..graph.case import Case, build_case, split_case
-from ..graph.roles import Roles, find_roles
+from ..graph.case import Case, build_case, case_roles, split_case
+from ..graph.roles import Roles
 from ..graph.shorten import drop_units, unit_members
 from ..graph.stages import list_units
 from .run_costs import RunParts
@@ -57,6 +57,7 @@ class LayoutCases:
     _turned: dict[int, Turned | str] = field(default_factory=dict)
     _splits: dict[tuple[int, int], tuple[Case, Case]] = field(default_factory=dict)
     _shorts: dict[int, tuple[Case, int, int]] = field(default_factory=dict)
+    _roles: dict[int, tuple[Case, Roles]] = field(default_factory=dict)
 
     def turned(self, count: int) -> Turned | str:
         """The shortened graph in so many turns; why there is none."""
@@ -66,11 +67,17 @@ class LayoutCases:
 
     def _turn(self, count: int) -> Turned | str:
         short, _, more = self.shorten(_KEPT_UNITS)
+        found = self._turn_case(short, count, more)
+        if more and isinstance(found, Turned) and found.parts.length < _KEPT_UNITS - 1:  # in turns they are not alike: then none may be left out
+            found = self._turn_case(self.case, count, 0)
+        return found
+
+    def _turn_case(self, whole: Case, count: int, more: int) -> Turned | str:
         try:
-            case = self.refine(split_case(short, count))
+            case = self.refine(split_case(whole, count, self.roles(whole)))
         except MicrobatchError as error:
             return str(error)
-        roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
+        roles = self.roles(case)
         units = find_units(case, roles)
         return Turned(case, roles, units, RunParts(case, roles, *_longest_run(units.kinds)), more)
 
@@ -94,13 +101,27 @@ class LayoutCases:
             return self.case, -1, 0
         return build_case(short, self.case.rules), first + 1, length - keep
 
+    def with_run(self, length: int, count: int) -> Case | None:
+        """The graph in turns with so many units of its longest run (which may be longer in turns than before); None where it cannot be that short."""
+        turned = self.turned(count)
+        assert not isinstance(turned, str), turned
+        keep = length - (turned.parts.length - _KEPT_UNITS)
+        short, _, more = self.shorten(keep)
+        return self.split(short, count) if more else None
+
     def split(self, case: Case, count: int) -> Case:
         """A case in turns; the last one is kept, for layouts of one number of microbatches come together."""
         key = (id(case), count)
         if key not in self._splits:
             self._splits.clear()
-            self._splits[key] = (case, self.refine(split_case(case, count)))
+            self._splits[key] = (case, self.refine(split_case(case, count, self.roles(case))))
         return self._splits[key][1]
+
+    def roles(self, case: Case) -> Roles:
+        """The roles of a case, found once."""
+        if id(case) not in self._roles:
+            self._roles[id(case)] = (case, case_roles(case))
+        return self._roles[id(case)][1]
 
     def names_some(self) -> bool:
         """Constraints speak of single modules or values: then equal blocks may have to differ."""

@@ -14,7 +14,7 @@ from ..graph.schedules.held import peak_held
 from ..graph.schedules.known import build_order
 from ..graph.schedules.timeline import Durations, simulate
 from .layouts import Layout
-from .stage_cuts import bound_chunks, bound_cuts, bound_drain, choose_cuts
+from .stage_cuts import bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts
 from .unit_costs import PhaseCosts, UnitCosts
 
 _AGAIN_FACTOR, _KEPT_SHARE = 1.2, 0.2  # recomputing: what it costs in time, and what it leaves of activations, to rank layouts by
@@ -36,27 +36,41 @@ def segments_of(costs: UnitCosts) -> np.ndarray:
     return costs.segments()
 
 
+@lru_cache(maxsize=256)
+def likely_segments(costs: UnitCosts) -> np.ndarray:
+    """`UnitCosts.segments`, about."""
+    return costs.segments(likely=True)
+
+
 @lru_cache(maxsize=1 << 10)
 def _bound_chunks(costs: UnitCosts, stages: int, chunks: int) -> float:
     return bound_chunks(segments_of(costs), costs.fill_s, stages, chunks)
 
 
 def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float:
-    """`bound_layout`, with what drains at the end."""
-    if layout.chunks > 1 or layout.schedule == "zero-bubble" or layout.place.num_stages == 1:
+    """`bound_layout`, with what drains at the end; of several chunks per stage at the cuts that their costs give (`cut_units`), which alone are searched.
+
+    Args:
+        costs, phases: for the layout's own number of microbatches; `costs` also for its number of chunks.
+    """
+    stages = layout.place.num_stages
+    if layout.chunks > 1:
+        cuts = cut_units(costs, stages * layout.chunks)
+        return max(bound_layout(layout, costs), bound_turns(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, cuts, stages))
+    if layout.schedule == "zero-bubble" or stages == 1:
         return bound_layout(layout, costs)
-    return bound_drain(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, layout.place.num_stages)
+    return bound_drain(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, stages)
 
 
 @lru_cache(maxsize=1 << 10)
 def cut_units(costs: UnitCosts, num_chunks: int) -> tuple[int, ...]:
     """The best cuts by the costs of units (`stage_cuts.choose_cuts`)."""
-    return choose_cuts(segments_of(costs), num_chunks)
+    return choose_cuts(likely_segments(costs), num_chunks)
 
 
 def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
     """The step of these cuts: what the slowest stage runs, after and before one turn of all others."""
-    stages, table = layout.place.num_stages, segments_of(costs)
+    stages, table = layout.place.num_stages, likely_segments(costs)
     once, loop = [0.0] * stages, [0.0] * stages
     for k, (a, b) in enumerate(zip((0, *cuts), (*cuts, len(costs.step_s)))):
         first = sum(costs.once_s[a:b])
@@ -70,7 +84,7 @@ def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit
 def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
     """The guess with the schedule simulated: chunks as long as their units, a third of it forward."""
     stages = layout.place.num_stages
-    ends, table = list(zip((0, *cuts), (*cuts, len(costs.step_s)))), segments_of(costs)
+    ends, table = list(zip((0, *cuts), (*cuts, len(costs.step_s)))), likely_segments(costs)
     sums = [max(0.0, float(table[a, b]) - sum(costs.once_s[a:b])) / layout.num_microbatches for a, b in ends]
     order = build_order(layout.schedule, stages, layout.num_microbatches, layout.chunks)
     thirds = tuple(s / 3 for s in sums)

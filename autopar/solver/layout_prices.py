@@ -105,8 +105,8 @@ class LayoutPrices:
         return base * loop / ranks / count + starts, once / ranks + first
 
     def may_stretch(self, count: int, more: int) -> bool:
-        """True where both graphs have the same units."""
-        return len(self._turned(self._base(count)).units.kinds) == len(self._turned(self._base(more)).units.kinds)
+        """True where both graphs have the same units, and smaller pieces are no faster than their share (measured ones fit a cache)."""
+        return self.model.measured is None and len(self._turned(self._base(count)).units.kinds) == len(self._turned(self._base(more)).units.kinds)
 
     def is_launch_bound(self, devices: int) -> bool:
         """True where the starts of ops take longer than their work, divided among so many devices."""
@@ -122,8 +122,8 @@ class LayoutPrices:
         run = costs.run
         if run is not None:
             extra = (more - count) * starts[run.first]
-            free, between = ([s + n * extra for n, s in enumerate(row)] for row in (run.free_s, run.between_s))
-            run = replace(run, free_s=tuple(free), between_s=tuple(between))
+            free, between, likely = (tuple(s + n * extra for n, s in enumerate(row)) for row in (run.free_s, run.between_s, run.likely_s))
+            run = replace(run, free_s=free, between_s=between, likely_s=likely)
         return replace(
             costs,
             run=run,

@@ -15,7 +15,7 @@ from ..cost.model import CostModel, staged_model
 from ..errors import ConstraintError, MicrobatchError
 from ..graph.case import Case, build_case
 from ..graph.choice import Assignment
-from ..graph.roles import Roles, find_roles
+from ..graph.roles import Roles
 from ..graph.schedules.held import peak_held
 from ..graph.schedules.known import build_order
 from ..graph.schedules.timeline import Durations, simulate
@@ -113,9 +113,12 @@ class LayoutSolver:
         inside = sum(n for kind in kinds or () for _, n in kind)
         if kinds is None or inside + 1 >= run[1] - run[0]:
             return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
-        short, _, more = self.cases.shorten(inside)
-        small = _small_cuts(cuts, kinds, len(costs.step_s), run, place.num_stages) if more else (cuts, None)
-        found = self._solve_cuts(self.cases.split(short, count), layout, model, *small)
+        small = _small_cuts(cuts, kinds, len(costs.step_s), run, place.num_stages)
+        units = sum(len(outside) + n for kind in kinds for outside, n in kind)
+        case = self.cases.with_run(inside, count)
+        if case is None or len(list_units(case.graph)) != units:
+            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
+        found = self._solve_cuts(case, layout, model, *small)
         return replace(found, proven=found.proven and not cuts) if isinstance(found, Unsolved) else replace(found, cuts=cuts)
 
     def _move_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], num_units: int) -> Staged | Unsolved:
@@ -173,7 +176,7 @@ class LayoutSolver:
             place_of: for each stage of the model the stage of this (shorter) graph that stands for it; None: itself.
         """
         place, count = layout.place, layout.num_microbatches
-        roles = find_roles(whole.graph, whole.sites, whole.signatures, whole.cuts)
+        roles = self.cases.roles(whole)
         starts = _starts_of(whole, cuts)
         num_here = place.num_stages if place_of is None else max(place_of) + 1
         stages = cut_stages(whole.graph, starts, num_here) if starts else (Stage(whole.graph, (), ()),)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
 from ..graph.mesh import Mesh, MeshAxis, num_ranks, print_mesh
@@ -96,6 +96,11 @@ def list_turns(place: Place, batch: int, constraints: Constraints) -> tuple[int,
     return found
 
 
+def num_samples(roles: Roles) -> int:
+    """By which dp and turns must divide: of several inputs what their batches have in common; 1 where nothing is a batch (a model of one sample)."""
+    return gcd(*(size for _, _, size in roles.batch)) or 1
+
+
 def working_ranks(place: Place) -> int:
     """Ranks of a stage that do not all do the same."""
     return num_ranks(working_mesh(place))
@@ -162,20 +167,23 @@ def inner_constraints(constraints: Constraints, place: Place) -> Constraints:
     return replace(constraints, degrees=degrees, microbatch=None, microbatches=None, schedule=None, vpp=None, only=None, require=())
 
 
-def stage_roles(roles: Roles, names: dict[str, int], nodes: tuple[tuple[str, tuple[str, ...]], ...], renamed: dict[str, str]) -> Roles:
+def stage_roles(
+    roles: Roles, names: dict[str, int], nodes: tuple[tuple[str, str, tuple[str, ...]], ...], renamed: dict[str, str]
+) -> Roles:
     """The roles of a graph that is part of another.
 
     Args:
         names: node of the other graph -> its number.
-        nodes: (name, all values around it) of each node of the part.
+        nodes: (own name, name in the other graph, all values around it) of each node of the part.
         renamed: value of the part -> value of the other graph, where the names differ.
     """
     pieces = {**roles.pieces, **{new: roles.pieces[old] for new, old in renamed.items() if old in roles.pieces}}
     splits = []
-    for name, around in nodes:
+    for _, name, around in nodes:
         if name in names:
             splits.append(roles.splits[names[name]])
         else:
             splits.append(frozenset(role for value in around for *_, role in pieces.get(value, ())))
-    of_params = frozenset(k for k, (name, _) in enumerate(nodes) if names.get(name, -1) in roles.of_params)
-    return Roles(pieces, tuple(splits), of_params, roles.batch, roles.sequence)
+    of_params = frozenset(k for k, (_, name, _) in enumerate(nodes) if names.get(name, -1) in roles.of_params)
+    samples = frozenset(own for own, name, _ in nodes if name in roles.samples)
+    return Roles(pieces, tuple(splits), of_params, roles.batch, roles.sequence, samples)

@@ -22,6 +22,7 @@ from ..graph.rule import Signature, Site
 from ..graph.sharding import Partial, Sharding, chunk, has_partial, replicated, why_illegal
 from ..graph.strategy import Strategy, list_strategies
 from ..graph.tensor import STATE_KINDS, num_elements
+from ..graph.turns import ACCUMULATE
 from .clusters import align_menus
 
 AxisTest = tuple[Hashable, Callable[[Strategy, int], bool]]  # equal keys, equal tests; told a strategy that splits along one axis, and this axis
@@ -123,13 +124,13 @@ def _drop_useless_partials(
 ) -> tuple[dict[int, tuple[Strategy, ...]], int]:
     """Drop `P(...)` choices of nodes that only hand a Partial on, where nothing after them gains by it."""
     values = value_table(graph)
-    gains: set[int] = set()  # node classes that make something of a Partial
+    gains: set[int] = set()  # node classes that make something of a Partial; what turns add up is reduced once instead of in each
     passes: set[int] = set()
     for root, menu in menus.items():
         node = graph.nodes[root]
         through = {c for s in menu for c in s.choices if c.startswith("P(")}
         shrinks = sum(num_elements(values[o].shape) for o in node.outputs if o) < sum(num_elements(values[n].shape) for n in node.inputs[:1])
-        if any(" " in c for c in through) or (through and shrinks and not is_view(node.op)):
+        if any(" " in c for c in through) or (through and (node.op == ACCUMULATE or (shrinks and not is_view(node.op)))):
             gains.add(root)
         elif through:
             passes.add(root)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import gcd, prod
+from math import prod
 
 from ..constraints import DATA, PIPELINE, SEQUENCE, TENSOR, Constraints, names_module
 from ..errors import ConstraintError
-from ..graph.case import Case, split_case
+from ..graph.attention_core import list_selective
+from ..graph.case import Case, case_roles, split_case
 from ..graph.choice import Assignment
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph, value_table
@@ -21,14 +22,15 @@ from ..graph.mesh import num_ranks
 from ..graph.node import Node, Phase
 from ..graph.partition import assigned_strategies, node_cuts
 from ..graph.recompute import list_recomputable
-from ..graph.roles import Roles, find_roles, role_of_choice
+from ..graph.roles import Roles, role_of_choice
 from ..graph.rule import Signature, Site, is_contraction
-from ..graph.sharding import Shard, Sharding
+from ..graph.sharding import Partial, Shard, Sharding
 from ..graph.stages import COPY
 from ..graph.strategy import REPLICATED, Strategy, build_strategy
 from ..graph.tensor import STATE_KINDS, Kind
+from ..graph.turns import ACCUMULATE
 from .layout_solve import Staged
-from .layouts import Layout, inner_constraints
+from .layouts import Layout, inner_constraints, num_samples
 from .role_meshes import axis_role, named_degrees
 from .steer import AxisLaws, Steer, axis_laws, names_pin, obeys_pin, pin_placements, why_role, zero_law
 from .unit_costs import part_roles
@@ -48,11 +50,15 @@ def check_obeyed(
     first = replace(assignment, strategies=tuple(row for row in assignment.strategies if row[0] in own), again=())
     strategies = assigned_strategies(graph, sites, signatures, cuts, first)
     storages = dict(assignment.storages)
+    made = {**storages, **{o: s for node in graph.nodes for o, s in zip((o for o in node.outputs if o), strategies[node.name].outputs)}}
     found = [*_degrees(steer, assignment, laws)]
     for index, (node, site, signature) in enumerate(zip(graph.nodes, sites, signatures)):
         found += _node_faults(steer, laws, index, node, site, signature, node_cuts(site, signature, cuts), strategies[node.name])
-    found += _pin_faults(steer, graph, assignment, strategies, storages)
+    found += _pin_faults(steer, graph, assignment, made)
     found += _zero_faults(steer, laws, graph, storages)
+    for node, site, signature in zip(graph.nodes, sites, signatures):
+        if node.op == ACCUMULATE and not _is_named(steer, node):
+            found += _sum_faults(steer, laws, node, site, signature, node_cuts(site, signature, cuts), strategies[node.name], made[node.inputs[0]])
     found += _recompute_faults(steer, graph, signatures, assignment)
     return tuple(found)
 
@@ -75,7 +81,7 @@ def check_obeyed_stages(case: Case, staged: Staged, constraints: Constraints) ->
         case: of the traced graph.
     """
     whole = split_case(case, staged.layout.num_microbatches)
-    roles = find_roles(whole.graph, whole.sites, whole.signatures, whole.cuts)
+    roles = case_roles(whole)
     found = [*_layout_faults(constraints, staged.layout, roles)]
     inner = inner_constraints(constraints, staged.layout.place)
     for number, stage in enumerate(staged.stages):
@@ -123,7 +129,7 @@ def _layout_faults(constraints: Constraints, layout: Layout, roles: Roles) -> It
     if constraints.microbatches not in (None, turns):
         yield f"microbatches={constraints.microbatches}: the plan has {turns}"
     if constraints.microbatch is not None:
-        samples = gcd(*(size for _, _, size in roles.batch))
+        samples = num_samples(roles)
         if constraints.microbatch * own[DATA] * turns != samples:
             yield f"microbatch={constraints.microbatch}: each rank takes {samples / own[DATA] / turns:g} of {samples} samples in a turn"
     if constraints.vpp not in (None, layout.chunks):
@@ -176,7 +182,7 @@ def _node_faults(
     if _is_named(steer, node):
         return  # what it could have split is no longer all that its rule offers
     missed = [a for role in (DATA, SEQUENCE) for a in laws.of[role] if roles[a] == ""]
-    if is_contraction(signature) and (steer.roles.splits[index] or not steer.roles.batch):
+    if is_contraction(signature) and node.name in steer.roles.samples:
         missed += [a for a in laws.of["tp"] if roles[a] != "tp"]
     for a in missed:
         role = next(r for r in (DATA, SEQUENCE, "tp") if a in laws.of[r])
@@ -193,12 +199,7 @@ def _is_named(steer: Steer, node: Node) -> bool:
     return bool(constraints.pins) or any(names_module(glob, node.path) for glob in globs)
 
 
-def _pin_faults(
-    steer: Steer, graph: Graph, assignment: Assignment, strategies: Mapping[str, Strategy], storages: Mapping[str, Sharding]
-) -> Iterator[str]:
-    made = dict(storages)
-    for node in graph.nodes:
-        made.update(zip((o for o in node.outputs if o), strategies[node.name].outputs))
+def _pin_faults(steer: Steer, graph: Graph, assignment: Assignment, made: Mapping[str, Sharding]) -> Iterator[str]:
     for pin in steer.constraints.pins:
         wanted = pin_placements(pin, assignment.mesh)
         for value in graph.values:
@@ -225,9 +226,34 @@ def _zero_faults(steer: Steer, laws: AxisLaws, graph: Graph, storages: Mapping[s
                 yield f"zero={constraints.zero}: {name} {list(value.shape)} is stored as {storages[name]}, whole along dp"
 
 
+def _sum_faults(
+    steer: Steer, laws: AxisLaws, node: Node, site: Site, signature: Signature, cuts: dict[str, tuple[int, ...]], strategy: Strategy, part: Sharding
+) -> Iterator[str]:
+    """Of what the turns add up, whether it is whole or in pieces along dp, and reduced when they are over. `part`: how that of one turn is made."""
+    zero, made = steer.constraints.zero, strategy.outputs[0]
+    for a in laws.of[DATA] if zero is not None else ():
+        if zero in (0, 1) and isinstance(made.placements[a], Shard):
+            yield f"zero={zero}: {node.outputs[0]} is added up as {made}, in pieces along dp"
+        if zero == 1 and isinstance(part.placements[a], Partial) and not isinstance(made.placements[a], (Partial, Shard)):
+            yield f"zero=1: {node.inputs[0]} is reduced along dp in each turn, not when they are over"
+        if zero in (2, 3) and not isinstance(made.placements[a], Shard):
+            for factor in (f.name for f in signature.factors if not f.whole):
+                other = build_strategy(signature, site, (*strategy.choices[:a], factor, *strategy.choices[a + 1 :]), laws.sizes, cuts)
+                if isinstance(other, Strategy) and isinstance(other.outputs[0].placements[a], Shard):
+                    yield f"zero={zero}: {node.outputs[0]} is added up as {made}, whole along dp, although {factor} can be split there"
+                    break
+
+
 def _recompute_faults(steer: Steer, graph: Graph, signatures: tuple[Signature, ...], assignment: Assignment) -> Iterator[str]:
     said = steer.constraints.recompute
     if said == "none" and assignment.again:
         yield f"recompute=none: {len(assignment.again)} nodes are run again"
     if said == "full" and not assignment.again and list_recomputable(graph, signatures):
         yield "recompute=full: no node is run again"
+    if said == "selective":
+        core = list_selective(graph, signatures)
+        if core and not assignment.again:
+            yield "recompute=selective: no node is run again"
+        for name in assignment.again:
+            if name not in core:
+                yield f"recompute=selective: {name} is run again, which is nothing that an attention core makes for itself"

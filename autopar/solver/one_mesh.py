@@ -279,7 +279,7 @@ def build_assignment(problem: Problem, decisions: Decisions) -> Assignment:
     for chooser, k in zip(problem.choosers, decisions):
         for part in chooser.parts:
             option = part.options[k]
-            if k >= chooser.num_kept and not is_view(problem.graph.nodes[part.node].op):
+            if part.again and k >= chooser.num_kept and not is_view(problem.graph.nodes[part.node].op):
                 again += part.members
             for name in part.members:
                 if isinstance(option, Strategy):

@@ -45,23 +45,24 @@ def compute_seconds(problem: Problem, number: int, phase: Phase) -> np.ndarray:
     chooser = problem.choosers[number]
     phases = {problem.graph.nodes[p.node].phase if p.node >= 0 else Phase.UPDATE for p in chooser.parts}
     count = chooser.num_kept
-    if len(phases) > 1:
+    apart = len(phases) > 1 or (count < len(chooser.seconds) and not all(p.again for p in chooser.parts))
+    if apart:
         once = _seconds_by_part(problem, chooser, phase)
     else:
         once = chooser.seconds * (phase in phases)
         once[count:] /= 2
     if phase is Phase.BACKWARD and count < len(once):
-        forward = chooser.seconds / 2 if len(phases) == 1 else _seconds_by_part(problem, chooser, Phase.FORWARD)
+        forward = _seconds_by_part(problem, chooser, Phase.FORWARD, True) if apart else chooser.seconds / 2
         once[count:] += forward[count:]
     return once
 
 
-def _seconds_by_part(problem: Problem, chooser: Chooser, phase: Phase) -> np.ndarray:
-    """Of a cluster over several phases: of its nodes in this one, run once."""
+def _seconds_by_part(problem: Problem, chooser: Chooser, phase: Phase, again: bool = False) -> np.ndarray:
+    """Of a cluster whose parts differ: of its nodes in this phase, run once; with `again` of those that are run again."""
     total = np.zeros(len(chooser.seconds))
     turns = problem.turns.weight
     for part in chooser.parts:
-        if problem.graph.nodes[part.node].phase is phase:
+        if problem.graph.nodes[part.node].phase is phase and (part.again or not again):
             options = [option for option in part.options if isinstance(option, Strategy)]
             count = len(part.members) * times_of(phase, turns)
             total += count * np.array(problem.tables.prices.node_seconds(part.node, options), dtype=float)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from math import gcd, inf, prod
+from math import inf, prod
 from statistics import median
 
 from ..cluster import num_devices
@@ -26,7 +26,7 @@ from .layout_cases import LayoutCases
 from .layout_guess import bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
-from .layouts import Layout, Place, divisors, least_seconds, list_places, list_schedules, list_turns, print_layout
+from .layouts import Layout, Place, divisors, least_seconds, list_places, list_schedules, list_turns, num_samples, print_layout
 from .unit_costs import UnitCosts
 
 _GAP = 1e-3
@@ -109,37 +109,51 @@ class PipelineSearch:
     seen: dict[_Step, list[float]] = field(default_factory=lambda: {step: [] for step in _Step})
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
+    every: list[_Open] = field(default_factory=list)
+    places: list[_Place] = field(default_factory=list)
+    wall_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.prices = LayoutPrices(self.cases, self.model, ())
         self.solver = LayoutSolver(self.cases, self.model, self.limit_bytes)
 
-    def run(self, cutoff_s: float) -> StagedResult:
+    def run(self, cutoff_s: float) -> None:
         """Search. Plans that take `cutoff_s` or longer are of no interest."""
         began, self.best_s = time.monotonic(), cutoff_s
-        every = self.list_open()
-        places = _by_place(every)
-        self._glance(places, began)
-        self._follow_guesses(places)
-        self._raise_bounds(places)
-        self._follow_all(places)
-        bound = min([inf, *(e.bound_s for e in every if not e.gone)])
-        left = sum(1 for e in every if not (e.solved or e.gone or self._is_beaten(e)))
+        self.every = self.list_open()
+        self.places = _by_place(self.every)
+        self._glance(self.places, began)
+        self._follow_guesses(self.places)
+        self._raise_bounds(self.places)
+        self._follow_all(self.places)
+        self.wall_s += time.monotonic() - began
+
+    def go_on(self, deadline: float, cutoff_s: float) -> None:
+        """Search on, where time was up before; `cutoff_s` as in `run`."""
+        began, self.deadline, self.best_s = time.monotonic(), deadline, min(self.best_s, cutoff_s)
+        self._follow_guesses(self.places)
+        self._raise_bounds(self.places)
+        self._follow_all(self.places)
+        self.wall_s += time.monotonic() - began
+
+    def result(self) -> StagedResult:
+        """What was found; the plan is one of the whole graph."""
+        bound = min([inf, *(e.bound_s for e in self.every if not e.gone)])
+        left = sum(1 for e in self.every if not (e.solved or e.gone or self._is_beaten(e)))
         if left:
             self._prune(f"{left} layouts", "not solved with memory: --time-limit was up, or enough had been; their bounds count")
-        if self.best is not None:
-            self.best = self.solver.finish(self.best)
-        return StagedResult(self.best, max(bound, 0.0), len(every), self.num_solved, time.monotonic() - began, tuple(self.pruned))
+        best = self.solver.finish(self.best) if self.best is not None and self.best.step_s <= self.best_s else None
+        return StagedResult(best, max(bound, 0.0), len(self.every), self.num_solved, self.wall_s, tuple(self.pruned))
 
     # --- what there is
 
     def list_open(self) -> list[_Open]:
         """Every layout that the cluster, the batch and the constraints allow, with the bound of its work."""
         found = self.cases.turned(1)
-        if isinstance(found, str) or not found.roles.batch:
-            self._prune("microbatches and stages", "the model has no batch dim" if not isinstance(found, str) else found)
+        if isinstance(found, str):
+            self._prune("microbatches and stages", found)
             return []
-        batch, devices = gcd(*(size for _, _, size in found.roles.batch)), num_devices(self.model.cluster)
+        batch, devices = num_samples(found.roles), num_devices(self.model.cluster)
         layouts = list(self._list_layouts(batch, 1))
         if not self.cases.constraints and self.prices.is_launch_bound(devices):
             layouts += [each for spare in divisors(devices) if spare > 1 for each in self._list_layouts(batch, spare)]
@@ -283,11 +297,11 @@ class PipelineSearch:
                 return
 
     def _sharpen(self, place: _Place, each: _Open) -> None:
-        """The bounds of all layouts of the place with as many microbatches, by phase."""
-        count = each.layout.num_microbatches
-        costs, phases = self.prices.costs(place.place, count, Tier.RUN, each.layout.chunks), self.prices.phases(place.place, count)
+        """The bounds of all layouts of the place with as many microbatches, by phase; of one with several chunks at its own cuts."""
+        count, chunks = each.layout.num_microbatches, each.layout.chunks
+        costs, phases = self.prices.costs(place.place, count, Tier.RUN, chunks), self.prices.phases(place.place, count)
         for other in place.rows:
-            if other.layout.num_microbatches == count:
+            if other.layout.num_microbatches == count and (other is each or other.layout.chunks == chunks == 1):
                 other.sharp, other.bound_s = True, max(other.bound_s, sharpen_bound(other.layout, costs, phases))
 
     def _solve(self, place: _Place, each: _Open) -> None:

@@ -45,6 +45,7 @@ class Part:
         members: names of all its nodes, or inputs.
         options: strategies, or storage shardings, one per option of the chooser.
         makes, wants: port number in the chooser of the first output and of the first input.
+        again: the options with recompute (`Chooser.num_kept`) run these nodes again; else they run once there, too.
     """
 
     node: int
@@ -52,6 +53,7 @@ class Part:
     options: tuple[Strategy, ...] | tuple[Sharding, ...]
     makes: int
     wants: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Chooser:
         seconds: of all members together, per option.
         makes: per output of each part, the sharding id per option.
         wants: per input of each part, the sharding id per option.
-        num_kept: so many options come first that make their values once; the others are the same, with recompute.
+        num_kept: so many options come first that make their values once; the others are the same, with recompute of all parts that may be.
     """
 
     parts: tuple[Part, ...]

@@ -11,17 +11,20 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..cost.model import node_flops
+from ..constraints import DATA, SEQUENCE
+from ..cost.ops import node_flops
 from ..graph.choice import Assignment
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph, use_table, value_table
 from ..graph.mesh import axis_sizes
 from ..graph.node import Phase
 from ..graph.partition import assigned_strategies
+from ..graph.roles import Roles, role_of_choice
 from ..graph.rule import Signature, Site, is_contraction
 from ..graph.sharding import Replicate, Shard
 from ..graph.strategy import Strategy
 from ..graph.tensor import Kind, size_bytes
+from ..graph.turns import ACCUMULATE
 
 _MOST = 0.5  # a name is given to what does at least this share
 _SOME = 0.15  # and mentioned beside the main one from this share on
@@ -46,19 +49,20 @@ class AxisUse:
 
 
 def recognise(
-    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, assignment: Assignment
+    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, assignment: Assignment, roles: Roles | None = None
 ) -> tuple[tuple[tuple[str, tuple[str, ...]], ...], str]:
     """Labels per axis, and one paragraph.
 
     Args:
         sites, signatures, cuts: of the graph (`cuts.resolve_all`, `cuts.find_cuts`).
+        roles: of the graph; None: batch and sequence are told apart by their place, which a turn of one sample misleads.
     """
     strategies = assigned_strategies(graph, sites, signatures, cuts, assignment)
     axes = assignment.mesh.axes
     again = _recompute_sentence(graph, sites, signatures, assignment)
     if not axes:
         return (), " ".join(["One device: nothing is split.", *again])
-    uses = [measure_axis(graph, sites, signatures, strategies, assignment, k) for k in range(len(axes))]
+    uses = [measure_axis(graph, sites, signatures, strategies, assignment, k, roles) for k in range(len(axes))]
     labels = tuple((axis.name, _labels(use)) for axis, use in zip(axes, uses))
     sentences = [_sentence(axis.name, axis.size, use, names) for axis, use, (_, names) in zip(axes, uses, labels)]
     return labels, " ".join([*sentences, *again])
@@ -78,17 +82,23 @@ def _recompute_sentence(graph: Graph, sites: tuple[Site, ...], signatures: tuple
 
 
 def measure_axis(
-    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], strategies: Mapping[str, Strategy], assignment: Assignment, axis: int
+    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], strategies: Mapping[str, Strategy], assignment: Assignment, axis: int,
+    roles: Roles | None = None,
 ) -> AxisUse:
     """Count what an axis does with work and bytes."""
     work: Counter[str] = Counter()
     for node, site, signature in zip(graph.nodes, sites, signatures):
         if node.phase is Phase.FORWARD and is_contraction(signature):
-            work[_role(graph, site, signature, strategies[node.name], axis, assignment)] += node_flops(signature, site)
+            found = _role(graph, site, signature, strategies[node.name], axis, assignment)
+            known = role_of_choice(roles, node, strategies[node.name], axis, assignment.mesh.axes[axis].size) if roles is not None else ""
+            if found == "data" and known == SEQUENCE:
+                found = "sequence"
+            work["data" if found == "sequence" and known == DATA else found] += node_flops(signature, site)
     total = sum(work.values()) or 1.0
     storages = dict(assignment.storages)
     values, readers = value_table(graph), use_table(graph)
     grads = dict(graph.grads)
+    sums = {node.outputs[0]: node.name for node in graph.nodes if node.op == ACCUMULATE}
     optim: dict[str, list[str]] = {}
     for name in graph.inputs:
         if values[name].kind is Kind.OPTIM and values[name].shape:
@@ -107,6 +117,8 @@ def measure_axis(
         bytes_["whole"] += size
         bytes_["param"] += size * isinstance(storages[name].placements[axis], Shard)
         held = [strategies[graph.nodes[i].name].inputs[k] for i, k in readers.get(grads.get(name, ""), ()) if graph.nodes[i].phase is Phase.UPDATE]
+        if grads.get(name) in sums:  # in turns it is held while they add it up
+            held = [strategies[sums[grads[name]]].outputs[0]]
         bytes_["grad"] += size * any(isinstance(s.placements[axis], Shard) for s in held)
         states = optim.get(value.storage, [])
         bytes_["optim"] += size * bool(states and all(isinstance(storages[s].placements[axis], Shard) for s in states if values[s].shape == value.shape))

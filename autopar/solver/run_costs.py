@@ -18,12 +18,13 @@ from ..cost.prices import build_prices
 from ..graph.case import Case, build_case
 from ..graph.graph import producer_table
 from ..graph.mesh import Mesh
+from ..graph.node import Phase
 from ..graph.roles import Roles
 from ..graph.stages import Cutter, list_units, stage_table, state_stages
 from ..graph.turns import RECEIVE, SEND
 from .build import Shared, build_problem
 from .formulate import Formulation, count_columns
-from .problem import Chooser, Problem
+from .problem import STORAGE, Chooser, Problem
 from .skeleton import Skeleton
 from .stage_solve import crossing_choices
 from .steer import Steer
@@ -37,7 +38,7 @@ class RunPart:
     """The first units of a run as a graph.
 
     Args:
-        second: nodes and values, by name, of the second unit.
+        second: nodes and values, by name, that one more unit adds (`unit_names`).
     """
 
     case: Case
@@ -74,12 +75,16 @@ class RunParts:
 
 
 def unit_names(case: Case, unit: int) -> frozenset[str]:
-    """Names of nodes and values of one unit of a graph."""
+    """Names of nodes and values that one more unit in the midst of a run adds: those of a unit, but of the backward pass those of the unit after it.
+
+    So what goes on to the next unit stands for what goes from one unit in the midst to another, forward and backward.
+    """
     graph = case.graph
     table = stage_table(graph, [graph.nodes[row[0]].name for row in list_units(graph)[1:]])
     home, makers = state_stages(graph, table), producer_table(graph)
-    found = {node.name for node, stage in zip(graph.nodes, table) if stage == unit}
-    found |= {name for name, (i, _) in makers.items() if table[i] == unit}
+    inside = [stage == unit + (node.phase is Phase.BACKWARD) for node, stage in zip(graph.nodes, table)]
+    found = {node.name for node, is_in in zip(graph.nodes, inside) if is_in}
+    found |= {name for name, (i, _) in makers.items() if inside[i]}
     found |= {v.name for v in graph.values if v.name in graph.inputs and home.get(v.storage.rpartition(":")[2], 0) == unit}
     return frozenset(found)
 
@@ -151,7 +156,10 @@ def _ends_seconds(problem: Problem) -> float:
         for endpoint in group.endpoints:
             parts = problem.choosers[endpoint.chooser].parts if endpoint.chooser >= 0 else ()
             if received or any(p.node >= 0 and nodes[p.node].op == SEND for p in parts):
-                wants = problem.choosers[endpoint.chooser].wants[endpoint.position]
+                reader = problem.choosers[endpoint.chooser] if endpoint.chooser >= 0 else None
+                if reader is None:  # what leaves the step is whole anyway
+                    continue
+                wants = reader.makes[0] if endpoint.position == STORAGE else reader.wants[endpoint.position]
                 total += group.count * float(tables.seconds_matrix(group.value, np.unique(source.makes[group.source[1]]), np.unique(wants)).max())
     return total
 
@@ -169,4 +177,7 @@ def fill_run(known: Mapping[int, tuple[float, float]], alone_s: float, length: i
         between[n] = max(between[n], seconds)
         for m in range(n, length + 1):  # a run is at least its parts with free ends
             free[m] = max(free[m], seconds - ends_s + free[m - n])
-    return RunCosts(tuple(map(float, free)), tuple(map(float, np.maximum(free, between))))
+    between = np.maximum(free, between)
+    near = [min(known, key=lambda k: (abs(k - n), k)) for n in range(length + 1)] if known else []
+    likely = [max(between[n], between[k] + free[n] - free[k]) if n else 0.0 for n, k in enumerate(near)] or list(between)
+    return RunCosts(tuple(map(float, free)), tuple(map(float, between)), tuple(map(float, likely)))

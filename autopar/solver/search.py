@@ -221,7 +221,7 @@ class _Search:
     def build(self, mesh: Mesh, recompute: str | None = None) -> Problem:
         began = time.monotonic()
         q = self.question
-        prices, said = self.prices_for_mesh(mesh), recompute or ("full" if self.recompute == "full" else "none")
+        prices, said = self.prices_for_mesh(mesh), recompute or ("none" if self.recompute == "free" else self.recompute)
         problem = build_problem(
             q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, prices, steer=q.steer, recompute=said, skeletons=self.skeletons
         )
@@ -377,6 +377,7 @@ _TOLD = {
 _SPACE = {
     "none": "nothing is recomputed",
     "full": "all that may be recomputed is",
+    "selective": "attention cores are recomputed and nothing else",
     "free": "values of a block kept or made again as they were made, elementwise nodes in a row together",
 }
 

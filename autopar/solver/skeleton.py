@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..graph.graph import Graph
 from ..graph.repeats import Fold
 from ..graph.rule import Signature
-from .again import Again, find_again, no_recompute
+from .again import Again, find_again, list_again
 from .problem import Group, Owner
 from .reads import Item, Lanes, Ports, Reads, build_groups, build_owners, list_reads, list_sources
 
@@ -21,15 +21,15 @@ from .reads import Item, Lanes, Ports, Reads, build_groups, build_owners, list_r
 class Skeleton:
     """Args:
     clusters: node class -> the class that leads its cluster.
-    recompute: values may be made again (`again` says which).
+    scope: which values may be made again (`again.scope_of`; `again` has them).
     inputs: names of each class of graph inputs, in the order of their choosers, which come first.
     together: node classes of each chooser that follows, in order.
     lanes, sources, reads, groups, places: as `reads` makes them.
-    owners: None with recompute, where they depend on the shardings of views.
+    owners: None where something may be made again, where they depend on the shardings of views.
     """
 
     clusters: Mapping[int, int]
-    recompute: bool
+    scope: str
     inputs: Mapping[str, tuple[str, ...]]
     together: tuple[tuple[int, ...], ...]
     again: Again
@@ -40,19 +40,19 @@ class Skeleton:
     places: Mapping[Item, list[tuple[int, int]]]
     owners: tuple[Owner, ...] | None
 
-    def fits(self, clusters: Mapping[int, int], recompute: bool, turn_weight: float | None) -> bool:
+    def fits(self, clusters: Mapping[int, int], scope: str, turn_weight: float | None) -> bool:
         """True where it is what `build_skeleton` would make of its graph."""
         weight = self.lanes.num_turns if turn_weight is None else turn_weight
-        return self.recompute == recompute and self.lanes.turn_weight == weight and self.clusters == clusters
+        return self.scope == scope and self.lanes.turn_weight == weight and self.clusters == clusters
 
 
-def build_skeleton(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, clusters: Mapping[int, int], recompute: bool, turn_weight: float | None = None) -> Skeleton:
+def build_skeleton(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, clusters: Mapping[int, int], scope: str, turn_weight: float | None = None) -> Skeleton:
     """Number the choosers and their ports, then read the graph.
 
     Args:
         turn_weight: what one turn counts in the objective; None: as many turns as there are.
     """
-    again = find_again(graph, signatures, fold, clusters) if recompute else no_recompute(graph)
+    again = find_again(graph, fold, list_again(graph, signatures, scope))
     inputs: dict[str, list[str]] = defaultdict(list)
     for name in graph.inputs:
         inputs[fold.value_class[name]].append(name)
@@ -63,8 +63,8 @@ def build_skeleton(graph: Graph, signatures: tuple[Signature, ...], fold: Fold, 
     sources, reads = list_sources(lanes), list_reads(lanes)
     groups, places = build_groups(lanes, sources, reads)
     return Skeleton(
-        dict(clusters), recompute, {k: tuple(v) for k, v in inputs.items()}, tuple(map(tuple, together.values())), again, lanes, sources, reads, groups, places,
-        None if recompute else build_owners(lanes, (), sources, reads, groups, places),
+        dict(clusters), scope, {k: tuple(v) for k, v in inputs.items()}, tuple(map(tuple, together.values())), again, lanes, sources, reads, groups, places,
+        None if scope != "none" else build_owners(lanes, (), sources, reads, groups, places),
     )  # fmt: skip
 
 

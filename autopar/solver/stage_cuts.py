@@ -69,6 +69,32 @@ def bound_chunks(segments: np.ndarray, fill_s: Sequence[float], num_stages: int,
     return max((float(least[count]) + float(np.sum(fill))) / num_stages, float(np.max(alone, initial=0.0)))
 
 
+def bound_turns(
+    segments: np.ndarray, fill_s: Sequence[float], loop_s: Sequence[float], once_s: Sequence[float], drain_s: Sequence[float], cuts: Sequence[int], num_stages: int
+) -> float:
+    """No step of these cuts into chunks is faster: stage s runs the chunks s, s + num_stages, ... in turn.
+
+    It begins when its first chunk's first input has come through the chunks before, and its last backward goes back through them; then they do what
+    they do once.
+
+    Args:
+        segments: seconds of a step, at least.
+        fill_s, loop_s, once_s, drain_s: per unit, of one forward, of all turns, of what is done once, of one backward, each as if only it counted.
+    """
+    ends = list(zip((0, *cuts), (*cuts, len(segments) - 1)))
+    fill, loop, once, drain = ([sum(row[a:b]) for a, b in ends] for row in (fill_s, loop_s, once_s, drain_s))
+    after = [sum(once[s::num_stages]) for s in range(num_stages)]
+    found = 0.0
+    for s in range(num_stages):
+        own = sum(float(segments[a, b]) for a, b in ends[s::num_stages])
+        back = 0.0
+        for before in reversed(range(s)):
+            back += drain[before]
+            own = max(own, sum(loop[s::num_stages]) + back + after[before])
+        found = max(found, sum(fill[:s]) + own)
+    return found
+
+
 def bound_cuts(segments: np.ndarray, fill_s: Sequence[float], num_stages: int) -> float:
     """No cuts give a step that is faster.
 

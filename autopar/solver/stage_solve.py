@@ -139,7 +139,7 @@ def solve_stage(
         left = max(0.5, (deadline - time.monotonic()) / parts)
         return solve_mesh(problem, limit_bytes, time_limit_s=left, cutoff_s=cutoff_s, measure=measure, give_up_tight=give_up)
 
-    problem = build("full" if said == "full" else "none")
+    problem = build("none" if said == "free" else said)
     answer = solve(problem, said == "free")
     if answer.status == "tight":
         wide = build("free")

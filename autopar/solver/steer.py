@@ -13,6 +13,8 @@ an op or a state along an axis (the law; `obeyed` checks it on the answer):
     update   ops are split in any way; with zero=0 not along dp
     zero     along dp: 0: no parameter, buffer, optimizer state or gradient in pieces; 1: optimizer states in pieces, parameters whole; 2: and the
              gradient that the update reads in pieces; 3: parameters in pieces, too. "In pieces" is among as many ranks as the shape allows.
+             What the turns add up (`turns.ACCUMULATE`): 0: not in pieces; 1: not in pieces, and what the ranks of dp owe to it stays owed until
+             the turns are over; 2, 3: in pieces from the first turn on.
 
 What names values and modules (pins, `whole`, `alike`, `module`) comes first: "as many as" counts what it leaves. Nothing is ever forgiven
 silently: where nothing is left a `ConstraintError` says for which node or state, and what its rule offers.
@@ -27,6 +29,7 @@ from math import prod
 
 from ..constraints import DATA, ROLES, SEQUENCE, TENSOR, Constraints, Pin, names_module, names_value, print_constraints
 from ..errors import ConstraintError
+from ..graph.attention_core import list_selective
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph, value_table
 from ..graph.mesh import Mesh, axis_sizes, num_ranks, print_mesh
@@ -35,9 +38,10 @@ from ..graph.plan import Pruned
 from ..graph.repeats import Fold
 from ..graph.roles import Roles, find_roles, role_of_choice
 from ..graph.rule import Signature, Site, is_contraction
-from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, parse_sharding, why_illegal
+from ..graph.sharding import REPLICATE, Partial, Placement, Shard, Sharding, parse_sharding, why_illegal
 from ..graph.strategy import REPLICATED, Strategy
 from ..graph.tensor import STATE_KINDS, Kind, Value, num_elements
+from ..graph.turns import ACCUMULATE
 from .menus import AxisTest
 from .role_meshes import SPARE, axis_role, rest_roles
 
@@ -57,17 +61,35 @@ class Steer:
     choices: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
-def prepare_steer(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, constraints: Constraints) -> Steer:
+def prepare_steer(
+    graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], cuts: CutTable, constraints: Constraints, whole: Roles | None = None
+) -> Steer:
     """Check the names, find the roles.
 
+    Args:
+        whole: of the graph that this one in turns was made from (`graph.case.Case.whole_roles`).
     Raises:
-        ConstraintError: a glob names nothing, or a pin cannot be meant for its value.
+        ConstraintError: as in `check_words`.
     """
-    check_names(graph, constraints)
-    return Steer(constraints, find_roles(graph, sites, signatures, cuts))
+    check_words(graph, signatures, constraints)
+    return Steer(constraints, find_roles(graph, sites, signatures, cuts, whole))
 
 
 # --- names -------------------------------------------------------------------------------------------------------------------------
+
+
+def check_words(graph: Graph, signatures: tuple[Signature, ...], constraints: Constraints) -> None:
+    """What a word is about is there.
+
+    Raises:
+        ConstraintError: a glob names nothing, a pin cannot be meant for its value, there is no attention core.
+    """
+    check_names(graph, constraints)
+    if constraints.recompute == "selective" and not list_selective(graph, signatures):
+        raise ConstraintError(
+            f"recompute=selective: {graph.name} has no attention core that may be run again: expected an attention op, or a softmax between two "
+            "matmuls of which neither reads a weight; take recompute=full, or leave it out"
+        )
 
 
 def check_names(graph: Graph, constraints: Constraints) -> None:
@@ -193,6 +215,8 @@ def why_role(steer: Steer, laws: AxisLaws, node: Node, index: int, strategy: Str
     zero = steer.constraints.zero
     if any(roles[a] for a in laws.of[SPARE]):
         return "nothing is split along a spare axis"
+    if node.op == ACCUMULATE and zero in (0, 1) and any(roles[a] for a in laws.of[DATA]):
+        return f"zero={zero}: what the turns add up is not split along dp"
     if node.phase is Phase.UPDATE:
         return "zero=0: the update is not split along dp" if zero == 0 and any(roles[a] for a in laws.of[DATA]) else ""
     loose = (node.phase is Phase.BACKWARD and zero != 0) or (index in steer.roles.of_params and zero in (None, 3))
@@ -210,14 +234,23 @@ def why_role(steer: Steer, laws: AxisLaws, node: Node, index: int, strategy: Str
     return ""
 
 
+def sum_weight(steer: Steer, laws: AxisLaws, node: Node) -> Callable[[Strategy], int] | None:
+    """Of what the turns add up, that of which the most is demanded: pieces along dp (zero=2, 3), axes of dp that owe to it (1); None: nothing is."""
+    zero = steer.constraints.zero
+    if node.op != ACCUMULATE or not zero or not laws.of[DATA]:
+        return None
+    if zero == 1:
+        return lambda s: sum(isinstance(s.outputs[0].placements[a], Partial) for a in laws.of[DATA])
+    return lambda s: _num_pieces(s.outputs[0], laws)
+
+
 def forced_roles(steer: Steer, laws: AxisLaws, node: Node, index: int, signature: Signature) -> list[tuple[str, tuple[str, ...]]]:
     """(role of axes, roles of choices) that must be split among as many ranks as is offered, the first first."""
     if node.phase is Phase.UPDATE:
         return []
     found = [(role, (role,)) for role in (DATA, SEQUENCE) if laws.of[role]]
     if laws.of[TENSOR]:
-        over_samples = bool(steer.roles.splits[index]) or not steer.roles.batch
-        if is_contraction(signature) and over_samples:
+        if is_contraction(signature) and node.name in steer.roles.samples:
             found.append((TENSOR, (TENSOR,)))
         if steer.constraints.sequence_parallel:
             found.append((TENSOR, (TENSOR, SEQUENCE)))
@@ -306,6 +339,9 @@ def steer_menus(
         rows = kept
         for of, by in forced_roles(steer, laws, node, index, signatures[index]):
             rows = _keep_most(rows, lambda row, of=of, by=by: prod(laws.sizes[a] for a in laws.of[of] if row[1][a] in by))
+        weight = sum_weight(steer, laws, node)
+        if weight is not None:
+            rows = _keep_most(rows, lambda row, weight=weight: weight(row[0]))
         if node.phase is Phase.UPDATE and steer.constraints.zero in (2, 3):
             for k, name in enumerate(node.inputs):
                 if name in grads:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..cost.model import step_copied_bytes
+from ..cost.wires import step_copied_bytes
 from ..graph.reshard import Step, reshard_steps
 from ..graph.reshard_pairs import reshard_pairs
 from ..graph.sharding import Sharding, local_shape

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..constraints import Constraints
 from ..cost.model import CostModel
+from ..cost.ops import receive_seconds
 from ..cost.prices import build_prices
 from ..graph.case import Case, build_case
 from ..graph.mesh import Mesh
@@ -36,10 +37,12 @@ from .tables import NONE
 
 @dataclass(frozen=True, slots=True)
 class RunCosts:
-    """Equal units in a row: for 0, 1, 2, ... of them seconds of a step, with free ends and between two cuts, at least. They begin at unit `first`."""
+    """Equal units in a row: for 0, 1, 2, ... of them seconds of a step, with free ends and between two cuts, at least; `likely_s`: between two cuts, about,
+    as the nearest number that was priced says. They begin at unit `first`."""
 
     free_s: tuple[float, ...]
     between_s: tuple[float, ...]
+    likely_s: tuple[float, ...]
     first: int = 0
 
 
@@ -64,8 +67,12 @@ class UnitCosts:
     leave_s: tuple[float, ...] = ()
     run: RunCosts | None = None
 
-    def segments(self) -> np.ndarray:
-        """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least."""
+    def segments(self, likely: bool = False) -> np.ndarray:
+        """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least.
+
+        Args:
+            likely: not at least, but about.
+        """
         table = sum_segments(self.step_s)
         count = len(self.step_s)
         if self.enter_s:
@@ -75,9 +82,12 @@ class UnitCosts:
             first, last = self.run.first, self.run.first + len(self.run.free_s) - 1
             ends = np.arange(count + 1)
             inside = np.clip(np.minimum(ends[None, :], last) - np.maximum(ends[:, None], first), 0, None)
-            free, between = np.array(self.run.free_s), np.array(self.run.between_s)
+            free, between = np.array(self.run.free_s), np.array(self.run.likely_s if likely else self.run.between_s)
             table += np.maximum(0.0, free[inside] - inside * self.step_s[first])
             whole = (ends[:, None] >= max(first, 1)) & (ends[None, :] <= min(last, count - 1)) & (inside > 0)
+            if likely:  # what two cuts cost: with one of them half of it
+                one = (inside > 0) & ((ends[:, None] > 0) | (ends[None, :] < count)) & ~whole
+                table += np.where(one, (between - free)[inside] / 2, 0.0)
             table = np.where(whole, np.maximum(table, between[inside]), table)
         return table
 
@@ -111,7 +121,7 @@ class Units:
 def part_roles(roles: Roles, whole: Case, part: Case) -> Roles:
     """The roles of a stage, from those of the graph that it was cut from."""
     names = {node.name: i for i, node in enumerate(whole.graph.nodes)}
-    nodes = tuple((node.name.partition(COPY)[0], (*node.inputs, *(o for o in node.outputs if o))) for node in part.graph.nodes)
+    nodes = tuple((node.name, node.name.partition(COPY)[0], (*node.inputs, *(o for o in node.outputs if o))) for node in part.graph.nodes)
     renamed = {v.name: v.name.partition(COPY)[0] for v in part.graph.values if COPY in v.name}
     sent = {node.outputs[0]: renamed.get(node.inputs[0], node.inputs[0]) for node in part.graph.nodes if node.op == SEND}
     return stage_roles(roles, names, nodes, {**renamed, **sent})
@@ -127,8 +137,12 @@ def find_units(case: Case, roles: Roles) -> Units:
     kinds: dict[tuple, int] = {}
     found: list[int] = []
     cases: list[Case] = []
+    own: list[list[int]] = [[] for _ in rows]  # without what every stage makes that reads it: the counters of dropouts are a chain through all blocks
+    for i, unit in enumerate(table):
+        if unit >= 0:
+            own[unit].append(case.fold.node_class[i])
     for unit in range(len(rows)):
-        key = tuple(case.fold.node_class[i] for i in cutter.members[unit])
+        key = tuple(own[unit])
         if key not in kinds:
             kinds[key] = len(kinds)
             cases.append(build_case(cutter.build(unit).graph, case.rules))
@@ -169,7 +183,7 @@ def crossing_seconds(units: Units, kind: int, model: CostModel, ranks: int, turn
         source = dict(node.args).get("stage") if node.op == RECEIVE and node.phase in LOOP else None
         if isinstance(source, int) and abs(source - own) == 1:
             part = size_bytes(values[node.outputs[0]]) / ranks
-            found[source > own] += turns * (model.stage_latency_s + part / model.stage_bytes_per_s)
+            found[source > own] += turns * receive_seconds(model, part)
     return found[0], found[1]
 
 

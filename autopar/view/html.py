@@ -70,9 +70,11 @@ def save_html(plan: Plan, path: str | Path) -> None:
     write_page(plan_to_html(plan), path)
 
 
-def write_page(text: str, path: str | Path) -> None:
+def write_page(text: str, path: str | Path, flag: str = "--html") -> None:
     """Write a page, whole or not at all.
 
+    Args:
+        flag: that named the place.
     Raises:
         PlanError: the file cannot be written.
     """
@@ -82,7 +84,7 @@ def write_page(text: str, path: str | Path) -> None:
         unfinished.write_text(text, "utf-8")
         os.replace(unfinished, path)
     except OSError as error:
-        raise PlanError(f"{path}: cannot be written: {error.strerror}; choose another place with --html") from None
+        raise PlanError(f"{path}: cannot be written: {error.strerror}; choose another place with {flag}") from None
 
 
 def plan_repr_html(plan: Plan) -> str:

@@ -97,8 +97,36 @@ def test_emit_a_plan_and_run_it(call, call_json, plan_file, tmp_path):
     assert [line.split()[:2] for line in out.splitlines()] == [["step", "0"], ["step", "1"]]
     assert all(1.0 < loss < 3.0 for loss in losses)
     code, data = call_json("run", tmp_path / "program", "--steps", "1")
-    assert (code, data) == (0, {"directory": str(tmp_path / "program"), "num_ranks": 2, "exit_code": 0})
+    assert (code, data) == (0, {"directory": str(tmp_path / "program"), "num_ranks": 2, "exit_code": 0, "record": str(tmp_path / "program" / "run.json")})
+    recorded = (tmp_path / "program" / "run.json").read_text()
     assert call("run", tmp_path / "program", "--steps", "many")[0] != 0
+    assert (tmp_path / "program" / "run.json").read_text() == recorded
+
+
+@pytest.mark.gloo
+def test_run_then_simulate_against_it(call, call_json, plan_file, tmp_path):
+    from autopar.graph.run_file import load_run
+
+    assert call("emit", plan_file, "-o", tmp_path / "program")[0] == 0
+    record = tmp_path / "mine.json"
+    code, out, err = call("run", tmp_path / "program", "--record", record, "--steps", "6")
+    assert code == 0 and f"recorded {record}; compare with: autopar simulate {tmp_path / 'program' / 'plan.json'} --against {record}" in err
+    assert len(out.splitlines()) == 6 and not (tmp_path / "program" / "run.json").exists() and "profiler" not in err
+    run = load_run(record)
+    for rank in run.ranks:
+        assert len(rank.step_s) == 4 and {a.phase for a in rank.actions} == {"forward", "backward", "update"}
+        for k, step in enumerate(rank.step_s):
+            assert 0 < sum(a.seconds[k] for a in rank.actions) <= step
+        assert rank.peak_bytes > rank.state_bytes > 0
+    code, out, _ = call("simulate", plan_file, "--against", record)
+    assert code == 0 and "predicted and measured" in out and "another plan" not in out
+    for word in ("step", "forward", "backward", "update", "compute", "states", "peak memory"):
+        assert word in out
+    code, data = call_json("simulate", plan_file, "--against", record)
+    found = {(row["group"], row["what"]): row for row in data["against"]["rows"]}
+    assert code == 0 and found["step", "step"]["predicted"] == data["step_s"] and found["step", "step"]["measured"]["count"] == 8
+    assert found["memory", "states"]["error"] == 0.0
+    assert call("run", tmp_path / "program", "--no-record", "--steps", "1")[0] == 0 and not (tmp_path / "program" / "run.json").exists()
 
 
 def test_emit_a_model_twice_into_one_folder(call, model, tmp_path):
@@ -143,10 +171,36 @@ def test_verify(call, call_json, model, cluster):
     assert all(k["relative"]["relative"] <= 1e-10 for k in kinds.values())
 
 
-def test_profile(call_json, tmp_path, monkeypatch):
+@pytest.fixture
+def tiny_profile(monkeypatch):
+    from autopar.cost import profile
+    from autopar.cost.profile_grid import CommJob, OpJob
+
+    shapes = (OpJob("launch", "float32", (8,)), OpJob("matmul", "float32", (64, 64, 64)), OpJob("softmax", "float32", (16, 16)))
+    monkeypatch.setattr(profile, "op_jobs", lambda kind, quick: shapes[: 2 if quick else 3])
+    monkeypatch.setattr(profile, "comm_jobs", lambda kind, ranks, quick: (CommJob("all_gather", (2, 1), 1024),) if ranks == 2 else ())
+
+
+def test_profile(call, call_json, tiny_profile, tmp_path):
+    path = tmp_path / "profile.json"
+    code, data = call_json("profile", "--ranks", "1", "--device", "cpu", "--quick", "-o", path)
+    assert code == 0 and data["path"] == str(path) and data["failed"] == 0 and data["finished"]
+    assert [(row["family"], row["ranks"]) for row in data["ops"]] == [("launch", 1), ("matmul", 1)]
+    assert [row["family"] for row in json.loads(path.read_text())["ops"]] == ["launch", "matmul"]
+    code, out, err = call("profile", "--ranks", "1,2", "--device", "cpu", "--time-limit", "60", "-o", path)
+    assert code == 0 and f"wrote {path} (7 rows)" in out and "measuring 2 processes at once: 4 rows" in err
+    for word in ("float32 GFLOP/s", "matmul float32", "softmax float32", "all_gather, all 2"):
+        assert word in out
+
+
+def test_profile_shows_what_failed(call, monkeypatch, tiny_profile, tmp_path):
     from autopar.cost import profile
 
-    monkeypatch.setattr(profile, "_BUDGET_S", 0.01)
-    code, data = call_json("profile", "--ranks", "1", "-o", tmp_path / "profile.json")
-    assert code == 0 and data["path"] == str(tmp_path / "profile.json") and data["compute"][0]["ranks"] == 1
-    assert json.loads((tmp_path / "profile.json").read_text())["compute"][0]["ranks"] == 1
+    def fail(count, jobs, until, deliver):
+        deliver(jobs[0], ["RuntimeError: no memory"])
+
+    monkeypatch.setattr(profile, "run_processes", fail)
+    code, out, err = call("profile", "--ranks", "1", "--device", "cpu", "-o", tmp_path / "p.json")
+    assert code == 0 and "2 could not be measured:\n  launch float32 8, 1 at once: RuntimeError: no memory" in out
+    assert "(2 rows; not finished: run it again to go on" in out
+    assert "  failed: launch float32 8: RuntimeError: no memory" in err

@@ -229,6 +229,23 @@ def test_verify_finds_a_wrong_update(call, model, monkeypatch):
 def test_profile_refuses(call):
     for word in ("0", "1,x", "", "-2"):
         assert f"OptionsError: --ranks: expected positive whole numbers joined by commas, as in 1,2,4, found {word!r}" in refused(call, "profile", f"--ranks={word}")
+    for word in ("0", "-1", "nan", "inf"):
+        expected = f"OptionsError: --time-limit: expected a positive number of seconds, found {float(word):g}"
+        assert expected in refused(call, "profile", f"--time-limit={word}")
+    assert "OptionsError: --device: expected one of auto, cpu, cuda, found 'tpu'" in refused(call, "profile", "--device", "tpu")
+    import torch
+
+    if not torch.cuda.is_available():
+        assert "OptionsError: --device cuda: torch finds no GPU here" in refused(call, "profile", "--device", "cuda")
+
+
+def test_profile_under_torchrun_has_its_ranks(call, monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    expected = "OptionsError: --ranks 1,2: only for processes that profile starts itself, on cpu; torchrun has its own"
+    assert expected in refused(call, "profile", "--ranks", "1,2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "two")
+    assert "RankError: LOCAL_WORLD_SIZE: expected a number, as torchrun sets it, found 'two'" in refused(call, "profile")
 
 
 def test_demo_refuses(call, model, tmp_path):
@@ -256,3 +273,27 @@ def refused_fault(call, *words):
     code, out, err = call(*words)
     assert (code, out) == (3, "")
     return err
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_run_cannot_record(call, tmp_path):
+    from autopar.runtime import write_program
+    from tests.runtime.programs import zero3
+
+    program = tmp_path / "program"
+    write_program({**zero3(2), "train.py": "raise SystemExit(7)"}, program)
+    assert "OptionsError: --record: the folder /nowhere does not exist" in refused(call, "run", program, "--record", "/nowhere/run.json")
+    err = refused(call, "run", program, "--record", tmp_path / "run.json")
+    assert f"OptionsError: --record {tmp_path / 'run.json'}: {program / 'train.py'} takes no --record: emit it again with `autopar emit`" in err
+    assert "give one of them" in refused(call, "run", program, "--record", tmp_path / "run.json", "--no-record")
+
+
+def test_simulate_against_no_run(call, plan_file, tmp_path):
+    path = tmp_path / "run.json"
+    assert f"RunError: {path}: cannot be read: No such file or directory; expected a run" in refused(call, "simulate", plan_file, "--against", path)
+    path.write_text('{"format": "autopar-run-1", "ranks": [')
+    assert f"RunError: {path}: line 1, column 39: not JSON" in refused(call, "simulate", plan_file, "--against", path)
+    err = refused(call, "simulate", plan_file, "--against", plan_file)
+    assert f"RunError: {plan_file}: format: expected 'autopar-run-1', found 'autopar-plan-1': not a run" in err

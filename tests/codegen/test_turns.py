@@ -246,14 +246,14 @@ class Held(TorchDispatchMode):
         weakref.finalize(storage, gone)
 
 
-@pytest.mark.parametrize("turns", [1, 2, 4])
-def test_memory_is_as_predicted(turns):
+@pytest.mark.parametrize("turns, optimizer", [(1, torch.optim.SGD), (2, torch.optim.SGD), (4, torch.optim.SGD), (1, torch.optim.AdamW), (2, torch.optim.AdamW)])
+def test_memory_is_as_predicted(turns, optimizer):
     """The measured peak of one rank's step, and of what it holds beside states and batch."""
     from autopar.runtime import compile_program, read_program
     from autopar.runtime.threads import solo_comm
 
     torch.manual_seed(0)
-    workload = Workload(Gpt(vocab=64, seq=32, layers=4, hidden=64, heads=4), (ids(8, 32),), (ids(8, 32),), token_loss, torch.optim.SGD)
+    workload = Workload(Gpt(vocab=64, seq=32, layers=4, hidden=64, heads=4), (ids(8, 32),), (ids(8, 32),), token_loss, optimizer)
     assigner = Assigner(trace_step(workload, "fp32").graph, (), turns=turns)
     program = assigner.program(assigner.draw(random.Random(0)), keep_grads=False)
     spec = read_program(compile_program({"program.py": source_of(assigner.graph, program)}))

@@ -8,19 +8,10 @@ from math import prod
 import pytest
 
 from autopar.cluster import Link, list_devices, list_links, num_devices, parse_cluster
-from autopar.cost.model import (
-    axis_link,
-    build_cost_model,
-    estimate_comm_s,
-    estimate_node_s,
-    estimate_op_s,
-    estimate_reshard_s,
-    estimate_step_s,
-    estimate_strategies_s,
-    list_meshes,
-    matmul_flops_per_s,
-    site_dtypes,
-)
+from autopar.cost.meshes import list_meshes
+from autopar.cost.model import build_cost_model, matmul_flops_per_s
+from autopar.cost.ops import estimate_node_s, estimate_op_s, estimate_strategies_s, site_dtypes
+from autopar.cost.wires import axis_link, estimate_comm_s, estimate_reshard_s, estimate_step_s
 from autopar.graph.graph import value_table
 from autopar.graph.mesh import Mesh, MeshAxis, axis_groups, axis_sizes, num_ranks
 from autopar.graph.reshard import Step, StepKind, reshard_steps
@@ -226,14 +217,14 @@ def test_every_preset_gives_a_model_below_its_data_sheet():
         model = build_cost_model(cluster)
         assert dict(model.flops_per_s).keys() == dict(device.flops_per_s).keys()
         assert all(0 < rate <= dict(device.flops_per_s)[d] for d, rate in model.flops_per_s)
-        assert 0 < model.inside_bytes_per_s <= cluster.inside.bandwidth_bytes_per_s
-        assert 0 < model.across_bytes_per_s <= cluster.across.bandwidth_bytes_per_s
+        assert 0 < model.links.inside_bytes_per_s <= cluster.inside.bandwidth_bytes_per_s
+        assert 0 < model.links.across_bytes_per_s <= cluster.across.bandwidth_bytes_per_s
         assert device.source and model.source
     assert all(link.source for link in list_links())
 
 
 def test_own_link_figures_are_taken_as_they_are():
-    assert MODEL.inside_bytes_per_s == 1e7 and MODEL.reserve_bytes == 0
+    assert MODEL.links.inside_bytes_per_s == 1e7 and MODEL.reserve_bytes == 0
 
 
 def _sizes(spec):

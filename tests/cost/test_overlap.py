@@ -9,7 +9,9 @@ import pytest
 
 from autopar.cluster import parse_cluster
 from autopar.cost.estimate import estimate_program, hidden_seconds, node_seconds
-from autopar.cost.model import axis_link, build_cost_model, estimate_comm_s, estimate_hidden_s, estimate_reshard_s, list_meshes
+from autopar.cost.meshes import list_meshes
+from autopar.cost.model import build_cost_model
+from autopar.cost.wires import axis_link, estimate_comm_s, estimate_hidden_s, estimate_reshard_s
 from autopar.graph.mesh import Mesh
 from autopar.graph.node import Phase
 from autopar.graph.reshard import StepKind
@@ -44,11 +46,9 @@ def test_what_moves_says_how_it_travels():
 def test_the_gradient_of_a_norm_pays_its_share_of_a_bucket():
     alone, _ = estimate_reshard_s(MODEL, value_of(Kind.ACTIVATION), OWED, WHOLE, EIGHT)
     seconds, hidden = estimate_reshard_s(MODEL, value_of(Kind.GRAD), OWED, WHOLE, EIGHT)
-    share, size = 16384 / BUCKET, 16384
-    ring = 2 * 7 / 8 * size / (0.8 * 450e9)  # all reduce on NVLink at 80 % of 450 GB/s, 2 us per hop
-    tree = 2 * size / (0.8 * 450e9)
-    assert alone == pytest.approx(4e-6 + min(2 * 7 * 2e-6 + ring, 2 * 3 * 2e-6 + tree), rel=1e-12)
-    assert seconds == pytest.approx(share * 4e-6 + min(share * 2 * 7 * 2e-6 + ring, share * 2 * 3 * 2e-6 + tree), rel=1e-12)
+    size = 16384
+    bucket = estimate_comm_s(MODEL, StepKind.ALL_REDUCE, axis_link(MODEL, EIGHT, 0), BUCKET, BUCKET)
+    assert seconds == pytest.approx(size / BUCKET * bucket, rel=1e-12)
     assert hidden == pytest.approx(seconds / 2, rel=1e-12) and seconds < alone / 50
 
 
@@ -83,7 +83,8 @@ def test_on_cpu_each_is_sent_alone_and_nothing_hides():
 
 
 def cost_of(made, **figures):
-    model = replace(build_cost_model(CLUSTER), **figures)
+    model = build_cost_model(CLUSTER)
+    model = replace(model, links=replace(model.links, inside_bytes_per_s=figures.pop("inside_bytes_per_s", model.links.inside_bytes_per_s)), **figures)
     return model, node_seconds(model, made.program, made.sites, made.signatures, made.strategies)
 
 

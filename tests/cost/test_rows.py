@@ -10,39 +10,119 @@ import pytest
 
 from autopar.cluster import parse_cluster
 from autopar.cost.model import build_cost_model
-from autopar.cost.rows import ComputeRow, LinkRow, ProfileRows, load_profile, save_profile
-from autopar.errors import ClusterError, RankError
+from autopar.cost.rows import CommRow, Machine, OpRow, ProfileRows
+from autopar.cost.rows_file import load_profile, save_profile
+from autopar.errors import ClusterError
+
+DAY = "2026-11-20"
+MACHINE = Machine("cpu", "AMD EPYC", 2, "2.13.0", "3.11.2")
+
+
+def op(family, dtype, shape, ranks, seconds, error=""):
+    return OpRow(family, dtype, shape, ranks, seconds, 0.1 if seconds else 0.0, 7 if seconds else 0, DAY, error)
+
+
+def comm(kind, group, ranks, num_bytes, seconds, error="", beside_s=0.0):
+    good = seconds is not None
+    return CommRow(
+        kind, group, ranks, ranks, num_bytes, beside_s, seconds, 0.2 if good else 0.0, 7 if good else 0, DAY, error, bool(beside_s)
+    )
+
+
+def machine_rows(ranks, flops_per_s, memory_bytes_per_s, launch_s):
+    """What a CPU of these figures would give."""
+    return (
+        op("launch", "float32", (8,), ranks, launch_s),
+        op("copy", "float32", (2**26,), ranks, 2**26 / memory_bytes_per_s), op("copy", "float32", (2**14,), ranks, 1e-6),
+        op("add_into", "float32", (2**26,), ranks, 2**26 / memory_bytes_per_s),
+        *(op("matmul", d, (512, 512, 512), ranks, 2 * 512**3 / rate) for d, rate in flops_per_s),
+        *(op("matmul", d, (16, 16, 16), ranks, 1e-3) for d, _ in flops_per_s),
+    )  # fmt: skip
+
+
+def gathers(ranks, latency_s, bytes_per_s, launch_s):
+    """all_gather by the ring formula."""
+    return tuple(
+        comm("all_gather", (ranks, 1), ranks, size, launch_s + (ranks - 1) * latency_s + (ranks - 1) / ranks * size / bytes_per_s)
+        for size in (2**8, 2**16, 2**23)
+    )
+
 
 ROWS = ProfileRows(
-    "2026-11-20", "x86_64 with 2 cores", "2.13.0", 2,
+    MACHINE,
+    (*machine_rows(1, (("float32", 200e9), ("bfloat16", 400e9)), 60e9, 1e-6),
+     *machine_rows(4, (("float32", 50e9), ("bfloat16", 100e9)), 10e9, 2e-6)),
     (
-        ComputeRow(1, (("float32", 200e9), ("bfloat16", 400e9)), 60e9, 1e-6),
-        ComputeRow(4, (("float32", 50e9), ("bfloat16", 100e9)), 10e9, 2e-6),
+        *gathers(2, 2e-4, 5e8, 1e-6), *gathers(4, 5e-4, 2e8, 2e-6), comm("all_reduce", (2, 2), 4, 1024, None, "RuntimeError: no route"),
+        comm("all_reduce", (4, 1), 4, 1024, 3e-3, beside_s=1e-3),
     ),
-    (LinkRow(2, 2e-4, 5e8), LinkRow(4, 5e-4, 2e8)),
 )  # fmt: skip
 
 
 def test_a_profile_survives_its_file(tmp_path):
     path = tmp_path / "deep" / "profile-cpu.json"
     save_profile(ROWS, path)
-    assert load_profile(path) == ROWS
+    assert load_profile(path) == ROWS and load_profile(path, MACHINE) == ROWS
     assert [p.name for p in path.parent.iterdir()] == ["profile-cpu.json"]
+    save_profile(replace(ROWS, finished=False, ops=(), comms=()), path)
+    assert load_profile(path) == replace(ROWS, finished=False, ops=(), comms=())
+
+
+def test_a_row_is_a_line(tmp_path):
+    save_profile(ROWS, tmp_path / "p.json")
+    lines = (tmp_path / "p.json").read_text().splitlines()
+    assert sum("all_gather" in line for line in lines) == 6
 
 
 def test_no_file_is_no_profile(tmp_path):
     assert load_profile(tmp_path / "none.json") is None
 
 
+def test_writing_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    import os
+
+    path = tmp_path / "p.json"
+    save_profile(ROWS, path)
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_profile(replace(ROWS, ops=()), path)
+    assert load_profile(path) == ROWS and [p.name for p in tmp_path.iterdir()] == ["p.json"]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(format="other"), "expected format 'autopar-profile-1', found 'other'"),
-        (lambda d: d.pop("links"), "'links' is missing"),
-        (lambda d: d["compute"][0].update(launch_s=-1), "launch_s: expected a positive number, found -1"),
-        (lambda d: d["compute"][1]["flops_per_s"][0].__setitem__(1, "fast"), "flops_per_s of float32: expected a positive number, found 'fast'"),
-        (lambda d: d["links"][0].update(ranks=0), "ranks: expected a positive whole number, found 0"),
-        (lambda d: d.update(compute=[]), "no compute rows"),
+        (lambda d: d.update(format="other"), "expected format 'autopar-profile-2', found 'other'"),
+        (
+            lambda d: d.update(format="autopar-profile-1"),
+            "expected format 'autopar-profile-2', found 'autopar-profile-1' of an earlier autopar",
+        ),
+        (lambda d: d.pop("comms"), "'comms' is missing"),
+        (lambda d: d["machine"].pop("torch"), "'torch' is missing"),
+        (lambda d: d.update(machine=3), "machine: expected an object, found 3"),
+        (lambda d: d["machine"].update(cores=0), "machine.cores: expected a positive whole number, found 0"),
+        (lambda d: d.update(ops={}), "ops: expected a list, found {}"),
+        (lambda d: d.update(finished=1), "finished: expected true or false, found 1"),
+        (lambda d: d["ops"][0].update(seconds=-1), "ops[0].seconds: expected a positive number, found -1"),
+        (lambda d: d["ops"][1].update(seconds=0.0), "ops[1].seconds: expected a positive number, found 0.0"),
+        (lambda d: d["ops"][1].update(seconds=float("nan")), "ops[1].seconds: expected a positive number, found nan"),
+        (lambda d: d["comms"][1].update(seconds=float("inf")), "comms[1].seconds: expected a positive number, found inf"),
+        (lambda d: d["comms"][7].update(beside_s=0), "comms[7].beside_s: expected a positive number, found 0"),
+        (lambda d: d["comms"][1].update(seconds="fast"), "comms[1].seconds: expected a positive number, found 'fast'"),
+        (lambda d: d["ops"][0].update(spread=-0.5), "ops[0].spread: expected a number that is not negative, found -0.5"),
+        (lambda d: d["ops"][0].update(repeats=0), "ops[0].repeats: expected a positive whole number, found 0"),
+        (lambda d: d["ops"][1].update(ranks=0), "ops[1].ranks: expected a positive whole number, found 0"),
+        (lambda d: d["ops"][4].update(shape=[512, 0, 512]), "ops[4].shape: expected a positive whole number, found 0"),
+        (lambda d: d["ops"][4].update(shape=[512, 512]), "ops[4].shape: expected (m, n, k) of a matmul, found [512, 512]"),
+        (lambda d: d["ops"][0].update(dtype="float31"), "ops[0].dtype: expected one of float64, float32, bfloat16, "),
+        (lambda d: d["comms"][0].update(kind="shout"), "comms[0].kind: expected one of all_reduce, all_gather, "),
+        (lambda d: d["comms"][0].update(group=[2]), "comms[0].group: expected [ranks, distance], found [2]"),
+        (lambda d: d["ops"].append(d["ops"][0]), f"ops[{len(ROWS.ops)}]: measures the same as ops[0]"),
+        (lambda d: d["ops"].append(7), f"ops[{len(ROWS.ops)}]: expected an object, found 7"),
     ],
 )
 def test_an_edited_profile_says_what_is_wrong(tmp_path, change, message):
@@ -53,7 +133,8 @@ def test_an_edited_profile_says_what_is_wrong(tmp_path, change, message):
     path.write_text(json.dumps(data))
     with pytest.raises(ClusterError) as error:
         load_profile(path)
-    assert str(error.value) == f"{path}: not a profile: {message}; run `autopar profile` again, or delete the file"
+    text = str(error.value)
+    assert text.startswith(f"{path}: not a profile: {message}") and text.endswith("; run `autopar profile` again, or delete the file")
 
 
 def test_a_truncated_profile_says_so(tmp_path):
@@ -63,29 +144,65 @@ def test_a_truncated_profile_says_so(tmp_path):
     with pytest.raises(ClusterError, match=r"p\.json: not a profile: .*run `autopar profile` again"):
         load_profile(path)
     path.write_text("[]")
-    with pytest.raises(ClusterError, match="expected format 'autopar-profile-1', found 'list'"):
+    with pytest.raises(ClusterError, match="expected format 'autopar-profile-2', found 'list'"):
         load_profile(path)
+
+
+def test_a_profile_of_another_machine_says_what_differs(tmp_path):
+    path = tmp_path / "p.json"
+    save_profile(ROWS, path)
+    with pytest.raises(ClusterError) as error:
+        load_profile(path, replace(MACHINE, processor="Intel Xeon", cores=64, torch="2.11.0"))
+    assert str(error.value) == (
+        f"{path}: a profile of another machine: processor: expected 'Intel Xeon', found 'AMD EPYC'; cores: expected 64, found 2; "
+        "run `autopar profile` again, or delete the file"
+    )
+    with pytest.raises(ClusterError, match="device: expected 'NVIDIA H200', found 'cpu'; run"):
+        load_profile(path, replace(MACHINE, device="NVIDIA H200"))
+    assert load_profile(path, replace(MACHINE, torch="2.11.0")) == ROWS, "another version is no other machine"
+
+
+def near(found):
+    return pytest.approx(found, rel=1e-9)
 
 
 def test_cpu_ranks_get_what_was_measured_at_their_number():
     model = build_cost_model(parse_cluster("cpu:4"), ROWS)
-    assert dict(model.flops_per_s) == {"float32": 50e9, "bfloat16": 100e9}
-    assert (model.memory_bytes_per_s, model.launch_s, model.inside_bytes_per_s) == (10e9, 2e-6, 2e8)
-    assert model.cluster.inside.latency_s == 5e-4
-    assert model.source.startswith("measured 2026-11-20 on x86_64 with 2 cores, torch 2.13.0, 4 at once; inside: measured")
+    assert dict(model.flops_per_s) == {"float32": near(50e9), "bfloat16": near(100e9)}
+    assert (model.memory_bytes_per_s, model.launch_s, model.links.inside_bytes_per_s) == (near(10e9), near(2e-6), near(2e8))
+    assert model.cluster.inside.latency_s == near(5e-4)
+    assert model.source.startswith("measured 2026-11-20 on AMD EPYC with 2 cores, torch 2.13.0, 4 at once; inside: measured")
 
 
 def test_more_ranks_than_measured_share_what_was_there():
     model = build_cost_model(parse_cluster("cpu:8"), ROWS)
-    assert dict(model.flops_per_s)["float32"] == 25e9 and model.memory_bytes_per_s == 5e9
-    assert (model.inside_bytes_per_s, model.cluster.inside.latency_s) == (1e8, 1e-3)
+    assert dict(model.flops_per_s)["float32"] == near(25e9) and model.memory_bytes_per_s == near(5e9)
+    assert (model.links.inside_bytes_per_s, model.cluster.inside.latency_s) == (near(1e8), near(1e-3))
     assert "4 at once, scaled to 8" in model.source
 
 
 def test_one_rank_and_machines_without_links():
-    assert dict(build_cost_model(parse_cluster("cpu:1"), ROWS).flops_per_s)["float32"] == 200e9
-    without = replace(ROWS, links=())
-    assert build_cost_model(parse_cluster("cpu:4"), without).inside_bytes_per_s == parse_cluster("cpu:4").inside.bandwidth_bytes_per_s
+    assert dict(build_cost_model(parse_cluster("cpu:1"), ROWS).flops_per_s)["float32"] == near(200e9)
+    without = replace(ROWS, comms=())
+    assert build_cost_model(parse_cluster("cpu:4"), without).links.inside_bytes_per_s == parse_cluster("cpu:4").inside.bandwidth_bytes_per_s
+
+
+def test_a_noisy_gather_does_not_make_the_link():
+    noisy = (*gathers(2, 2e-4, 5e8, 1e-6), comm("all_gather", (2, 1), 2, 2**21, 2**20 / 4e8), comm("all_gather", (2, 1), 2, 2**25, 1e-5))
+    link = build_cost_model(parse_cluster("cpu:2"), replace(ROWS, comms=noisy)).cluster.inside
+    assert link.bandwidth_bytes_per_s == near(5e8) and link.latency_s == pytest.approx(2e-4, rel=0.01)
+    equal = tuple(comm("all_gather", (2, 1), 2, size, 1e-3) for size in (2**8, 2**16))
+    link = build_cost_model(parse_cluster("cpu:2"), replace(ROWS, comms=equal)).cluster.inside
+    assert link.bandwidth_bytes_per_s == near(2**15 / 1e-3) and 0 < link.latency_s <= 1e-3, "no difference: all the time counts"
+
+
+def test_what_an_interrupted_profile_lacks_stays_the_presets_and_is_named():
+    preset = parse_cluster("cpu:1").device
+    model = build_cost_model(parse_cluster("cpu:1"), replace(ROWS, ops=ROWS.ops[:4], finished=False))
+    assert model.flops_per_s == preset.flops_per_s and model.memory_bytes_per_s == near(60e9)
+    assert "(not measured: matmul)" in model.source
+    empty = build_cost_model(parse_cluster("cpu:1"), replace(ROWS, ops=(), comms=(), finished=False))
+    assert empty == build_cost_model(parse_cluster("cpu:1"))
 
 
 def test_a_cpu_profile_does_not_touch_gpus():
@@ -102,53 +219,8 @@ def test_cost_needs_no_torch():
 
     code = (
         "import sys, autopar.cluster, autopar.cost.estimate, autopar.cost.memory, autopar.cost.model, autopar.cost.prices, "
-        "autopar.cost.profile, autopar.cost.rows; print('torch' in sys.modules)"
+        "autopar.cost.lookup, autopar.cost.profile, autopar.cost.rows_file; from autopar.cost.machine import machine_here; machine_here(); "
+        "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
-
-
-def test_a_link_is_fitted_by_the_ring_formula():
-    from autopar.cost.profile import _LARGE, _fit_link
-
-    row = _fit_link(4, 1e-6 + 3 * 2e-4, 1e-6 + 3 * 2e-4 + 3 * _LARGE / 5e8, 1e-6)
-    assert row.latency_s == pytest.approx(2e-4) and row.bandwidth_bytes_per_s == pytest.approx(5e8)
-
-
-@pytest.mark.torch
-@pytest.mark.gloo
-@pytest.mark.timeout(120)
-def test_this_machine_can_be_measured(monkeypatch):
-    from autopar.cost import profile
-
-    rows = profile.measure_cpu((1, 2))
-    assert [row.ranks for row in rows.compute] == [1, 2] and [row.ranks for row in rows.links] == [2]
-    for row in rows.compute:
-        assert 1e8 < dict(row.flops_per_s)["float32"] < 1e14 and 1e8 < row.memory_bytes_per_s < 1e13
-        assert 1e-8 < row.launch_s < 1e-2
-    assert build_cost_model(parse_cluster("cpu:2"), rows).inside_bytes_per_s == rows.links[0].bandwidth_bytes_per_s
-
-
-class _Queue:
-    def __init__(self, rows):
-        self.rows = rows
-
-    def get(self, timeout):
-        import queue
-
-        if not self.rows:
-            raise queue.Empty
-        return self.rows.pop()
-
-
-class _Process:
-    exitcode = 9
-
-
-def test_a_process_that_fails_is_named():
-    from autopar.cost.profile import _collect
-
-    with pytest.raises(RankError, match=r"^profile: process 1 of 2: OSError: no port$"):
-        _collect(2, [_Process(), _Process()], _Queue([(1, {"error": "OSError: no port"})]))
-    with pytest.raises(RankError, match=r"^profile: process 0 of 2 ended with code 9$"):
-        _collect(2, [_Process(), _Process()], _Queue([(1, {})]))

@@ -7,9 +7,14 @@ import pytest
 from autopar.cluster import list_devices, num_devices, parse_cluster
 from autopar.errors import ClusterError
 
-FORMS = "cpu:4, 2x8xH100-80GB (hosts x devices x type), 8xH100-80GB (one host), or the path of a TOML file"
-DEVICES = "cpu, V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100-80GB, H100-PCIe, H200-141GB, B200, B300, MI300X, L40S"
-LINKS = "loopback, nvlink2, nvlink3, nvlink4, nvlink5, xgmi, pcie4, pcie5, ib-50, ib-100, ib-200, ib-400, ib-800, ethernet-10, ethernet-100"
+FORMS = "cpu:4, 2x8xH100-80GB (hosts x devices x type), 8xH100-80GB (one host), 2xDGX-H100 (hosts x machine), or the path of a TOML file"
+DEVICES = (
+    "cpu, V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100-80GB, H100-PCIe, H200-141GB, B200, B300, GB200, GB300, MI300X, MI355X, L40S, RTX4090"
+)
+LINKS = (
+    "loopback, nvlink2, nvlink3, nvlink4, nvlink5, nvl72, xgmi, xgmi4, pcie4, pcie5, ib-50, ib-100, ib-200, ib-400, ib-800, efa-100, efa-400, "
+    "ethernet-10, ethernet-25, ethernet-100"
+)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +133,9 @@ NEED = f"expected a preset ({LINKS}) or {{ latency_s = ..., bandwidth_bytes_per_
         ("hosts = 3\n", "c.toml: hosts: expected at least one [[hosts]] table with count, devices and device, found 3"),
         ("hosts = [3]\n", "c.toml: hosts[0]: expected a table, found 3"),
         (HOSTS + "[link]\n", "c.toml: link: unknown key; expected one of hosts, devices, links; did you mean links?"),
-        (HOSTS + "gpus = 1\n", "c.toml: hosts[0].gpus: unknown key; expected one of count, devices, device"),
-        (HOSTS.replace("count", "cuont"), "c.toml: hosts[0].cuont: unknown key; expected one of count, devices, device; did you mean count?"),
+        (HOSTS + "gpus = 1\n", "c.toml: hosts[0].gpus: unknown key; expected one of count, devices, device, machine, nics, power_w"),
+        (HOSTS.replace("count", "cuont"), "c.toml: hosts[0].cuont: unknown key; expected one of count, devices, device, machine, nics, power_w; "
+         "did you mean count?"),
         (HOSTS.replace("2", "0"), "c.toml: hosts[0].count: expected a positive whole number, found 0"),
         (HOSTS.replace("= 8", "= -8"), "c.toml: hosts[0].devices: expected a positive whole number, found -8"),
         (HOSTS.replace("= 8", "= true"), "c.toml: hosts[0].devices: expected a positive whole number, found true"),
@@ -138,11 +144,16 @@ NEED = f"expected a preset ({LINKS}) or {{ latency_s = ..., bandwidth_bytes_per_
         (HOSTS.replace('"H100-80GB"', "100"), "c.toml: hosts[0].device: expected the name of a device, found 100"),
         (HOSTS.replace("H100-80GB", "H101"), f"c.toml: hosts[0].device: unknown device 'H101'; known: {DEVICES}; did you mean H100?"),
         (
-            HOSTS + HOSTS.replace("H100", "A100"),
-            "c.toml: hosts: mixed clusters are not planned yet, found hosts of 8 x H100-80GB and 8 x A100-80GB; plan each kind of host alone",
+            HOSTS + HOSTS.replace("H100", "A100").replace("= 8", "= 4"),
+            "c.toml: hosts: expected the same number of devices on every host, found 2 x 8 H100-80GB and 2 x 4 A100-80GB; set devices to 4 on all "
+            "of them (the others stay idle), or plan each kind of host alone",
+        ),
+        (
+            HOSTS + HOSTS.replace("H100-80GB", "cpu"),
+            "c.toml: hosts: one program runs on cpu or on cuda devices, found 2 x 8 H100-80GB and 2 x 8 cpu; plan each kind of host alone",
         ),
         (_link('inside = "nvlink"'), f"c.toml: links.inside: unknown link 'nvlink'; known: {LINKS}; did you mean nvlink5?"),
-        (_link("between = 1"), "c.toml: links.between: unknown key; expected one of inside, across"),
+        (_link("between = 1"), "c.toml: links.between: unknown key; expected one of inside, across, oversubscription"),
         (_link("across = 50e9"), "c.toml: links.across: expected a table, found 50000000000.0"),
         (
             _link('across = { latency_s = 8e-6, bandwidth_bytes_per_s = "900GB/s" }'),
@@ -183,7 +194,7 @@ NEED = f"expected a preset ({LINKS}) or {{ latency_s = ..., bandwidth_bytes_per_
         (OWN_HOSTS + OWN.replace("{ bfloat16 = 100e12, float32 = 20e12 }", "1e12"), "c.toml: devices.mine.flops_per_s: expected a table, found 1000000000000.0"),
         (OWN_HOSTS + OWN + 'kind = "tpu"\n', 'c.toml: devices.mine.kind: expected "cpu" or "cuda", found "tpu"'),
         (OWN_HOSTS + OWN + "memory_gb = 24\n", "c.toml: devices.mine.memory_gb: unknown key; expected one of kind, memory_bytes, flops_per_s, "
-         "memory_bytes_per_s, launch_s, source; did you mean memory_bytes?"),
+         "memory_bytes_per_s, launch_s, source, board_power_w; did you mean memory_bytes?"),
         ("devices = 3\n" + HOSTS, "c.toml: devices: expected a table, found 3"),
     ],
 )  # fmt: skip

@@ -94,7 +94,7 @@ def test_two_together():
         ("tp=two", "--fix: tp: expected a positive whole number, found 'two'"),
         ("dp=-2", "--fix: dp: expected a positive whole number, found -2"),
         ("zero=5", "--fix: zero: expected 0, 1, 2 or 3, found 5"),
-        ("recompute=some", "--fix: recompute: expected none, full or free, found 'some'"),
+        ("recompute=some", "--fix: recompute: expected none, selective, full or free, found 'some'"),
         ("sequence_parallel=2", "--fix: sequence_parallel: expected 0 or 1, found 2"),
         ("only=tensor", "--fix: only: expected data, found 'tensor'"),
         ("schedule=fast", "--fix: schedule: expected gpipe, 1f1b, interleaved or zero-bubble, found 'fast'"),

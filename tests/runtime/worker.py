@@ -64,11 +64,11 @@ def task_comm(*_):
     stop_process_group()
 
 
-def task_train(folder, steps, checkpoint):
+def task_train(folder, steps, checkpoint, record=None):
     spec = importlib.util.spec_from_file_location("program", Path(folder) / "program.py")
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
-    run_training(program, batches(), int(steps), checkpoint_dir=checkpoint, timeout_s=30.0)
+    run_training(program, batches(), int(steps), checkpoint_dir=checkpoint if checkpoint != "-" else None, timeout_s=30.0, record=record)
 
 
 def task_endless(checkpoint, timeout_s):

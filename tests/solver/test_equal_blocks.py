@@ -10,7 +10,8 @@ torch = pytest.importorskip("torch")
 
 from autopar.api import build_case  # noqa: E402
 from autopar.cluster import parse_cluster  # noqa: E402
-from autopar.cost.model import build_cost_model, list_meshes  # noqa: E402
+from autopar.cost.meshes import list_meshes  # noqa: E402
+from autopar.cost.model import build_cost_model  # noqa: E402
 from autopar.cost.prices import build_prices  # noqa: E402
 from autopar.graph.partition import node_cuts, partition  # noqa: E402
 from autopar.graph.random_plans import Assigner  # noqa: E402

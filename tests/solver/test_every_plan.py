@@ -69,7 +69,7 @@ def test_random_steps_with_recompute_whole_and_in_turns(seed, sizes, turns):
 @pytest.mark.parametrize("seed", range(3))
 def test_what_fits_only_with_recompute_is_found(seed, sizes, turns):
     for again in range(20):  # where the update has the peak, recompute does not help
-        case, problem, prices = small_problem(held_step, seed + 31 * again, sizes, 30_000, turns, "free")
+        case, problem, prices = small_problem(held_step, seed + 31 * again, sizes, 130_000, turns, "free")
         truths = try_everything(problem, prices, sizes, list_recomputable(case.graph, case.signatures))
         smallest, kept = best_of(truths, None)[1], best_of(truths[:1], None)[1]
         if smallest < kept:

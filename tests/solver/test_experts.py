@@ -119,7 +119,7 @@ def test_one_row_runs_in_a_process_of_its_own(tmp_path):
     [
         ({"micro_bs": "", "zero_stage": ""}, "dp=2,tp=2,pp=1,recompute=full"),
         ({"n_gpus": "8", "pp": "2", "vpp": "3", "recompute": "selective", "seq_par": "yes"},
-         "dp=2,tp=2,pp=2,zero=0,sequence_parallel=1,vpp=3,microbatch=2"),
+         "dp=2,tp=2,pp=2,zero=0,recompute=selective,sequence_parallel=1,vpp=3,microbatch=2"),
         ({"n_gpus": "8", "cp": "2", "micro_bs": "4", "zero_stage": "FSDP: optimizer+grad sharded, params not resharded after fwd"},
          "dp=2,tp=2,sp=2,pp=1,zero=2,recompute=full,microbatches=1"),
         ({"dp": "1", "n_gpus": "2", "zero_stage": "1", "recompute": "none"}, "dp=1,tp=2,pp=1,recompute=none,microbatch=2"),

@@ -31,6 +31,11 @@ def make_search(spec, shape, limit=60 * 2**30, seconds=60, **words):
     return PipelineSearch(cases, build_cost_model(parse_cluster(spec)), limit, time.monotonic() + seconds, lambda line: None, plain_too=True)
 
 
+def run_search(search):
+    search.run(inf)
+    return search.result()
+
+
 def test_more_exact_prices_only_raise_bounds():
     search = make_search("4xH100-80GB", LARGE)
     seen = 0
@@ -63,18 +68,18 @@ def test_a_stage_that_does_not_fit_hands_units_over():
     """Less and less memory: the cuts move, and where none fit that is proven."""
     shape = {"blocks": 4, "width": 64, "hidden": 128, "batch": 64, "vocab": 4096, "momentum": True}
     words = {"pp": 2, "microbatches": 4, "schedule": "1f1b", "recompute": "none"}
-    ample = make_search("cpu:2", shape, **words).run(inf).best
+    ample = run_search(make_search("cpu:2", shape, **words)).best
     assert ample is not None
     peak = max(a.memory.peak_bytes for a in ample.stages)
     cuts, found = {ample.cuts}, [ample.step_s]
     for share in (0.95, 0.9):
-        best = make_search("cpu:2", shape, limit=int(share * peak), **words).run(inf).best
+        best = run_search(make_search("cpu:2", shape, limit=int(share * peak), **words)).best
         assert best is not None
         assert max(a.memory.peak_bytes for a in best.stages) <= share * peak
         cuts.add(best.cuts)
         found.append(best.step_s)
     assert found == sorted(found) and len(cuts) == 3
-    none = make_search("cpu:2", shape, limit=int(0.85 * peak), **words).run(inf)
+    none = run_search(make_search("cpu:2", shape, limit=int(0.85 * peak), **words))
     assert none.best is None and none.bound_s == inf
     search = make_search("cpu:2", shape, limit=int(0.85 * peak), **words)
     whole, layout = search.cases.split(search.cases.case, 4), next(each.layout for each in search.list_open())

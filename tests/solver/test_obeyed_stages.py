@@ -33,7 +33,8 @@ def case_of(tied=False):
 def find(words, tied=False):
     model = build_cost_model(parse_cluster(CLUSTER), None)
     search = PipelineSearch(LayoutCases(case_of(tied), words), model, LIMIT, time.monotonic() + 60, lambda line: None, plain_too=True)
-    found = search.run(inf)
+    search.run(inf)
+    found = search.result()
     assert found.best is not None, found.pruned
     return found.best
 
@@ -156,8 +157,8 @@ def test_decide_refuses_what_does_not_obey(monkeypatch):
     """Whatever went wrong in the search, a plan that breaks a word is not given out."""
     words = constrain(pp=2, dp=2, microbatches=4)
     wrong = find(constrain(pp=2, dp=2, microbatches=2))
-    real = PipelineSearch.run
-    monkeypatch.setattr(PipelineSearch, "run", lambda self, cutoff_s: replace(real(self, cutoff_s), best=wrong))
+    real = PipelineSearch.result
+    monkeypatch.setattr(PipelineSearch, "result", lambda self: replace(real(self), best=wrong))
     ask = Ask(case_of(), build_cost_model(parse_cluster(CLUSTER), None), words, LIMIT, 30.0, None, lambda line: None)
     with pytest.raises(ConstraintError, match="^microbatches=4: the plan has 2: the search did not obey"):
         decide(ask)

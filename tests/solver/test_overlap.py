@@ -10,7 +10,8 @@ import pytest
 
 from autopar.cluster import parse_cluster
 from autopar.cost.estimate import estimate_program
-from autopar.cost.model import build_cost_model, list_meshes
+from autopar.cost.meshes import list_meshes
+from autopar.cost.model import build_cost_model
 from autopar.cost.prices import build_prices
 from autopar.graph.graph import check_graph
 from autopar.graph.node import Phase

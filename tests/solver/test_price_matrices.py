@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from autopar.cluster import parse_cluster
-from autopar.cost.model import build_cost_model, estimate_reshard_s, estimate_reshards_s, estimate_step_s
+from autopar.cost.model import build_cost_model
+from autopar.cost.wires import estimate_reshard_s, estimate_reshards_s, estimate_step_s
 from autopar.errors import GraphError
 from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.graph.reshard import moved_elements, reshard_steps

@@ -8,7 +8,8 @@ from autopar.api import build_case  # noqa: E402
 from autopar.cluster import parse_cluster  # noqa: E402
 from autopar.cost.estimate import estimate_program  # noqa: E402
 from autopar.cost.memory import estimate_memory  # noqa: E402
-from autopar.cost.model import build_cost_model, list_meshes  # noqa: E402
+from autopar.cost.meshes import list_meshes  # noqa: E402
+from autopar.cost.model import build_cost_model  # noqa: E402
 from autopar.cost.prices import build_prices  # noqa: E402
 from autopar.graph.partition import assigned_strategies, partition  # noqa: E402
 from autopar.graph.recompute import recompute_all  # noqa: E402

@@ -11,7 +11,7 @@ from autopar.graph.mesh import Mesh
 from autopar.graph.schedules.known import build_order, why_impossible
 from autopar.graph.schedules.timeline import Durations, simulate
 from autopar.solver.layouts import Layout, Place, least_seconds
-from autopar.solver.stage_cuts import bound_chunks, bound_cuts, bound_drain, choose_cuts, sum_segments
+from autopar.solver.stage_cuts import bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts, sum_segments
 
 
 def every_cut(count, stages):
@@ -49,7 +49,7 @@ def test_every_stage_has_a_unit_even_where_units_cost_nothing():
 
 
 def draw_pipeline(rng, kind, has_updates):
-    """(layout, seconds of the forward, the backward and the update of each unit, seconds of the step) of random cuts."""
+    """(layout, seconds of the forward, the backward and the update of each unit, seconds of the step, the cuts), the cuts random."""
     while True:
         stages, turns = rng.randint(2, 4), rng.choice((1, 2, 3, 4, 6, 8, 12))
         chunks = rng.randint(2, 3) if kind == "interleaved" else 1
@@ -66,21 +66,32 @@ def draw_pipeline(rng, kind, has_updates):
     line = simulate(order, Durations(sums[0], sums[1], sums[2] if kind == "zero-bubble" else ()))
     after = [sum(update[k] for part in parts[r::stages] for k in part) for r in range(stages)]
     step = max(end + late for end, late in zip(line.end_s, after))
-    return Layout(Place(stages, Mesh(())), turns, kind, chunks), forward, backward, update, step
+    return Layout(Place(stages, Mesh(())), turns, kind, chunks), forward, backward, update, step, cuts
 
 
-def check_bounds(layout, forward, backward, update, step):
+def stages_of(cuts, count, stages):
+    """The (first unit, end) of each chunk of each stage."""
+    ends = list(zip((0, *cuts), (*cuts, count)))
+    return [ends[s::stages] for s in range(stages)]
+
+
+def check_bounds(layout, forward, backward, update, step, cuts):
     """By the least times of units, with the best cuts there are: no more than this step, with its cuts."""
     turn = [f + b for f, b in zip(forward, backward)]
     steps, stages = [layout.num_microbatches * t + u for t, u in zip(turn, update)], layout.place.num_stages
     assert least_seconds(layout, sum(turn), sum(update)) <= step * (1 + 1e-9)
+    loops = [layout.num_microbatches * t for t in turn]
+    if layout.schedule != "zero-bubble":
+        own = bound_turns(sum_segments(steps), forward, loops, update, backward, cuts, stages)
+        assert own <= step * (1 + 1e-9)
+        busy = [layout.num_microbatches * sum(turn[k] for a, b in mine for k in range(a, b)) for mine in stages_of(cuts, len(turn), stages)]
+        assert own >= max(busy) * (1 - 1e-9)
     if layout.chunks > 1:
         assert bound_chunks(sum_segments(steps), forward, stages, stages * layout.chunks) <= step * (1 + 1e-9)
         return
     low = bound_cuts(sum_segments(steps), forward, stages)
     assert low <= step * (1 + 1e-9)
     if layout.schedule != "zero-bubble":
-        loops = [layout.num_microbatches * t for t in turn]
         assert low <= bound_drain(sum_segments(steps), forward, loops, update, backward, stages) <= step * (1 + 1e-9)
 
 
@@ -146,6 +157,16 @@ def test_the_bound_of_chunks_knows_what_each_segment_costs(seed):
     sums = [sum(segments[a, b] for a, b in zip((0, *cuts), (*cuts, count))) for cuts, _ in every_cut(count, chunks)]
     alone = max(segments[k, k + 1] for k in range(count))
     assert bound_chunks(segments, [0.0] * count, stages, chunks) == pytest.approx(max(min(sums) / stages, alone))
+
+
+def test_the_bound_of_given_chunks_is_reached_by_equal_ones():
+    """Interleaved, equal chunks: all M turns of a rank's chunks, and the fill and drain of one chunk per rank before."""
+    for stages, chunks, turns in ((2, 2, 4), (4, 2, 8), (4, 3, 8)):
+        count = stages * chunks
+        line = simulate(build_order("interleaved", stages, turns, chunks), Durations((1.0,) * count, (2.0,) * count))
+        row = [1.0] * count
+        bound = bound_turns(sum_segments([3.0 * turns] * count), row, [3.0 * turns] * count, [0.0] * count, [2.0] * count, range(1, count), stages)
+        assert bound == line.makespan_s == 3.0 * turns * chunks + 3.0 * (stages - 1)
 
 
 def test_the_bound_is_reached_by_equal_stages():

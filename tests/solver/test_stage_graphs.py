@@ -13,9 +13,9 @@ from autopar.graph.case import build_case, split_case
 from autopar.graph.graph import Graph, check_graph, value_table
 from autopar.graph.node import Phase, get_arg
 from autopar.graph.shorten import drop_units, unit_members
-from autopar.graph.stages import COPY, cut_stages, list_units
-from autopar.graph.tensor import STATE_KINDS
-from autopar.graph.turns import RECEIVE, SEND, count_microbatches
+from autopar.graph.stages import COPY, crosses_in_turn, cut_stages, list_units, sum_at_home
+from autopar.graph.tensor import STATE_KINDS, Kind
+from autopar.graph.turns import ACCUMULATE, RECEIVE, SEND, count_microbatches
 
 from .blocks import build_block_case, build_blocks
 
@@ -47,6 +47,7 @@ def test_stages_are_the_step_in_parts(seed):
     starts, ranks = draw_stages(rng, graph)
     stages = cut_stages(graph, starts, ranks)
     assert len(stages) == ranks
+    graph, _ = sum_at_home(graph, starts, ranks)
     whole = {node.name: node for node in graph.nodes}
     batch = {name for name in graph.inputs if value_table(graph)[name].kind not in STATE_KINDS}
     seen: Counter[str] = Counter()
@@ -70,6 +71,24 @@ def test_stages_are_the_step_in_parts(seed):
             assert seen[node.name] == 1, f"{node.name} runs {seen[node.name]} times"
     check_crossings(stages)
     check_states(graph, stages)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_gradient_of_a_tied_weight_crosses_once_a_step(stages):
+    """Embedding and head share a weight: each sums its part over the turns where it is, and what crosses is the sum."""
+    graph = split_case(build_block_case(blocks=4, tied=True, momentum=True), 4).graph
+    rows = list_units(graph)
+    starts = [graph.nodes[rows[k * len(rows) // stages][0]].name for k in range(1, stages)]
+    cut = cut_stages(graph, starts)
+    shapes = {v.shape for v in graph.values if v.kind is Kind.PARAM}
+    crossing = [(stage, c) for stage in cut for c in stage.sent if value_table(stage.graph)[c.sent].shape in shapes]
+    assert [c.target for stage, c in crossing if crosses_in_turn(stage.graph, c)] == []
+    assert [(c.source, c.target) for _, c in crossing if "sum" in c.value] == [(stages - 1, 0)]
+    first, last = cut[0].graph, cut[-1].graph
+    sums = [[n for n in g.nodes if n.op == ACCUMULATE] for g in (first, last)]
+    assert all(sums) and value_table(first)[sums[0][-1].outputs[0]].dtype == "float32"
+    (added,) = (n for n in first.nodes if n.op == "aten.add.Tensor" and n.phase is Phase.UPDATE and any("receive" in m.name and m.outputs[0] in n.inputs for m in first.nodes))
+    assert added.outputs[0] in [g for _, g in first.grads]
 
 
 def check_crossings(stages):

@@ -26,7 +26,9 @@ LIMIT = 2**30
 def find_staged(cluster: str, blocks: int, **words: object) -> Staged:
     """What the search finds under these words."""
     case, model = build_block_case(blocks=blocks, tied=True, momentum=True), build_cost_model(parse_cluster(cluster), None)
-    found = PipelineSearch(LayoutCases(case, constrain(**words)), model, LIMIT, time.monotonic() + 60, lambda line: None, plain_too=True).run(inf)
+    search = PipelineSearch(LayoutCases(case, constrain(**words)), model, LIMIT, time.monotonic() + 60, lambda line: None, plain_too=True)
+    search.run(inf)
+    found = search.result()
     assert found.best is not None
     return found.best
 

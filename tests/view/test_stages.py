@@ -35,7 +35,7 @@ def plan(request):
 
 
 def turns_plan():
-    return make_staged_plan("cpu:2", 2, pp=1, dp=2, microbatches=4)
+    return make_staged_plan("cpu:2", 2, pp=1, tp=2, microbatches=4)
 
 
 def test_a_staged_plan_keeps_the_law_and_is_the_same_after_saving(plan):

@@ -209,11 +209,21 @@ class Draft:
         """`x` in another dtype; what was widened from this very dtype is there already."""
         if x.dtype == dtype:
             return x
+        known = self._before_widening(x, dtype)
+        return known if known is not None else self.emit_one("aten._to_copy.default", {"self": x, "dtype": const(dtype)}, x.shape, dtype)
+
+    def _before_widening(self, x: Val, dtype: torch.dtype) -> Val | None:
+        """What `x` was before it was widened from this dtype, in its shape; None where it was not. Views and permutes lie between."""
         for base in view_chain(x):
-            narrow = dict(base.node.args)["self"] if base.node is not None and base.node.op == "aten._to_copy.default" else None
-            if narrow is not None and narrow.dtype == dtype and (dtype, base.dtype) in _EXACT:
-                return self.view(narrow, x.shape)
-        return self.emit_one("aten._to_copy.default", {"self": x, "dtype": const(dtype)}, x.shape, dtype)
+            args = dict(base.node.args) if base.node is not None else {}
+            if base.node is not None and base.node.op == "aten._to_copy.default":
+                if args["self"].dtype == dtype and (dtype, base.dtype) in _EXACT:
+                    return self.view(args["self"], x.shape)
+            elif base.node is not None and base.node.op == "aten.permute.default":
+                found = self._before_widening(args["self"], dtype)
+                if found is not None:
+                    return self.view(self.permute(found, args["dims"]), x.shape)
+        return None
 
     def sum(self, x: Val, dims: list[int] | tuple[int, ...] | None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Val:
         """Sum over dims (None or (): all)."""

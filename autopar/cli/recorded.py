@@ -1,0 +1,50 @@
+"""Where `autopar run` puts what the steps took: decided before anything starts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import OptionsError
+from .asked import check_file_place
+from .outcome import Talk
+
+_FLAG = "--record"
+
+
+def find_record_place(folder: str, train: str, record: str | None, no_record: bool, say: Talk) -> Path | None:
+    """The file to record into; None where nothing is recorded.
+
+    Args:
+        folder: of the program.
+        train: the text of its train.py, which must take `--record`: people change it, and older ones do not.
+        record, no_record: as asked for.
+    Raises:
+        OptionsError: a file was asked for and cannot be had.
+    """
+    from ..runtime.folder import RUN
+
+    if no_record:
+        if record is not None:
+            raise OptionsError(f"--no-record and --record {record}: give one of them")
+        return None
+    check_file_place(record, _FLAG)
+    if _FLAG not in train:
+        why = f"{Path(folder) / 'train.py'} takes no --record: emit it again with `autopar emit`, or pass record=FILE to run_training in it"
+        if record is not None:
+            raise OptionsError(f"--record {record}: {why}")
+        say(f"nothing is recorded: {why}")
+        return None
+    if record is None and not os.access(folder, os.W_OK):
+        say(f"nothing is recorded: {folder} cannot be written to; choose a file with --record")
+        return None
+    return Path(record).resolve() if record is not None else (Path(folder) / RUN).resolve()
+
+
+def file_mark(path: Path | None) -> tuple[int, int] | None:
+    """Changes when the file is replaced."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return None if found is None else (found.st_ino, found.st_mtime_ns)

@@ -1,0 +1,338 @@
+"""Collectives: seconds by bytes, group and network, from measured curves where there are any, else from formulas.
+
+In: a `CommTable`: links and measured curves. Out: seconds; where they come from; how far outside of what was measured they lie. Bytes are
+nccl-tests' (see `cost.curves`). Invariants: seconds are continuous in bytes, never negative, never falling. One
+latency plus one bandwidth leaves 11-31 % error on an all-reduce by size: hence curves. A curve's seconds include the start of the kernel;
+the formula's do not.
+
+    measured group     a straight line between measured rows, logarithm over logarithm; smaller and larger sizes follow the curve below
+    other group        the nearest full curve moved (`move_knots`): small messages by latency, large ones by bytes over bus bandwidth
+    bus bandwidth      inside: of the nearest measured group; a ring through a switch reaches the same at any size, a mesh (xgmi) grows with
+                       its n-1 links. NVLS lifts the all_reduce of large groups only: it is in the rows. The others take the ring's.
+                       across: the smaller of the inside figure and the NICs that the group drives, times what the nearest group on a like
+                       network reached of that
+    latency            of NCCL's model: its base, and hops of a ring or a tree (`_latency`)
+    no curve           latency + bytes / bandwidth with the link's own figures: the faster of ring and tree, pairwise exchange
+
+Sources. Formulas: Thakur, Rabenseifner, Gropp 2005, sections 3-4. Hops, base latency, two hosts: NCCL, `src/graph/tuning.cc`. Rows:
+`data/collectives.csv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, inf, log2
+
+import numpy as np
+
+from ..errors import ClusterError
+from .comm_table import SHAPE_OF, CommTable, link_share
+from .curves import (
+    KINDS,
+    Curve,
+    Knots,
+    bus_factor,
+    continue_points,
+    join_points,
+    knots_seconds,
+    move_knots,
+    move_through,
+    smooth_points,
+)
+
+Line = tuple[float, float]  # seconds, seconds per byte
+
+# NCCL's own model, LL protocol: base, a hop over NVLink, a ring's and a tree's hop over the network.
+_BASE_S, _INSIDE_HOP_S, _RING_HOP_S, _TREE_HOP_S = 6.6e-6, 0.6e-6, 2.7e-6, 5.0e-6
+# An all_to_all inside a host reaches 640 GB/s of bus bandwidth where the ring reaches 682 (B200).
+_PAIRWISE_SHARE = 640 / 682
+# One connection between two hosts reached 34.7 GB/s of a 50 GB/s port (send_recv, H100): a port up to that speed is filled.
+_ONE_CONNECTION_BYTES_PER_S, _ONE_CONNECTION_SHARE = 34.7e9, 34.7 / 50
+# A network is like another where a port has up to this many times its bandwidth: then what was reached of it counts, and its latency.
+_LIKE = 1.5
+_FULL = (2**18, 2**30)  # a curve that may stand for other groups reaches from 256 KiB to 1 GiB
+_OTHER_DEVICE = 1e-3  # octaves: the device's own rows come first where the group is as near
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """How one group does one kind: all that is left to say is bytes.
+
+    Args:
+        knots: None: `lines`, of which the fastest is taken.
+        low_bytes, high_bytes: between them it was measured, at this group or at the one that stands for it.
+        stretch: how many times the group or the network differs from the measured one; 1: measured; infinity: no row.
+    """
+
+    knots: Knots | None
+    lines: tuple[Line, ...]
+    low_bytes: float
+    high_bytes: float
+    stretch: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks in all, on one host, and the ports that they drive on each host: less than one where groups share them."""
+
+    ranks: int
+    per_host: int
+    nics: float
+
+    @property
+    def hosts(self) -> int:
+        return ceil(self.ranks / self.per_host)
+
+
+def collective_seconds(
+    table: CommTable, kind: str, ranks: int, per_host: int, sizes: np.ndarray | float, nics: int | None = None
+) -> np.ndarray:
+    """Seconds of one collective per entry of `sizes`.
+
+    Args:
+        kind: of `KINDS`.
+        ranks: of the group; 2 for a send_recv.
+        per_host: of them on one host. `ranks` in all: nothing leaves the host.
+        sizes: bytes in nccl-tests' sense: all_reduce the buffer, all_gather the gathered whole, reduce_scatter the whole input,
+            all_to_all one rank's buffer, send_recv the message.
+        nics: ports per host that the group drives; None: those of its ranks on a host (`table.ports`). More where NVLink carries to other
+            devices' ports (NCCL's PXN).
+    """
+    return way_seconds(collective_way(table, kind, ranks, per_host, nics), sizes)
+
+
+def explain_collective(
+    table: CommTable, kind: str, ranks: int, per_host: int, size: float, nics: int | None = None
+) -> tuple[float, str, float]:
+    """(seconds, where they come from, how many times outside of what was measured: 1 inside of it, infinity without any row)."""
+    way = collective_way(table, kind, ranks, per_host, nics)
+    seconds = float(way_seconds(way, size))
+    outside = max(1.0, size / way.high_bytes, way.low_bytes / size if size else 1.0) if way.knots else 1.0
+    return seconds, way.source, max(outside, way.stretch)
+
+
+def way_seconds(way: Way, sizes: np.ndarray | float) -> np.ndarray:
+    """Seconds per entry of `sizes` (bytes)."""
+    sizes = np.asarray(sizes, dtype=float)
+    if way.knots is not None:
+        return knots_seconds(way.knots, sizes)
+    return np.minimum.reduce([fixed + per_byte * sizes for fixed, per_byte in way.lines])
+
+
+@lru_cache(maxsize=4096)
+def collective_way(table: CommTable, kind: str, ranks: int, per_host: int, nics: int | None = None) -> Way:
+    """`collective_seconds` of one group, but for the bytes."""
+    if kind not in KINDS:
+        raise ClusterError(f"collective {kind!r}: expected one of {', '.join(KINDS)}")
+    if ranks < 2:
+        return Way(None, ((0.0, 0.0),), 0.0, inf, 1.0, "one rank: nothing is sent")
+    per_host = min(per_host, ranks)
+    group = Group(ranks, per_host, 0 if per_host == ranks else nics or per_host * table.ports)
+    exact = [c for c in _curves(table, kind, group.hosts > 1) if _is_same(table, c, group)]
+    if not exact or not exact[0].bytes:
+        return _unmeasured_way(table, kind, group)
+    exact = [c for c in exact if c.bytes]
+    sizes, seconds = join_points(exact)
+    middle = smooth_points(sizes, seconds)
+    below = above = None
+    if sizes[0] > _FULL[0]:
+        below = _guide(table, kind, group, (sizes[0], float(np.exp(middle.log_seconds[0]))))
+    if sizes[-1] < _FULL[1]:
+        above = _guide(table, kind, group, (sizes[-1], float(np.exp(middle.log_seconds[-1]))))
+    sources = dict.fromkeys(f"{c.source} ({_name(c)})" for c in exact)
+    return Way(continue_points(middle, below, above), (), float(sizes[0]), float(sizes[-1]), 1.0, "measured: " + "; ".join(sources))
+
+
+def _name(curve: Curve) -> str:
+    place = "one host" if curve.ranks == curve.per_host else f"{curve.per_host} per host"
+    return f"{curve.device}, {curve.kind}, {curve.ranks} ranks, {place}"
+
+
+# --- groups that were not measured ------------------------------------------------------------------------------------------------
+
+
+def _curves(table: CommTable, kind: str, across: bool, algorithm: str = "", inside: str = "") -> list[Curve]:
+    """Of one kind and span, the device's own first; of the table's inside link, or of another."""
+    if across and not table.measured_across:
+        return []
+    inside = inside or table.inside.name
+    found = [
+        c for c in table.curves if (c.inside, c.kind, c.algorithm) == (inside, kind, algorithm) and (c.ranks > c.per_host) == across
+    ]
+    return sorted(found, key=lambda c: not table.device.startswith(c.device))
+
+
+def _is_same(table: CommTable, curve: Curve, group: Group) -> bool:
+    if (curve.ranks, curve.per_host) != (group.ranks, group.per_host):
+        return False
+    return group.hosts == 1 or (_is_like(table, curve) and _octaves(_net(table, group), curve.nics * curve.nic_bytes_per_s) <= log2(_LIKE))
+
+
+def _is_like(table: CommTable, curve: Curve) -> bool:
+    return curve.nics > 0 and _octaves(table.across.bandwidth_bytes_per_s, curve.nic_bytes_per_s) <= log2(_LIKE)
+
+
+def _net(table: CommTable, group: Group) -> float:
+    """Nominal, of one host, per direction."""
+    return group.nics * table.across.bandwidth_bytes_per_s
+
+
+def _octaves(a: float, b: float) -> float:
+    return abs(log2(a / b))
+
+
+def _distance(table: CommTable, curve: Curve, group: Group) -> float:
+    """Octaves between a measured group and another."""
+    own = 0.0 if table.device.startswith(curve.device) else _OTHER_DEVICE
+    octaves = own + _octaves(curve.ranks, group.ranks)
+    if group.hosts > 1:
+        hosts = ceil(curve.ranks / curve.per_host)
+        octaves += _octaves(hosts, group.hosts) + _octaves(curve.nics * curve.nic_bytes_per_s, _net(table, group))
+    return octaves
+
+
+def _nearest(table: CommTable, curves: Sequence[Curve], group: Group) -> Curve | None:
+    return min(curves, key=lambda c: _distance(table, c, group), default=None)
+
+
+def _unmeasured_way(table: CommTable, kind: str, group: Group) -> Way:
+    bus, said, bus_stretch = _bus_bandwidth(table, kind, group)
+    knots = _guide(table, kind, group, None)
+    if knots is None:
+        source = f"formula: {table.inside.source}" + (f"; across: {table.across.source}" if group.hosts > 1 else "")
+        return Way(None, _lines(table, kind, group, bus), 0.0, inf, bus_stretch, source + said)
+    shape = _shape(table, kind, group)
+    low, high = np.exp(knots.log_bytes[[0, -1]])
+    # another kind of the same group counts as twice as far; bandwidth without a row is the data sheet's: the curve's distance stands
+    stretch = max(1.0 if shape.kind == kind else 2.0, 2 ** _distance(table, shape, group), bus_stretch if said else 1.0)
+    said = said or f"; bandwidth: {(table.across if group.hosts > 1 else table.inside).source}"
+    return Way(knots, (), low, high, stretch, f"scaled from {shape.source} ({_name(shape)}){said}")
+
+
+def _shape(table: CommTable, kind: str, group: Group) -> Curve | None:
+    """The full curve that stands for a group without one: of the same kind, or of send_recv for all_to_all, or of all_reduce."""
+    kinds = {"send_recv": ("send_recv",), "all_to_all": ("all_to_all", "send_recv", "all_reduce")}.get(kind, (kind, "all_reduce"))
+    for like in dict.fromkeys(kinds):
+        for inside in (table.inside.name, *SHAPE_OF.get(table.inside.name, ())):
+            full = [c for c in _curves(table, like, group.hosts > 1, "", inside) if c.bytes and c.bytes[0] <= _FULL[0]]
+            # a message between two has no latency of many hops: its largest rows, 64 MiB, are bandwidth already
+            full = [c for c in full if like == "send_recv" or c.bytes[-1] >= _FULL[1]]
+            if full:
+                return _nearest(table, full, group)
+    return None
+
+
+def _guide(table: CommTable, kind: str, group: Group, through: tuple[float, float] | None) -> Knots | None:
+    """The nearest full curve, moved to this group; None without any (then the formula, where a measured point asks for a curve).
+
+    Args:
+        through: (bytes, seconds) that were measured.
+    """
+    shape = _shape(table, kind, group)
+    bus = _bus_bandwidth(table, kind, group)[0]
+    if shape is None:
+        if through is None:
+            return None
+        fixed = min(line[0] for line in _lines(table, kind, group, bus))
+        steps = np.exp2(np.arange(8, 40, 0.5))
+        per_byte = max(through[1] - fixed, 0.0) / through[0]
+        return Knots(np.log(steps), np.log(min(fixed, through[1]) + per_byte * steps))
+    knots = smooth_points(*join_points([shape]))
+    there = Group(shape.ranks, shape.per_host, shape.nics)
+    smallest = float(np.exp(knots.log_seconds[0]))
+    before, after = _latency(shape.kind, there), _latency(kind, group)
+    latency = max(1 + (after - before) / smallest, min(1.0, after / before))
+    if group.hosts > 1 and kind != "send_recv" and not _is_like(table, shape):
+        # many hops over another network (161 us between two hosts on the first EFA): its latency, not the measured one's
+        latency = min(line[0] for line in _lines(table, kind, group, bus)) / smallest
+    volume = bus_factor(kind, group.ranks) / bus * shape.bus_bytes_per_s / bus_factor(shape.kind, shape.ranks)
+    if through is None:
+        return move_knots(knots, latency, volume)
+    return move_through(knots, latency, volume, *through)
+
+
+def _latency(kind: str, group: Group) -> float:
+    """Seconds of a small message, as NCCL's model has it. Measured ones are longer: what they exceed it by stays as it is."""
+    n, hosts = group.ranks, group.hosts
+    ring = (n - hosts) * _INSIDE_HOP_S + (hosts - 1) * _RING_HOP_S
+    if kind == "send_recv":
+        return _BASE_S + (_RING_HOP_S if hosts > 1 else _INSIDE_HOP_S)
+    if kind == "all_reduce":
+        tree = (group.per_host - 1) * _INSIDE_HOP_S + ceil(log2(hosts)) * _TREE_HOP_S
+        return _BASE_S + 2 * min(ring, tree)
+    return _BASE_S + ring
+
+
+# --- bandwidth ----------------------------------------------------------------------------------------------------------------------
+
+
+def _bus_bandwidth(table: CommTable, kind: str, group: Group) -> tuple[float, str, float]:
+    """(bus bandwidth of large messages, where it comes from, how many times the group differs from the measured one)."""
+    if group.hosts == 1:
+        return _inside_bus(table, kind, group.ranks)
+    rule = _across_rule(table, kind, group, table.across.bandwidth_bytes_per_s)
+    # two hosts exchange in another way than many (`_across_rule`): what one of them reaches says nothing of the other
+    like = [c for c in _curves(table, kind, True) if _is_like(table, c) and (c.ranks > 2 * c.per_host) == (group.hosts > 2)]
+    row = _nearest(table, like, group)
+    if row is None:
+        return rule, "", inf
+    there = _across_rule(table, row.kind, Group(row.ranks, row.per_host, row.nics), row.nic_bytes_per_s)
+    reached = row.bus_bytes_per_s / there
+    return rule * reached, f"; bandwidth: {row.source} ({_name(row)})", 2 ** _distance(table, row, group)
+
+
+def _across_rule(table: CommTable, kind: str, group: Group, nic_bytes_per_s: float) -> float:
+    """The smaller of what a host carries inside and what its ports do.
+
+    Between two hosts every byte of an all_reduce leaves each host only once.
+    """
+    nic = nic_bytes_per_s * link_share(table.across.name)
+    if kind == "send_recv":
+        alone = max(min(nic, _ONE_CONNECTION_BYTES_PER_S), nic_bytes_per_s * _ONE_CONNECTION_SHARE) if table.measured_across else nic
+        return min(1.0, group.nics) * alone if group.nics else alone
+    inside = _inside_bus(table, kind, group.per_host)[0] if group.per_host > 1 else inf
+    if kind == "all_to_all":
+        return min(inside, nic * group.nics / group.per_host)
+    once = kind == "all_reduce" and group.hosts == 2 and table.measured_across
+    return min(inside, group.nics * nic * (bus_factor(kind, group.ranks) if once else 1.0))
+
+
+@lru_cache(maxsize=4096)
+def _inside_bus(table: CommTable, kind: str, ranks: int) -> tuple[float, str, float]:
+    """Bus bandwidth of large messages inside a host; see `_bus_bandwidth`."""
+    group = Group(ranks, ranks, 0)
+    mesh = (ranks - 1) / table.mesh_links if table.mesh_links else 1.0
+    large = [c for c in _curves(table, kind, False) if not c.bytes or c.bytes[-1] >= 2**28]
+    share = 1.0
+    if kind != "all_reduce" and not large:
+        large = _curves(table, "all_reduce", False, "ring") or _curves(table, "all_reduce", False)
+        large = [c for c in large if not c.bytes or c.bytes[-1] >= 2**28]
+        share = _PAIRWISE_SHARE if kind == "all_to_all" else 1.0
+    row = _nearest(table, large, group)
+    if row is None:
+        return table.inside_bytes_per_s * mesh * share, "", inf
+    mesh = (ranks - 1) / (row.ranks - 1) if table.mesh_links else 1.0
+    return row.bus_bytes_per_s * mesh * share, f"; bandwidth: {row.source} ({_name(row)})", 2 ** _distance(table, row, group)
+
+
+# --- formulas -----------------------------------------------------------------------------------------------------------------------
+
+
+def _lines(table: CommTable, kind: str, group: Group, bus: float) -> tuple[Line, ...]:
+    """(seconds, seconds per byte) of each way to do it with the links' own figures; the fastest is taken."""
+    n, g, hosts = group.ranks, group.per_host, group.hosts
+    hop, far = table.inside.latency_s, table.across.latency_s
+    ring_s = (n - hosts) * hop + (hosts - 1) * far
+    if kind == "send_recv":
+        return ((far if hosts > 1 else hop, 1 / bus),)
+    if kind == "all_reduce":
+        tree_s = ceil(log2(g)) * hop + ceil(log2(hosts)) * far
+        return (2 * ring_s, bus_factor(kind, n) / bus), (2 * tree_s, 2 / bus)
+    if kind == "all_to_all" and not table.measured_across:
+        # pairwise: each rank's own port carries what leaves the host, both ways run at once
+        away = (n - g) / n / (table.across_bytes_per_s * group.nics / g) if hosts > 1 else 0.0
+        return ((ring_s, max((g - 1) / n / table.inside_bytes_per_s, away)),)
+    return ((ring_s, bus_factor(kind, n) / bus),)

@@ -1,0 +1,101 @@
+"""What prices the collectives of one kind of device: its links, what of them is reached, and the measured curves that may speak for them.
+
+In: a device's name, the links inside a host and between hosts (`cluster`). Out: a `CommTable` for `cost.collectives`. Knows no group and
+no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+
+from ..cluster import Link, list_links
+from ..errors import ClusterError
+from .curves import Curve, published_curves
+
+# Share of a link's nominal bandwidth that large ring collectives reach: NVLink 122 / 150 on V100, 232 / 300 on A100, 370 / 450 on H100,
+# 682 / 900 on B200 and 680 / 900 on GB200 (NVLS off); PCIe 24 / 31 and 48 / 63; xGMI 313 / 448; InfiniBand 24 / 25 and 48 / 50; TCP over 100 Gb/s 10 / 12.5.
+LINK_SHARE = {
+    "nvlink2": 0.81, "nvlink3": 0.77, "nvlink4": 0.82, "nvlink5": 0.76, "nvlink": 0.77, "nvl72": 0.76, "pcie": 0.76, "xgmi": 0.70, "ib": 0.96, "efa": 0.96,
+    "ethernet": 0.80,
+}  # fmt: skip
+# Whose rows by size stand in where a link has none, scaled to its own bandwidth: the neighbouring generations of NVLink.
+SHAPE_OF = {"nvlink2": ("nvlink3",), "nvlink5": ("nvlink4",), "nvl72": ("nvlink5", "nvlink4")}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommTable:
+    """What prices the collectives of one kind of device and its links.
+
+    Args:
+        inside_bytes_per_s, across_bytes_per_s: that a ring reaches, per device and direction.
+        curves: of this inside link and of those whose shape it may borrow, or none; of other devices, too.
+        measured_across: curves may stand for the links between hosts.
+        mesh_links: of a device to each other one of its host; 0: a switch.
+        ports: between hosts, for each device of a host where all of them send at once; below 1: they share.
+    """
+
+    device: str
+    inside: Link
+    across: Link
+    inside_bytes_per_s: float
+    across_bytes_per_s: float
+    curves: tuple[Curve, ...]
+    measured_across: bool
+    mesh_links: int
+    ports: float = 1.0
+
+
+def comm_table(device: str, inside: Link | str, across: Link | str, curves: Sequence[Curve] | None = None, ports: float = 1.0) -> CommTable:
+    """The table of a device and its links.
+
+    Args:
+        device: preset; its own rows come first, then those of others with the same inside link.
+        inside, across: a preset's name, or a link with its figures. A link of the user's own ("own"), or measured here, is priced
+            by formula.
+        curves: instead of the package's.
+        ports: between hosts, for each device.
+
+    Raises:
+        ClusterError: a name that is no preset; a link without a positive bandwidth.
+    """
+    inside, across = _find_link(device, inside, "links.inside"), _find_link(device, across, "links.across")
+    return _known_table(device, inside, across, ports) if curves is None else _table(device, inside, across, curves, ports)
+
+
+@lru_cache(maxsize=256)
+def _known_table(device: str, inside: Link, across: Link, ports: float) -> CommTable:
+    """One object for equal clusters: prices of groups are kept by it."""
+    return _table(device, inside, across, published_curves(), ports)
+
+
+def _table(device: str, inside: Link, across: Link, curves: Sequence[Curve], ports: float) -> CommTable:
+    links = (inside.name, *SHAPE_OF.get(inside.name, ()))
+    known = tuple(c for c in curves if c.inside in links)
+    measured = across.name.startswith(("ib-", "efa"))
+    reached = [link.bandwidth_bytes_per_s * link_share(link.name) for link in (inside, across)]
+    return CommTable(device, inside, across, reached[0], reached[1], known, measured, 7 if inside.name.startswith("xgmi") else 0, ports)
+
+
+def _find_link(device: str, link: Link | str, key: str) -> Link:
+    if isinstance(link, str):
+        known = {preset.name: preset for preset in list_links()}
+        if link not in known:
+            raise ClusterError(
+                f"{key}: no collectives are known for link {link!r} of {device}; missing: its latency_s and bandwidth_bytes_per_s. "
+                f"Give both, as in {key} = {{ latency_s = 4e-6, bandwidth_bytes_per_s = 450e9 }}, or one of {', '.join(known)}"
+            )
+        return known[link]
+    if not link.bandwidth_bytes_per_s > 0 or not link.latency_s >= 0 or not isfinite(link.latency_s):
+        raise ClusterError(
+            f"{key}: link {link.name!r} of {device}: expected bandwidth_bytes_per_s > 0 and latency_s >= 0, "
+            f"found {link.bandwidth_bytes_per_s!r} and {link.latency_s!r}"
+        )
+    return link
+
+
+def link_share(name: str) -> float:
+    """1 for what was measured and for the user's own figures: those say what is reached."""
+    return next((share for family, share in LINK_SHARE.items() if name.startswith(family)), 1.0)

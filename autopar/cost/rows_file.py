@@ -1,0 +1,195 @@
+"""The file of a profile: JSON, one row a line, whole or not there.
+
+In: a path. Out: `ProfileRows`, checked: a profile that is damaged, of another format version or of another machine is an error that says
+what differs. Law: what is saved loads back equal; a file is written beside and moved into place, so it is never half-written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection
+from dataclasses import asdict, fields
+
+from ..errors import ClusterError
+from ..graph.tensor import DTYPE_BYTES
+from .rows import COMM_KINDS, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows, row_key
+
+FORMAT = "autopar-profile-2"
+_EARLIER = ("autopar-profile-1",)
+_AGAIN = "run `autopar profile` again, or delete the file"
+
+
+def save_profile(rows: ProfileRows, path: str | os.PathLike[str]) -> None:
+    """Write the rows as JSON, whole or not at all."""
+    write_profile(rows.machine, rows.finished, [encode_row(r) for r in rows.ops], [encode_row(r) for r in rows.comms], path)
+
+
+def write_profile(machine: Machine, finished: bool, ops: list[str], comms: list[str], path: str | os.PathLike[str]) -> None:
+    """`save_profile` of rows that are text already: profiling saves after every row, and rows do not change.
+
+    Args:
+        ops, comms: from `encode_row`.
+    """
+    path = os.fspath(path)
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    part = f"{path}.{os.getpid()}.part"
+    head = json.dumps({"format": FORMAT, "machine": asdict(machine), "finished": finished}, indent=1)
+    lists = ",\n".join(
+        f' "{name}": [' + ",".join(f"\n  {line}" for line in lines) + "\n ]" for name, lines in (("ops", ops), ("comms", comms))
+    )
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(f"{head[:-2]},\n{lists}\n}}\n")
+        os.replace(part, path)
+    except BaseException:
+        if os.path.exists(part):
+            os.remove(part)
+        raise
+
+
+def encode_row(row: OpRow | CommRow) -> str:
+    """One row as JSON text."""
+    return json.dumps({name: value for name, value in asdict(row).items() if value not in ("", None)}, allow_nan=False)
+
+
+def load_profile(path: str | os.PathLike[str], machine: Machine | None = None) -> ProfileRows | None:
+    """The rows of a file; None where there is no such file.
+
+    Args:
+        machine: on which the rows must have been measured (versions may differ); None: any.
+    Raises:
+        ClusterError: the file is there but is not a profile, or of another machine; says what is wrong and how to make it again.
+    """
+    path = os.fspath(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"{path}: not a profile: {error}; {_AGAIN}") from None
+    try:
+        rows = _parse_rows(data)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise ClusterError(f"{path}: not a profile: {what}; {_AGAIN}") from None
+    if machine is not None and (differing := machine_difference(machine, rows.machine, ("device", "processor", "cores"))):
+        raise ClusterError(f"{path}: a profile of another machine: {differing}; {_AGAIN}")
+    return rows
+
+
+def machine_difference(here: Machine, found: Machine, names: tuple[str, ...] = tuple(f.name for f in fields(Machine))) -> str:
+    """What differs between two machines; "" where nothing does."""
+    pairs = ((name, getattr(here, name), getattr(found, name)) for name in names)
+    return "; ".join(f"{name}: expected {expected!r}, found {other!r}" for name, expected, other in pairs if expected != other)
+
+
+def _parse_rows(data: object) -> ProfileRows:
+    found = data.get("format") if isinstance(data, dict) else type(data).__name__
+    if not isinstance(data, dict) or found != FORMAT:
+        raise ValueError(f"expected format {FORMAT!r}, found {found!r}" + (" of an earlier autopar" if found in _EARLIER else ""))
+    machine = data["machine"]
+    if not isinstance(machine, dict):
+        raise ValueError(f"machine: expected an object, found {machine!r}")
+    who = Machine(
+        *(_text(machine, f.name, "machine") if f.name != "cores" else _whole(machine, "cores", "machine") for f in fields(Machine))
+    )
+    ops = tuple(_parse_op(row, f"ops[{k}]") for k, row in enumerate(_list(data, "ops")))
+    comms = tuple(_parse_comm(row, f"comms[{k}]") for k, row in enumerate(_list(data, "comms")))
+    for name, rows in (("ops", ops), ("comms", comms)):
+        seen: dict[tuple, int] = {}
+        for k, row in enumerate(rows):
+            if (first := seen.setdefault(row_key(row), k)) != k:
+                raise ValueError(f"{name}[{k}]: measures the same as {name}[{first}]")
+    if not isinstance(data["finished"], bool):
+        raise ValueError(f"finished: expected true or false, found {data['finished']!r}")
+    return ProfileRows(who, ops, comms, data["finished"])
+
+
+def _parse_op(row: object, where: str) -> OpRow:
+    row = _object(row, where)
+    shape = row["shape"]
+    if not isinstance(shape, list) or not shape:
+        raise ValueError(f"{where}.shape: expected a list of positive whole numbers, found {shape!r}")
+    sizes = tuple(_check_whole(n, f"{where}.shape") for n in shape)
+    family, dtype = _one_of(row, "family", where, SHAPE_NAMES), _one_of(row, "dtype", where, DTYPE_BYTES)
+    if len(sizes) != len(SHAPE_NAMES[family]):
+        raise ValueError(f"{where}.shape: expected ({', '.join(SHAPE_NAMES[family])}) of a {family}, found {shape!r}")
+    return OpRow(family, dtype, sizes, _whole(row, "ranks", where), *_figures(row, where))
+
+
+def _parse_comm(row: object, where: str) -> CommRow:
+    row = _object(row, where)
+    group = row["group"]
+    if not isinstance(group, list) or len(group) != 2:
+        raise ValueError(f"{where}.group: expected [ranks, distance], found {group!r}")
+    size, stride = (_check_whole(n, f"{where}.group") for n in group)
+    beside = row["beside"]
+    if not isinstance(beside, bool):
+        raise ValueError(f"{where}.beside: expected true or false, found {beside!r}")
+    seconds, spread, repeats, date, error = _figures(row, where)
+    compute_s = _number(row, "beside_s", where) if beside and not error else 0.0
+    counts = (_whole(row, name, where) for name in ("ranks", "per_host", "num_bytes"))
+    return CommRow(
+        _one_of(row, "kind", where, COMM_KINDS), (size, stride), *counts, compute_s, seconds, spread, repeats, date, error, beside
+    )
+
+
+def _figures(row: dict, where: str) -> tuple[float | None, float, int, str, str]:
+    """Seconds, spread, repeats, date, error."""
+    if "error" in row:
+        return None, 0.0, 0, _text(row, "date", where), _text(row, "error", where)
+    spread = row["spread"]
+    if not _is_number(spread) or spread < 0:
+        raise ValueError(f"{where}.spread: expected a number that is not negative, found {spread!r}")
+    return _number(row, "seconds", where), float(spread), _whole(row, "repeats", where), _text(row, "date", where), ""
+
+
+def _object(row: object, where: str) -> dict:
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected an object, found {row!r}")
+    return row
+
+
+def _list(data: dict, name: str) -> list:
+    found = data[name]
+    if not isinstance(found, list):
+        raise ValueError(f"{name}: expected a list, found {found!r}")
+    return found
+
+
+def _text(row: dict, name: str, where: str) -> str:
+    found = row[name]
+    if not isinstance(found, str) or not found:
+        raise ValueError(f"{where}.{name}: expected text, found {found!r}")
+    return found
+
+
+def _one_of(row: dict, name: str, where: str, known: Collection[str]) -> str:
+    found = _text(row, name, where)
+    if found not in known:
+        raise ValueError(f"{where}.{name}: expected one of {', '.join(known)}, found {found!r}")
+    return found
+
+
+def _is_number(found: object) -> bool:
+    return isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found)
+
+
+def _number(row: dict, name: str, where: str) -> float:
+    found = row[name]
+    if not _is_number(found) or found <= 0:
+        raise ValueError(f"{where}.{name}: expected a positive number, found {found!r}")
+    return float(found)
+
+
+def _whole(row: dict, name: str, where: str) -> int:
+    return _check_whole(row[name], f"{where}.{name}")
+
+
+def _check_whole(found: object, where: str) -> int:
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ValueError(f"{where}: expected a positive whole number, found {found!r}")
+    return found

@@ -1,0 +1,280 @@
+"""Simulate: a plan's step replayed, as its program runs it: two streams per device, microbatches, stages, the update.
+
+In: a `Plan` (nothing else: a saved plan is enough). Out: a `Simulation`: when each action of each stage runs, what each pass is made of, and where the
+seconds of the step go. Invariant: the rows of `parts` add up to `step_s`.
+
+    a pass         forward or backward of one microbatch, or what is done before or after all of them: `streams.run_pass`
+    the schedule   `graph.schedules`, with the seconds of the passes as they are once running: the second microbatch meets what the first left
+    the update     of a stage begins when its last backward is over and its trailing reductions are
+
+The solver adds the same prices by phase (docs/design/cost.md); the replay knows the order. How far the two differ is `step_s / planned_s`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+
+from ..graph.node import Phase
+from ..graph.plan import CommPlan, NodePlan, Plan
+from ..graph.repeats import block_of
+from ..graph.reshard import StepKind
+from ..graph.schedules.known import build_order
+from ..graph.schedules.order import Order
+from ..graph.schedules.timeline import Durations, action_times
+from ..graph.tensor import STATE_KINDS, Kind
+from ..graph.turns import RECEIVE
+from .op_kinds import kind_of_op
+from .streams import Pass, Piece, Ran, Role, run_pass
+
+PHASES = (Phase.PREPARE, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)
+WAITS, UPDATE, BUBBLE = "communication", "update", "bubble"
+
+
+@dataclass(frozen=True, slots=True)
+class StagePasses:
+    """What one stage runs: a pass per phase, in the order of `PHASES`; forward and backward of one microbatch, all chunks, once running."""
+
+    passes: tuple[Pass, ...]
+
+    def seconds(self, phase: Phase) -> float:
+        return self.passes[PHASES.index(phase)].seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One action of a stage's devices: `F3`, `B3`, `W3` (with the chunk where there are several: `2F3`), `prepare`, `update`."""
+
+    stage: int
+    name: str
+    phase: Phase
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where seconds of the step go, on the average device.
+
+    Args:
+        group: `compute`, `communication`, `update` or `bubble`.
+        what: `matmul`, `all_reduce along tp of activations`, ...
+    """
+
+    group: str
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that one device of a stage holds from a time on."""
+
+    stage: int
+    time_s: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A step, replayed.
+
+    Args:
+        planned_s: what the plan says.
+        parts: add up to `step_s`, the largest first within a group.
+        stages: what each runs.
+        actions: by stage, then time.
+        memory: by stage, then time.
+    """
+
+    step_s: float
+    planned_s: float
+    parts: tuple[Part, ...]
+    stages: tuple[StagePasses, ...]
+    actions: tuple[Action, ...]
+    memory: tuple[Held, ...]
+
+
+def simulate_plan(plan: Plan) -> Simulation:
+    """Replay one step of a plan."""
+    stages, labels = [], []
+    for stage in range(plan.num_stages):
+        found, kinds = _stage_passes(plan, stage)
+        stages.append(found)
+        labels.append(kinds)
+    order = _order_of(plan)
+    actions = _actions(plan, stages, order)
+    step_s = max(a.end_s for a in actions)
+    return Simulation(step_s, plan.cost.step_s, _parts(plan, stages, labels, actions, step_s), tuple(stages), actions, _memory(plan, stages, actions))
+
+
+# --- passes ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
+    """The passes of a stage; and piece -> what it is, for people."""
+    stage_of = {t.name: t.stage for t in plan.tensors}
+    kinds = {t.name: (t.kind, t.version) for t in plan.tensors}
+    share = plan.cluster.exposed_share
+    nodes = [n for n in plan.nodes if plan.num_stages == 1 or _stage_of(n, stage_of) == stage]
+    mine = {n.name for n in nodes}
+    before, after = _around(plan, nodes, [c for c in plan.comms if c.reader in mine or c.reader == "end"])
+    labels: dict[str, str] = {}
+    passes: dict[Phase, Pass] = {}
+    backlog = 0.0
+    for phase in PHASES:
+        turns = plan.num_microbatches if phase in (Phase.FORWARD, Phase.BACKWARD) else 1
+        pieces: list[Piece] = []
+        for node in nodes:
+            place = block_of(node.path)
+            block = f"{place[0]}.{place[1]}" if place is not None else ""
+            rows: list[NodePlan | CommPlan] = [*before.get(node.name, ()), node, *after.get(node.name, ())]
+            for row in rows:
+                if row.phase is not phase:
+                    continue
+                if isinstance(row, NodePlan):
+                    labels[row.name] = kind_of_op(row.op, row.flops > 0) if row.op != RECEIVE else "receive from another stage"
+                    role = Role.COMPUTE if row.op != RECEIVE else Role.BLOCKING
+                else:
+                    role = _role(row, phase, kinds)
+                    labels[row.name] = _print_comm(row, kinds) if role is not Role.COMPUTE else "cutting local pieces"
+                pieces.append(Piece(row.name, role, row.seconds / turns, block))
+        first = run_pass(pieces, share, backlog if phase is Phase.UPDATE else 0.0)
+        if phase is Phase.UPDATE and backlog > 0:  # the update reads what the reductions bring: they end first
+            first = run_pass([Piece("reductions that trail", Role.BLOCKING, backlog), *pieces], share)
+            labels["reductions that trail"] = "gradients that are still under way"
+        passes[phase] = run_pass(pieces, share, first.left_s) if turns > 1 and first.left_s > 0 else first
+        if phase is Phase.BACKWARD:
+            backlog = passes[phase].left_s
+    return StagePasses(tuple(passes[p] for p in PHASES)), labels
+
+
+def _stage_of(node: NodePlan, stage_of: Mapping[str, int]) -> int:
+    """By what it makes, or else (a send) by what it reads."""
+    return next((stage_of[name] for name in (*node.outputs, *node.inputs) if name in stage_of), 0)
+
+
+def _around(plan: Plan, nodes: Sequence[NodePlan], comms: Sequence[CommPlan]) -> tuple[dict[str, list[CommPlan]], dict[str, list[CommPlan]]]:
+    """Node -> the communications right before it, and those right after it (of what it makes: gradients to where the update wants them)."""
+    makes = {n.name: set(n.outputs) for n in nodes}
+    last = nodes[-1].name if nodes else ""
+    before: dict[str, list[CommPlan]] = {}
+    after: dict[str, list[CommPlan]] = {}
+    for row in comms:
+        where = row.reader if row.reader in makes else last
+        side = after if row.value in makes.get(where, ()) or row.reader not in makes else before
+        side.setdefault(where, []).append(row)
+    return before, after
+
+
+def _role(row: CommPlan, phase: Phase, kinds: Mapping[str, tuple[Kind, int]]) -> Role:
+    """As `graph.transfer.may_hide`, from the plan's tables. Local cuts are compute."""
+    if row.kind in (StepKind.SLICE.value, StepKind.KEEP.value):
+        return Role.COMPUTE
+    kind, version = kinds.get(row.value, (Kind.ACTIVATION, 0))
+    if phase not in (Phase.FORWARD, Phase.BACKWARD):
+        return Role.BLOCKING
+    if kind is Kind.GRAD:
+        return Role.TRAILING
+    return Role.PREFETCH if kind in STATE_KINDS and version == 0 else Role.BLOCKING
+
+
+def _print_comm(row: CommPlan, kinds: Mapping[str, tuple[Kind, int]]) -> str:
+    kind = kinds.get(row.value, (Kind.ACTIVATION, 0))[0]
+    what = {Kind.PARAM: "parameters", Kind.GRAD: "gradients", Kind.OPTIM: "optimizer states", Kind.BUFFER: "buffers"}.get(kind, "activations")
+    return f"{row.kind} along {row.axis} of {what}"
+
+
+# --- the schedule ---------------------------------------------------------------------------------------------------------------------
+
+
+def _order_of(plan: Plan) -> Order:
+    pipeline = plan.pipeline
+    if pipeline is None:
+        return build_order("1f1b", 1, plan.num_microbatches)
+    return build_order(pipeline.kind, plan.num_stages, plan.num_microbatches, pipeline.chunks)
+
+
+def _actions(plan: Plan, stages: Sequence[StagePasses], order: Order) -> tuple[Action, ...]:
+    count, chunks = plan.num_stages, 1 if plan.pipeline is None else plan.pipeline.chunks
+    each = [stages[k % count] for k in range(count * chunks)]
+    forward, backward = (tuple(s.seconds(p) / chunks for s in each) for p in (Phase.FORWARD, Phase.BACKWARD))
+    weight: tuple[float, ...] = ()
+    if plan.pipeline is not None and plan.pipeline.kind == "zero-bubble":
+        shares = [s.weight_s / s.backward_s if s.backward_s else 0.0 for s in plan.pipeline.stages]
+        weight = tuple(b * shares[k % count] for k, b in enumerate(backward))
+    times = action_times(order, Durations(forward, backward, weight))
+    began = max(s.seconds(Phase.PREPARE) for s in stages)
+    found = []
+    for stage, (row, spans) in enumerate(zip(order.rows, times)):
+        if stages[stage].seconds(Phase.PREPARE) > 0:
+            found.append(Action(stage, "prepare", Phase.PREPARE, 0.0, stages[stage].seconds(Phase.PREPARE)))
+        for code, (start, end) in zip(row, spans):
+            name, phase = _print_action(order, code, chunks)
+            found.append(Action(stage, name, phase, began + start, began + end))
+        end = began + spans[-1][1] if spans else began
+        if stages[stage].seconds(Phase.UPDATE) > 0:
+            found.append(Action(stage, "update", Phase.UPDATE, end, end + stages[stage].seconds(Phase.UPDATE)))
+    return tuple(found)
+
+
+def _print_action(order: Order, code: int, chunks: int) -> tuple[str, Phase]:
+    size = order.num_stages * order.num_microbatches
+    kind, rest = divmod(code, size)
+    chunk, turn = divmod(rest, order.num_microbatches)
+    return f"{chunk if chunks > 1 else ''}{'FBW'[kind]}{turn}", Phase.FORWARD if kind == 0 else Phase.BACKWARD
+
+
+# --- where the seconds go -------------------------------------------------------------------------------------------------------------
+
+
+def _parts(plan: Plan, stages: Sequence[StagePasses], labels: Sequence[Mapping[str, str]], actions: Sequence[Action], step_s: float) -> tuple[Part, ...]:
+    """Of the average device."""
+    found: dict[tuple[str, str], float] = {}
+    for stage, mine in zip(stages, labels):
+        for phase, one in zip(PHASES, stage.passes):
+            times = (plan.num_microbatches if phase in (Phase.FORWARD, Phase.BACKWARD) else 1) / len(stages)
+            for ran in one.ran:
+                if ran.piece.role is Role.COMPUTE and ran.piece.seconds:
+                    key = (UPDATE, "optimizer") if phase is Phase.UPDATE else ("compute", mine[ran.piece.name])
+                    found[key] = found.get(key, 0.0) + times * ran.piece.seconds
+            for name, seconds in one.waits:
+                key = (WAITS, mine.get(name, name))
+                found[key] = found.get(key, 0.0) + times * seconds
+    rest = step_s - fsum(found.values())
+    if rest > 1e-12 * step_s:
+        found[BUBBLE, "waiting for other stages"] = rest
+    groups = ("compute", WAITS, UPDATE, BUBBLE)
+    return tuple(Part(g, what, s) for (g, what), s in sorted(found.items(), key=lambda row: (groups.index(row[0][0]), -row[1])))
+
+
+def _memory(plan: Plan, stages: Sequence[StagePasses], actions: Sequence[Action]) -> tuple[Held, ...]:
+    """Bytes over time: of one stage and one microbatch node by node; else what is always there, and what each microbatch in flight keeps."""
+    if plan.num_stages == 1 and plan.num_microbatches == 1:
+        at = _node_times(stages[0], actions)
+        return tuple(Held(0, at[m.node], m.bytes) for m in plan.cost.moments if m.node in at)
+    found = []
+    chunks = 1 if plan.pipeline is None else plan.pipeline.chunks
+    for stage in range(plan.num_stages):
+        in_flight = plan.pipeline.stages[stage].in_flight if plan.pipeline is not None else 1.0
+        always = plan.cost.state_bytes[stage]
+        kept = plan.cost.activation_bytes[stage] / max(in_flight, 1.0) / chunks
+        top = plan.cost.peak_bytes[stage] - always - plan.cost.activation_bytes[stage]
+        flying = 0.0
+        for action in (a for a in actions if a.stage == stage and a.phase in (Phase.FORWARD, Phase.BACKWARD)):
+            flying += 1.0 if action.phase is Phase.FORWARD else 0.0
+            found.append(Held(stage, action.start_s, int(always + flying * kept + max(0, top))))
+            flying -= 1.0 if action.phase is Phase.BACKWARD and "W" not in action.name else 0.0
+    return tuple(found)
+
+
+def _node_times(stage: StagePasses, actions: Sequence[Action]) -> dict[str, float]:
+    """Node -> its start, of a step with one microbatch."""
+    starts = {a.phase: a.start_s for a in actions}
+    return {ran.piece.name: starts.get(phase, 0.0) + ran.start_s for phase, one in zip(PHASES, stage.passes) for ran in one.ran}
+
+
+def list_ran(simulation: Simulation, action: Action) -> tuple[Ran, ...]:
+    """What runs in an action, from its begin: of a stage with several chunks everything, in proportion; a `W` shows the whole backward pass."""
+    return simulation.stages[action.stage].passes[PHASES.index(action.phase)].ran

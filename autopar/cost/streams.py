@@ -1,0 +1,161 @@
+"""Streams: how long one pass of a stage takes on a device that computes and communicates at the same time.
+
+In: what the device does, in program order, each piece with its seconds. Out: when each piece runs, and what the compute stream waited for. The
+rules are those by which plans are priced (docs/design/cost.md), applied to the order in which things happen:
+
+    compute    one after the other
+    blocking   a collective that the next node waits for: starts when compute gets there, compute waits for its end
+    prefetch   brings a stored state: may start as soon as compute enters the block before its reader's; the reader waits for its end
+    trailing   reduces a final gradient: starts when it is there, nobody waits for it before the pass is over
+
+Collectives run one after the other, in the order in which they may start. While one runs beside compute, compute is slower by `share` of its time:
+a collective of t seconds that is wholly hidden lengthens the pass by share * t.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Role(enum.Enum):
+    """What a piece of work waits for, and who waits for it."""
+
+    COMPUTE = "compute"
+    BLOCKING = "blocking"
+    PREFETCH = "prefetch"
+    TRAILING = "trailing"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One thing that a device does in a pass.
+
+    Args:
+        block: of the numbered module it belongs to, any text that changes from block to block; "" outside of them.
+    """
+
+    name: str
+    role: Role
+    seconds: float
+    block: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """When a piece ran, in seconds from the begin of its pass; for compute also `slowed_s`: of its time, what communication beside it took."""
+
+    piece: Piece
+    start_s: float
+    end_s: float
+    slowed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass.
+
+    Args:
+        seconds: until the compute stream is done.
+        left_s: that trailing collectives still run then.
+        ran: in the order of their starts on each stream.
+        waits: (name of a collective, seconds that compute stood still for it or was slowed by it), in program order, none of 0.
+    """
+
+    seconds: float
+    left_s: float
+    ran: tuple[Ran, ...]
+    waits: tuple[tuple[str, float], ...]
+
+
+def run_pass(pieces: Sequence[Piece], share: float, backlog_s: float = 0.0) -> Pass:
+    """Run a pass.
+
+    Args:
+        share: of a hidden collective's seconds that lengthen compute; 1: nothing hides.
+        backlog_s: that the collectives of the pass before still take at its begin.
+    """
+    stream = _Comm(share, backlog_s)
+    early = _issue_places(pieces)
+    now, done_at = 0.0, {}
+    ran: list[Ran] = []
+    waits: dict[str, float] = {}
+    for i, piece in enumerate(pieces):
+        for k in early.get(i, ()):
+            done_at[k] = stream.start(pieces[k], now)
+        if piece.role is Role.COMPUTE:
+            end, slowed = stream.compute(now, piece.seconds, waits)
+            ran.append(Ran(piece, now, end, slowed))
+            now = end
+        elif piece.role is Role.TRAILING:
+            stream.start(piece, now)
+        else:
+            end = done_at[i] if i in done_at else stream.start(piece, now)
+            if end > now:
+                waits[piece.name] = waits.get(piece.name, 0.0) + end - now
+                now = end
+    return Pass(now, max(0.0, stream.free_s - now), tuple(sorted((*ran, *stream.ran), key=lambda r: r.start_s)), tuple((n, s) for n, s in waits.items() if s > 0))
+
+
+def _issue_places(pieces: Sequence[Piece]) -> dict[int, list[int]]:
+    """Place -> the prefetches that may start when compute gets there: at the begin of the block before the one that reads."""
+    begins: list[int] = []
+    segment: list[int] = []
+    last = None
+    for i, piece in enumerate(pieces):
+        if last is None or piece.block != last:
+            begins.append(i)
+            last = piece.block
+        segment.append(len(begins) - 1)
+    found: dict[int, list[int]] = {}
+    for i, piece in enumerate(pieces):
+        if piece.role is Role.PREFETCH:
+            found.setdefault(begins[max(0, segment[i] - 1)], []).append(i)
+    return found
+
+
+class _Comm:
+    """The communication stream; lives for one pass."""
+
+    def __init__(self, share: float, backlog_s: float) -> None:
+        self.share, self.free_s = share, backlog_s
+        self.ran: list[Ran] = []
+        self.busy: list[tuple[float, float, str]] = [(0.0, backlog_s, "what the pass before left")] if backlog_s > 0 else []
+        self.first = 0  # of `busy`, what compute has not passed yet
+
+    def start(self, piece: Piece, now: float) -> float:
+        """Queue a collective that may start now; returns its end."""
+        begin = max(now, self.free_s)
+        self.free_s = begin + piece.seconds
+        if piece.seconds > 0:
+            self.busy.append((begin, self.free_s, piece.name))
+            self.ran.append(Ran(piece, begin, self.free_s))
+        return self.free_s
+
+    def compute(self, now: float, seconds: float, waits: dict[str, float]) -> tuple[float, float]:
+        """(when so much compute is done, by how much it was slowed)."""
+        if self.share >= 1.0:  # nothing hides: what runs beside stops it
+            for begin, end, name in self.busy[self.first :]:
+                if end > now:
+                    waits[name] = waits.get(name, 0.0) + end - max(now, begin)
+            self.first = len(self.busy)
+            begin = max(now, self.free_s)
+            return begin + seconds, begin - now
+        left, at, slowed = seconds, now, 0.0
+        while left > 0 and self.first < len(self.busy):
+            begin, end, name = self.busy[self.first]
+            if end <= at:
+                self.first += 1
+                continue
+            if begin > at:  # alone until then
+                alone = min(left, begin - at)
+                left, at = left - alone, at + alone
+                continue
+            beside = min(left / (1.0 - self.share), end - at)
+            lost = beside * self.share
+            waits[name] = waits.get(name, 0.0) + lost
+            left, at, slowed = left - (beside - lost), at + beside, slowed + lost
+            if left < 1e-15 * seconds:
+                left = 0.0
+        return at + left, slowed

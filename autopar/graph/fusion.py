@@ -1,0 +1,237 @@
+"""Fusion: which nodes run as one kernel, and what each of them then still reads and writes.
+
+In: a graph with its signatures. Out: groups of nodes, and per node its `Traffic`. Cost prices the groups that codegen emits, so both ask here.
+The law:
+
+* a group is of one run of nodes of one phase and one numbered module (`h.3`), so a model may be cut between modules, and equal blocks have equal groups;
+* its nodes read what others of it made, and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
+  have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
+* it can run at once: nothing outside lies on a way from one of its nodes to another;
+* pointwise ops, whatever operands broadcast, may be in a group; so may random numbers, and what knows only its own row: norms, softmax, sums over
+  trailing dims. Matmuls, convolutions, attention and lookups are never in one.
+
+A value is read once per group, and written only if somebody outside reads it. A collective between two nodes of a group, if a plan has one there, parts
+the group; that is not priced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .graph import Graph
+from .liveness import is_view
+from .node import packet_of
+from .repeats import block_of
+from .tensor import num_elements
+from .turns import ACCUMULATE, RECEIVE, SEND, TAKE
+
+if TYPE_CHECKING:
+    from .rule import Shape, Signature, Site
+
+_ROWS = frozenset((
+    "aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward", "aten._softmax",
+    "aten._softmax_backward_data", "aten._log_softmax", "aten._log_softmax_backward_data",
+))  # fmt: skip
+_NEVER = frozenset((TAKE, SEND, RECEIVE, ACCUMULATE))
+_MOST_WIDE = 2**17  # elements of a row: one block of a kernel walks along it
+_DRAWS = "autopar.uniform"  # numbers made from their positions: no memory is read for them
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a node of a group moves.
+
+    Args:
+        inputs: per input, whether it is read from memory.
+        outputs: per output that somebody sees, whether it is written.
+        starts: it starts the kernel of its group.
+    """
+
+    inputs: tuple[bool, ...]
+    outputs: tuple[bool, ...]
+    starts: bool
+
+
+def find_groups(
+    graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature], wanted: Collection[int] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """The groups of more than one node, each in graph order.
+
+    Args:
+        sites, signatures: of each node.
+        wanted: nodes whose groups are asked for; None: all.
+    """
+    makers: dict[str, int] = {}  # value -> the node that makes its bytes, through views
+    runs: list[list[int]] = []
+    key: object = None
+    for i, node in enumerate(graph.nodes):
+        if is_view(node.op) and node.inputs:
+            if node.inputs[0] in makers:
+                makers.update((out, makers[node.inputs[0]]) for out in node.outputs if out)
+            continue
+        makers.update((out, i) for out in node.outputs if out)
+        here = (node.phase, block_of(node.path) or node.path)
+        if here != key:
+            key = here
+            runs.append([])
+        runs[-1].append(i)
+    found: list[tuple[int, ...]] = []
+    for nodes in runs:
+        if wanted is None or any(i in wanted for i in nodes):
+            found += _Run(graph, sites, signatures, makers, nodes).groups()
+    return tuple(found)
+
+
+class _Run:
+    """Finds the groups of one run of nodes: units of nodes that grow by merging, as long as the units stay without circles."""
+
+    def __init__(self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature], makers: dict[str, int], nodes: list[int]) -> None:
+        self.nodes = nodes
+        self.leader = {i: i for i in nodes}
+        self.reads: dict[int, set[int]] = {i: {makers[n] for n in graph.nodes[i].inputs if n in makers} & self.leader.keys() for i in nodes}
+        self.rows = {i: rows for i in nodes if (rows := _rows(sites[i], signatures[i])) is not None}
+
+    def groups(self) -> list[tuple[int, ...]]:
+        for i in self.nodes:
+            if i in self.rows:
+                for near in sorted({self.find(k) for k in self.reads[i]}):
+                    if near in self.rows:
+                        self._merge(self.find(i), self.find(near))
+        members: dict[int, list[int]] = {}
+        for i in self.nodes:
+            members.setdefault(self.find(i), []).append(i)
+        return [tuple(found) for found in members.values() if len(found) > 1]
+
+    def find(self, i: int) -> int:
+        while self.leader[i] != i:
+            self.leader[i] = self.leader[self.leader[i]]
+            i = self.leader[i]
+        return i
+
+    def _merge(self, late: int, early: int) -> None:
+        rows = _meet(self.rows[late], self.rows[early])
+        if late == early or rows is None or self._leads(early, late) or self._leads(late, early):
+            return
+        low, high = sorted((late, early))
+        self.leader[high] = low
+        self.reads[low] |= self.reads[high]
+        self.rows[low] = rows
+
+    def _leads(self, start: int, end: int) -> bool:
+        """True where a way leads from unit `start` to unit `end` over others."""
+        todo = [u for u in {self.find(k) for k in self.reads[end]} if u not in (start, end)]
+        seen = set(todo)
+        while todo:
+            for u in {self.find(k) for k in self.reads[todo.pop()]}:
+                if u == start:
+                    return True
+                if u not in seen and u != end:
+                    seen.add(u)
+                    todo.append(u)
+        return False
+
+
+_Rows = frozenset[int]  # numbers of rows by which the values of a unit may be taken apart
+
+
+def _meet(a: _Rows, b: _Rows) -> _Rows | None:
+    """The rows of both together; None where they do not work on the same rows."""
+    return (a & b) or None
+
+
+def _rows(site: Site, signature: Signature) -> _Rows | None:
+    """What a node works on; None where it cannot be in a group."""
+    op = packet_of(site.node.op)
+    if site.node.op in _NEVER or not site.outputs or not (op.startswith("aten.") or op == _DRAWS):
+        return None
+    wide = max((*site.inputs, *site.outputs), key=num_elements)
+    if op == _DRAWS or op == "aten.cat":
+        return _prefixes(wide, len(wide))
+    if op in _ROWS:
+        return _prefixes(wide, _first_whole(site, signature, wide)) or None
+    if callable(signature.rule.flops) or signature.rule.flops == 2 or any(f.whole for f in signature.factors) or len(signature.outputs) != 1:
+        return None
+    operands = (*signature.inputs, *signature.outputs)
+    if any(len(dim) > 1 for dims in operands for dim in dims):
+        return None
+    seen = {name for dim in signature.outputs[0] for name in dim}
+    owed = {f.name for f in signature.factors} - seen
+    if not owed:
+        return _prefixes(wide, len(wide)) if site.inputs else None
+    if len(site.inputs) != 1:
+        return None
+    order = [name for dim in signature.inputs[0] for name in dim]
+    if len(owed) < len(order) and owed == set(order[len(order) - len(owed) :]):
+        return _prefixes(wide, _place(signature.inputs[0], order[len(order) - len(owed)])) or None
+    return _prefixes(wide, len(wide)) if owed == set(order[: len(owed)]) else None
+
+
+def _place(dims: Sequence[Sequence[str]], name: str) -> int:
+    return next(k for k, dim in enumerate(dims) if name in dim)
+
+
+def _first_whole(site: Site, signature: Signature, wide: Shape) -> int:
+    """The first dim of the widest value along which the node needs all of a row."""
+    whole = {f.name for f in signature.factors if f.whole}
+    dims = next(d for d, shape in zip((*signature.inputs, *signature.outputs), (*site.inputs, *site.outputs)) if shape == wide)
+    return next((k for k, dim in enumerate(dims) if whole.intersection(dim)), len(wide))
+
+
+def _prefixes(shape: Shape, count: int) -> _Rows:
+    """Into how many rows a value may be taken apart: by its first dims, at most `count` of them, with rows of no more than `_MOST_WIDE` elements."""
+    size, rows, found = num_elements(shape), 1, set()
+    for dim in shape[:count]:
+        rows *= dim
+        if size // rows <= _MOST_WIDE:
+            found.add(rows)
+    return frozenset(found) if shape else frozenset({1})
+
+
+def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Traffic]:
+    """Node index -> its traffic, of the nodes that are in a group."""
+    group_of = {i: k for k, nodes in enumerate(groups) for i in nodes}
+    base: dict[str, str] = {}  # through views
+    makers: dict[str, int] = {}
+    for i, node in enumerate(graph.nodes):
+        view = is_view(node.op) and bool(node.inputs)
+        for out in node.outputs:
+            if out:
+                base[out] = base.get(node.inputs[0], node.inputs[0]) if view else out
+                if not view:
+                    makers[out] = i
+    leaves = {base.get(name, name) for name in (*(new for _, new in graph.updates), graph.loss, *graph.outputs, *(g for _, g in graph.grads)) if name}
+    for i, node in enumerate(graph.nodes):
+        if is_view(node.op):
+            continue
+        for name in node.inputs:
+            source = base.get(name, name)
+            maker = makers.get(source, -1)
+            if maker in group_of and group_of[maker] != group_of.get(i, -1):
+                leaves.add(source)
+    found: dict[int, Traffic] = {}
+    for nodes in groups:
+        inside = {out for i in nodes for out in graph.nodes[i].outputs if out}
+        read: set[str] = set()
+        for i in nodes:
+            node = graph.nodes[i]
+            counted = []
+            for name in node.inputs:
+                source = base.get(name, name)
+                counted.append(source not in inside and source not in read)
+                read.add(source)
+            found[i] = Traffic(tuple(counted), tuple(out in leaves for out in node.outputs if out), i == nodes[0])
+    return found
+
+
+def add_traffic(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], node_class: Sequence[int]) -> tuple[Site, ...]:
+    """The sites with their traffic; nodes of one class have that of its first node.
+
+    Args:
+        node_class: of each node, the first node that is like it (`repeats.Fold`).
+    """
+    found = find_traffic(graph, find_groups(graph, sites, signatures, set(node_class)))
+    return tuple(
+        replace(site, traffic=found.get(root)) if root in found else site for site, root in zip(sites, node_class)
+    )

@@ -1,0 +1,46 @@
+"""Machines: what something was measured on, a profile or a run. Standard library only: whoever knows torch says its version and the GPU's name."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+_CPU_INFO = Path("/proc/cpuinfo")  # Linux; elsewhere what Python knows
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What was measured, and with what: the same for all rows of a profile, for all ranks of a run.
+
+    Args:
+        device: `cpu`, or torch's name of the GPU.
+        processor, cores: of the host.
+        torch, python: versions.
+    """
+
+    device: str
+    processor: str
+    cores: int
+    torch: str
+    python: str
+
+
+def describe_machine(device: str, torch: str) -> Machine:
+    """This machine.
+
+    Args:
+        device: `cpu`, or torch's name of a GPU of this machine.
+        torch: its version.
+    """
+    return Machine(device, _processor(), os.cpu_count() or 1, torch, platform.python_version())
+
+
+def _processor() -> str:
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line), "")
+    return named or platform.processor() or platform.machine() or "unknown processor"

@@ -1,0 +1,209 @@
+"""Recording: the steps of an executable, with what each took: phase by phase, collective by collective, and the most memory held.
+
+In: an `Executable`. Out: this rank's `RankRun`, and the `Run` that all ranks' make. The emitted program knows nothing of it: while a step is
+recorded, the phase functions that its `step` calls (`prepare`, `forward`, `backward`, `update`) and its comm are their timed twins. So a program
+that was edited until it has no such functions is timed whole. Nothing is changed between steps, and nothing once `MAX_STEPS` are recorded.
+
+The first `WARMUP` steps are not counted. The second one weighs memory: on a CPU through the profiler, which slows it; on CUDA the
+allocator's peak counts from there on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import __version__
+from ..errors import RunError
+from ..graph.machine import describe_machine
+from ..graph.mesh import print_mesh
+from ..graph.node import Phase
+from ..graph.run import ActionTimes, CommTimes, RankRun, Run, plan_key
+from ..graph.run_file import save_run
+from .clock import Stamp, clock_of
+from .executable import Executable
+from .peak import measure_cpu_peak
+from .timed_comm import Call, TimedComm
+
+WARMUP = 2
+MAX_STEPS = 200  # what a longer run does is no longer recorded: the file stays small
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one step took: seconds, of each (phase, turn), and of each (phase, kind, axis) calls, bytes and seconds."""
+
+    seconds: float
+    actions: dict[tuple[str, int], float]
+    comms: dict[tuple[str, str, str], tuple[int, int, float]]
+
+
+class Recorder:
+    """Runs the steps of one rank and remembers what they took.
+
+    Args:
+        executable: whose steps; no other step may run meanwhile.
+        path: of the file that rank 0 writes.
+    """
+
+    def __init__(self, executable: Executable, path: str | os.PathLike[str]) -> None:
+        assert executable.comm is not None
+        self._executable, self._comm, self._path = executable, executable.comm, path
+        self._clock = clock_of(executable.comm.device)
+        self._warmup: list[float] = []
+        self._steps: list[_Step] = []
+        self._batch_bytes = 0
+        self._peak: int | None = None
+        self._phase = ""
+        self._spans: list[tuple[str, Stamp, Stamp]] = []
+        self._calls: list[Call] = []
+
+    @property
+    def full(self) -> bool:
+        """True when `MAX_STEPS` steps are recorded: further ones run as if nobody looked."""
+        return len(self._steps) >= MAX_STEPS
+
+    def step(self, *batch: Tensor) -> Any:
+        """One step.
+
+        Args:
+            batch: this rank's own parts, as `Executable.local_batch` gives them.
+        Returns:
+            what `Executable.step` returns.
+        """
+        if self.full:
+            return self._executable.step(*batch)
+        number = len(self._warmup) + len(self._steps)
+        if number == WARMUP - 1:
+            self._batch_bytes = sum(x.numel() * x.element_size() for x in batch)
+            return self._weigh(batch)
+        if number < WARMUP:
+            seconds, result = self._time(batch)
+            self._warmup.append(seconds)
+            return result
+        self._spans, self._calls = [], []
+        with self._watched():
+            seconds, result = self._time(batch)
+        self._steps.append(self._sum_up(seconds))
+        return result
+
+    def _time(self, batch: tuple[Tensor, ...]) -> tuple[float, Any]:
+        begin = self._clock.stamp()
+        result = self._executable.step(*batch)
+        return self._clock.seconds(begin, self._clock.stamp()), result
+
+    def _weigh(self, batch: tuple[Tensor, ...]) -> Any:
+        if self._comm.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._comm.device)
+            seconds, result = self._time(batch)
+        else:
+            (seconds, result), extra = measure_cpu_peak(lambda: self._time(batch))
+            self._peak = self._state_bytes() + self._batch_bytes + extra
+        self._warmup.append(seconds)
+        return result
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """The program's phases and the comm tell what they take."""
+        program: dict[str, Any] = self._executable.program.step.__globals__
+        phases = {phase.value: program[phase.value] for phase in Phase if callable(program.get(phase.value))}
+        self._executable.comm = TimedComm(self._comm, self._clock, lambda: self._phase, self._calls.append)
+        program.update({name: self._timed(name, run) for name, run in phases.items()})
+        try:
+            yield
+        finally:
+            program.update(phases)
+            self._executable.comm = self._comm
+
+    def _timed(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **keywords: Any) -> Any:
+            outer, self._phase = self._phase, name
+            begin = self._clock.stamp()
+            try:
+                return run(*args, **keywords)
+            finally:
+                self._spans.append((name, begin, self._clock.stamp()))
+                self._phase = outer
+
+        return timed
+
+    def _sum_up(self, seconds: float) -> _Step:
+        actions: dict[tuple[str, int], float] = {}
+        turns: dict[str, int] = {}
+        for name, begin, end in self._spans:
+            turn = turns.get(name, 0)
+            turns[name] = turn + 1
+            actions[name, turn] = self._clock.seconds(begin, end)
+        comms: dict[tuple[str, str, str], tuple[int, int, float]] = {}
+        for call in self._calls:
+            key = (call.phase, call.kind, call.axis)
+            calls, size, took = comms.get(key, (0, 0, 0.0))
+            comms[key] = (calls + 1, size + call.bytes, took + self._clock.seconds(call.begin, call.end))
+        return _Step(seconds, actions, comms)
+
+    def _state_bytes(self) -> int:
+        return sum(self._executable.num_bytes().values())
+
+    def finish(self) -> RankRun:
+        """What this rank measured; what a step did not do took it no time."""
+        if self._comm.device.type == "cuda" and len(self._warmup) == WARMUP:
+            self._peak = torch.cuda.max_memory_allocated(self._comm.device)
+        actions = dict.fromkeys(key for step in self._steps for key in step.actions)
+        comms = dict.fromkeys(key for step in self._steps for key in step.comms)
+        last = self._steps[-1].comms if self._steps else {}
+        none = (0, 0, 0.0)
+        return RankRun(
+            self._comm.rank,
+            tuple(self._warmup),
+            tuple(step.seconds for step in self._steps),
+            tuple(ActionTimes(*key, tuple(step.actions.get(key, 0.0) for step in self._steps)) for key in actions),
+            tuple(CommTimes(*key, *last.get(key, none)[:2], tuple(step.comms.get(key, none)[2] for step in self._steps)) for key in comms),
+            self._state_bytes(),
+            self._batch_bytes,
+            self._peak,
+        )
+
+    def write(self) -> RunError | None:
+        """Rank 0 writes what all ranks measured, whole or not at all. All ranks must call it together.
+
+        Returns:
+            why it could not be written, on rank 0: training need not end for it.
+        """
+        parts = self._comm.collect(self.finish())
+        if self._comm.rank != 0:
+            return None
+        device = self._comm.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+        plan = _read_plan(self._executable.files.get("plan.json", ""))
+        model = plan.get("model")
+        run = Run(
+            datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            __version__,
+            describe_machine(name, str(torch.__version__)),
+            str(model.get("name") or "unnamed") if isinstance(model, dict) else "unnamed",
+            plan_key(plan) if plan else "",
+            print_mesh(self._comm.mesh),
+            tuple(parts),
+        )
+        try:
+            save_run(run, self._path)
+        except RunError as error:
+            return error
+        return None
+
+
+def _read_plan(text: str) -> dict[str, Any]:
+    """The plan beside the program as JSON data; empty where there is none that can be read."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,73 @@
+"""A replayed step as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+In: a `Simulation`. Out: the JSON of Chrome's trace event format: a process per stage, with rows for its actions, its compute and its communication, and
+a counter for its memory. Times are microseconds, as the format has them. Every piece of every action is drawn where that is not too many; else those of
+the first action of each kind on each stage, and it is said how many were left out.
+
+Format: "Trace Event Format", the Chromium project's document (complete events `X`, counters `C`, metadata `M`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..cost.simulate import Action, Simulation, list_ran
+from ..cost.streams import Role
+from ..graph.node import Phase
+from .html import write_page
+
+MOST_EVENTS = 200_000
+_ROWS = ("actions", "compute", "communication")
+
+
+def trace_events(simulation: Simulation, name: str) -> dict[str, Any]:
+    """The document.
+
+    Args:
+        name: of the model, for the title.
+    """
+    events: list[dict[str, Any]] = []
+    stages = sorted({a.stage for a in simulation.actions})
+    for stage in stages:
+        events.append({"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage {stage}" if len(stages) > 1 else "every device"}})
+        events += [{"ph": "M", "name": "thread_name", "pid": stage, "tid": row, "args": {"name": what}} for row, what in enumerate(_ROWS)]
+    drawn = {id(a) for a in simulation.actions}
+    if sum(len(list_ran(simulation, a)) for a in simulation.actions) > MOST_EVENTS:
+        first: dict[tuple[int, str, Phase], Action] = {}
+        for action in simulation.actions:
+            first.setdefault((action.stage, action.name[:1], action.phase), action)
+        drawn = {id(a) for a in first.values()}
+    for action in simulation.actions:
+        events.append(_event(action.name, action.phase.value, action.stage, 0, action.start_s, action.end_s))
+        if id(action) in drawn:
+            events += _pieces(simulation, action)
+    events += [
+        {"ph": "C", "name": "memory", "pid": held.stage, "ts": held.time_s * 1e6, "args": {"bytes": held.bytes}} for held in simulation.memory
+    ]
+    other = {"model": name, "step_s": simulation.step_s, "actions_drawn_in_pieces": len(drawn), "actions": len(simulation.actions)}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def _pieces(simulation: Simulation, action: Action) -> list[dict[str, Any]]:
+    """What runs in an action, stretched to its length: an action may be one chunk of several, or half of a backward pass."""
+    ran = list_ran(simulation, action)
+    end = max((r.end_s for r in ran if r.piece.role in (Role.COMPUTE, Role.BLOCKING, Role.PREFETCH)), default=0.0)
+    scale = (action.end_s - action.start_s) / end if end > 0 else 0.0
+    return [
+        _event(
+            r.piece.name, r.piece.role.value, action.stage, 1 if r.piece.role is Role.COMPUTE else 2,
+            action.start_s + scale * r.start_s, action.start_s + scale * r.end_s,
+        )
+        for r in ran if r.end_s > r.start_s
+    ]  # fmt: skip
+
+
+def _event(name: str, category: str, stage: int, row: int, start_s: float, end_s: float) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": category, "pid": stage, "tid": row, "ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
+
+
+def save_trace(simulation: Simulation, name: str, path: str | Path) -> None:
+    """Write the document, whole or not at all."""
+    write_page(json.dumps(trace_events(simulation, name)), path, "--trace")

@@ -1,0 +1,67 @@
+"""Peak memory of published runs, and whether they fit at all, beside what a predictor says.
+
+In: throughput.csv, throughput_cnn.csv, a `Predictor`. Out: groups. GB of a framework's report are taken as 2**30 bytes, as torchtitan
+prints them and as torch's own memory summaries and Alpa's count.
+"""
+
+from __future__ import annotations
+
+from benchmarks.fidelity_runs import Prediction, Predictor, describe
+from benchmarks.fidelity_table import ABSOLUTE, RELATIVE, Aim, Group, Judged
+from benchmarks.published import ImageRun, Published, Run
+
+_GIB = 2**30
+
+
+def judge_memory(tables: Published, predict: Predictor) -> tuple[Group, ...]:
+    """Peaks that are judged, the same with the reserve, other peaks, what must not fit, what must."""
+    runs = [r for r in tables.runs if r.peak_mem_gb is not None and _fitted(r)]
+    close = [r for r in runs if is_judged(r)]
+    others = [r for r in runs if not is_judged(r)]
+    every = _all(tables)
+    said = {r.row_id: predict(r) for r in every}
+    aim = Aim(
+        "peak memory of torchtitan (H100) and Zero Bubble: median error <= 6 %, 90th percentile <= 15 %", RELATIVE, median=0.06, p90=0.15
+    )
+    reserve = Aim("the same with the stated reserve: never under the published peak", RELATIVE, never_under=True)
+    more = Aim("peak memory of other runs: nothing is asked")
+    oom = Aim("published out-of-memory runs: predicted not to fit >= 90 %", ABSOLUTE, right=0.9)
+    fits = Aim("runs that fitted: predicted to fit >= 95 %", ABSOLUTE, right=0.95)
+    return (
+        Group("memory", aim, tuple(_peak(r, said[r.row_id], False) for r in close)),
+        Group("memory with reserve", reserve, tuple(_peak(r, said[r.row_id], True) for r in close)),
+        Group("memory others", more, tuple(_peak(r, said[r.row_id], False) for r in others)),
+        Group("out of memory", oom, tuple(_fit(r, said[r.row_id]) for r in every if _ran_out(r))),
+        Group("fitted", fits, tuple(_fit(r, said[r.row_id]) for r in every if _fitted(r)), only_wrong=True),
+    )
+
+
+def is_judged(run: Run) -> bool:
+    """torchtitan on H100, and Zero Bubble's memory tables."""
+    return run.source_id == "zb" or run.source_id == "torchtitan" and "H100" in run.hardware
+
+
+def _all(tables: Published) -> tuple[Run | ImageRun, ...]:
+    return (*tables.runs, *tables.image_runs)
+
+
+def _ran_out(run: Run | ImageRun) -> bool:
+    return "OOM" in run.status
+
+
+def _fitted(run: Run | ImageRun) -> bool:
+    return run.status == "ok"
+
+
+def _peak(run: Run, said: Prediction, with_reserve: bool) -> Judged:
+    found = said.reserved_bytes if with_reserve else said.peak_bytes
+    if found is None:
+        return Judged(run.row_id, run.peak_mem_gb, None, "GiB", said.why or "the predictor says no bytes", note=describe(run))
+    return Judged(run.row_id, run.peak_mem_gb, found / _GIB, "GiB")
+
+
+def _fit(run: Run | ImageRun, said: Prediction) -> Judged:
+    """1: it fits."""
+    if said.fits is None:
+        return Judged(run.row_id, float(_fitted(run)), None, "fits", said.why or "the predictor does not say whether it fits")
+    return Judged(run.row_id, float(_fitted(run)), float(said.fits), "fits")

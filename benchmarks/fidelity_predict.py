@@ -1,0 +1,118 @@
+"""The product's own prediction of a published run: its model traced, its recipe as constraints, its cluster, the search's cost model.
+
+In: rows of throughput.csv. Out: a `Prediction`. What a row does not print stays free: the search takes the fastest. A run is predicted once; with a file
+given, once for all calls (delete it after a change of the cost model). Nothing here knows what was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
+from math import inf
+from pathlib import Path
+
+from benchmarks.fidelity_runs import Prediction, row_of, schedule_of
+from benchmarks.published import ImageRun, Run
+from benchmarks.published_rows import NotExpressible, build_workload, cluster_of, constraints_of, precision_of, sizes_of
+
+# Megatron-LM before FlashAttention: attention multiplied out with a fused softmax (arXiv:2104.04473 section 4.2; arXiv:2205.05198 section 3), dropout
+# in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
+# settled with its rows in sight (its smallest model is 26 % too fast with flash attention), so its small models say little about attention.
+MEGATRON = {"ptdp", "seqpar", "zb", "mtnlg", "bloom"}
+# The attention kernel of others: llm-foundry's MPT configurations say `attn_impl: flash`, FlashAttention-2; Megatron-Core's H100 runs and Llama 3 ran on
+# Transformer Engine and FlashAttention of their time.
+ATTENTION = {"llmfoundry": "flash2", "mcore_h100": "flash2", "llama3": "flash3"}
+# Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
+# dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
+EAGER = {"llmfoundry"}
+_SECONDS = 25.0  # for the search of one run
+_SCHEDULES = ("1F1B", "1F1B-I", "")
+_BAND = {"V100": 0.5, "fp8": 0.45, "float8": 0.45}  # stated larger errors: no kernel table for V100, none for 8 bits
+
+
+@dataclass(slots=True)
+class SearchPredictor:
+    """Predicts runs; keeps what it traced and predicted.
+
+    Args:
+        path: of a file of predictions; None: nowhere.
+        rows: only runs whose id matches are predicted.
+    """
+
+    path: Path | None = None
+    rows: str = "*"
+    known: dict[str, Prediction] = field(default_factory=dict)
+    case: tuple[object, object] | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.path.is_file():
+            self.known = {k: Prediction(**v) for k, v in json.loads(self.path.read_text()).items()}
+
+    def __call__(self, run: Run | ImageRun) -> Prediction:
+        if run.row_id not in self.known and not fnmatch(run.row_id, self.rows):
+            return Prediction(why="not asked for")
+        if run.row_id not in self.known:
+            self.known[run.row_id] = self._predict(run) if isinstance(run, Run) else Prediction(why="no trace of this model is built here")
+            if self.path is not None:
+                part = self.path.with_suffix(".part")
+                part.write_text(json.dumps({k: asdict(v) for k, v in self.known.items()}, indent=1))
+                part.replace(self.path)
+        return self.known[run.row_id]
+
+    def _predict(self, run: Run) -> Prediction:
+        from autopar.constraints import merge_constraints, parse_fix
+        from autopar.cost.model import build_cost_model
+        from autopar.errors import AutoparError
+        from autopar.solver.layout_cases import LayoutCases
+        from autopar.solver.pipeline import PipelineSearch
+
+        schedule = schedule_of(run)
+        if schedule not in _SCHEDULES:
+            return Prediction(why=f"schedule {schedule} is not built here")
+        try:
+            row = row_of(run)
+            constraints, cluster = constraints_of(row), cluster_of(row)
+            if schedule == "1F1B" and constraints.vpp is None:
+                constraints = merge_constraints(parse_fix("schedule=1f1b"), constraints)
+            model = build_cost_model(cluster)
+            if run.source_id in ATTENTION and model.rates is not None:
+                model = replace(model, attention=ATTENTION[run.source_id])
+            if run.source_id in EAGER:
+                model = replace(model, fuses=False)
+            case = self._case(row, run.source_id in MEGATRON)
+            limit = cluster.device.memory_bytes - model.reserve_bytes
+            for times in (1, 4):  # what does not fit has a time all the same
+                search = PipelineSearch(
+                    LayoutCases(case, constraints), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True
+                )
+                search.run(inf)
+                if search.best is not None:
+                    break
+        except (AutoparError, NotExpressible) as error:
+            return Prediction(why=str(error).splitlines()[0])
+        if search.best is None:
+            return Prediction(why="; ".join(f"{p.what}: {p.why}" for p in list(search.pruned)[:2]) or "no plan was found")
+        peak = max(stage.memory.peak_bytes for stage in search.best.stages if stage.memory is not None)
+        band = next((share for word, share in _BAND.items() if word in run.hardware or word in run.precision.lower()), None)
+        reserved = peak + model.reserve_bytes
+        return Prediction(
+            search.best.step_s, None, band, peak, reserved, reserved <= cluster.device.memory_bytes, _print_layout(search.best.layout)
+        )
+
+    def _case(self, row, as_megatron: bool):  # noqa: ANN001, ANN202 - torch is imported inside
+        from autopar.graph.case import build_case
+        from autopar.trace import trace_step
+
+        sizes, precision = sizes_of(row), precision_of(row)
+        key = (sizes, precision, as_megatron)
+        if self.case is None or self.case[0] != key:
+            self.case = (key, build_case(trace_step(build_workload(sizes, as_megatron), precision).graph))
+        return self.case[1]
+
+
+def _print_layout(layout) -> str:  # noqa: ANN001
+    from autopar.solver.layouts import print_layout
+
+    return print_layout(layout)

@@ -1,0 +1,209 @@
+"""Published tables as typed rows: training runs, memory, bubble rates, closed forms.
+
+In: the folder of the tables. Out: frozen rows, numbers as numbers. A row, or a column, that is not there is no error: what a row does not
+print is None ("" for text), and so is a number that does not read as one. A folder or a table that is not there is one.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeVar
+
+DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data" / "published"
+
+
+class PublishedError(Exception):
+    """The tables are not where they were looked for, or cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A row of throughput.csv: one configuration, trained end to end. dp to vpp: degrees; `micro_bs`: of one rank of dp in one turn."""
+
+    row_id: str
+    source_id: str = ""
+    locator: str = ""
+    confidence: str = ""
+    read_as: str = ""
+    framework: str = ""
+    model: str = ""
+    family: str = ""
+    params_b: float | None = None
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    vocab: int | None = None
+    seq_len: int | None = None
+    hardware: str = ""
+    gpus_per_node: int | None = None
+    n_gpus: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    vpp: int | None = None
+    zero_stage: str = ""
+    micro_bs: int | None = None
+    global_bs: int | None = None
+    recompute: str = ""
+    seq_par: str = ""
+    precision: str = ""
+    tflops_per_gpu: float | None = None
+    tflops_kind: str = ""
+    mfu_pct: float | None = None
+    hfu_pct: float | None = None
+    iter_time_s: float | None = None
+    samples_per_s_total: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    peak_mem_gb: float | None = None
+    status: str = ""
+    precision_note: str = ""
+    memory_fields: str = ""
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRun:
+    """A row of throughput_cnn.csv: a convolutional network, trained; `speedup`: over `relative_to`."""
+
+    row_id: str
+    source_id: str = ""
+    locator: str = ""
+    model: str = ""
+    task: str = ""
+    hardware: str = ""
+    n_gpus: int | None = None
+    batch_per_gpu: int | None = None
+    patch_or_image: str = ""
+    precision: str = ""
+    throughput_img_s: float | None = None
+    speedup: float | None = None
+    relative_to: str = ""
+    status: str = ""
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCell:
+    """A row of memory.csv. `value_text`: as printed, for the places that it has."""
+
+    row_id: str
+    source_id: str = ""
+    locator: str = ""
+    read_as: str = ""
+    kind: str = ""
+    model: str = ""
+    params_b: float | None = None
+    hardware: str = ""
+    n_gpus: int | None = None
+    dp: int | None = None
+    mp: int | None = None
+    zero_stage: str = ""
+    batch_or_patch: str = ""
+    quantity: str = ""
+    value: float | None = None
+    value_text: str = ""
+    unit: str = ""
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BubbleRate:
+    """A row of pipeline_bubbles.csv: p stages, m microbatches; milliseconds of one microbatch on one stage."""
+
+    row_id: str
+    source_id: str = ""
+    locator: str = ""
+    model: str = ""
+    p: int | None = None
+    m: int | None = None
+    schedule: str = ""
+    TF_ms: float | None = None
+    TB_ms: float | None = None
+    TW_ms: float | None = None
+    Tcomm_ms: float | None = None
+    bubble_rate: float | None = None
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A row of formulas.csv."""
+
+    id: str
+    source_id: str = ""
+    locator: str = ""
+    quantity: str = ""
+    formula: str = ""
+    variables: str = ""
+    notes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The tables, in the order of their rows."""
+
+    runs: tuple[Run, ...] = ()
+    image_runs: tuple[ImageRun, ...] = ()
+    memory: tuple[MemoryCell, ...] = ()
+    bubbles: tuple[BubbleRate, ...] = ()
+    formulas: tuple[Formula, ...] = ()
+
+
+_Row = TypeVar("_Row", Run, ImageRun, MemoryCell, BubbleRate, Formula)
+
+
+def load_published(folder: Path = DATA) -> Published:
+    """All tables of a folder.
+
+    Raises:
+        PublishedError: the folder or a table is not there, or a table has no column of row names.
+    """
+    if not folder.is_dir():
+        raise PublishedError(f"published tables: expected a folder at {folder}, found none; name it with --data DIR")
+    return Published(
+        _read(folder / "throughput.csv", Run),
+        _read(folder / "throughput_cnn.csv", ImageRun),
+        _read(folder / "memory.csv", MemoryCell),
+        _read(folder / "pipeline_bubbles.csv", BubbleRate),
+        _read(folder / "formulas.csv", Formula),
+    )
+
+
+def _read(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:
+    if not path.is_file():
+        raise PublishedError(f"published tables: expected {path.name} in {path.parent}, found none; name the folder with --data DIR")
+    columns = {f.name: _READERS[str(f.type)] for f in fields(kind)}
+    key = next(iter(columns))
+    with path.open(newline="", encoding="utf-8") as file:
+        table = csv.DictReader(file)
+        if key not in (table.fieldnames or ()):
+            raise PublishedError(f"{path}: expected a column {key}, found {', '.join(table.fieldnames or ()) or 'no header'}")
+        rows = []
+        for line in table:
+            cells = {name: (text or "").strip() for name, text in line.items() if name is not None and not isinstance(text, list)}
+            cells["value_text"] = cells.get("value", "")
+            if cells[key]:
+                rows.append(kind(**{name: read(cells.get(name, "")) for name, read in columns.items()}))
+    return tuple(rows)
+
+
+def _number(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _count(text: str) -> int | None:
+    found = _number(text)
+    return int(found) if found is not None and found == int(found) else None
+
+
+_READERS: dict[str, Callable[[str], object]] = {"str": str, "int | None": _count, "float | None": _number}

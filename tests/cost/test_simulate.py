@@ -1,0 +1,74 @@
+"""A replayed step: its parts add up, it agrees with what the solver added, and it becomes a trace that viewers open."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from autopar.cost.simulate import simulate_plan
+from autopar.graph.node import Phase
+from autopar.view.chrome_trace import save_trace, trace_events
+from autopar.view.lines import print_text
+from autopar.view.simulation_terminal import print_simulation, simulation_to_json
+from tests.view.staged_plans import make_staged_plan
+
+ASKED = [
+    {"pp": 2, "dp": 2, "microbatches": 4, "schedule": "1f1b"},
+    {"pp": 4, "microbatches": 8, "schedule": "gpipe"},
+    {"pp": 2, "tp": 2, "vpp": 2, "microbatches": 4},
+    {"pp": 4, "microbatches": 8, "schedule": "zero-bubble"},
+    {"dp": 4, "microbatches": 2},
+]
+
+
+@pytest.mark.parametrize("words", ASKED, ids=lambda w: "-".join(f"{k}{v}" for k, v in w.items()))
+def test_the_parts_add_up_and_the_step_is_the_solvers(words):
+    plan = make_staged_plan("cpu:4", **words)
+    found = simulate_plan(plan)
+    assert sum(p.seconds for p in found.parts) == pytest.approx(found.step_s, rel=1e-9)
+    assert found.step_s == pytest.approx(plan.cost.step_s, rel=1e-6)  # on cpu nothing hides: both are sums
+    assert found.planned_s == plan.cost.step_s
+    for stage in range(plan.num_stages):
+        mine = [a for a in found.actions if a.stage == stage]
+        assert all(a.end_s <= b.start_s + 1e-12 for a, b in zip(mine, mine[1:]))
+        assert sum(a.phase is Phase.FORWARD for a in mine) == plan.num_microbatches * (plan.pipeline.chunks if plan.pipeline else 1)
+
+
+def test_what_hides_is_replayed():
+    """The same plan where collectives may run beside compute is faster, and not below its compute."""
+    plan = make_staged_plan("cpu:4", **ASKED[0])
+    slow = simulate_plan(plan)
+    fast = simulate_plan(replace(plan, cluster=replace(plan.cluster, exposed_share=0.0)))
+    compute = sum(p.seconds for p in slow.parts if p.group in ("compute", "update"))
+    assert compute <= fast.step_s <= slow.step_s
+
+
+def test_the_trace_has_every_action_in_its_place(tmp_path):
+    plan = make_staged_plan("cpu:4", **ASKED[0])
+    found = simulate_plan(plan)
+    save_trace(found, "blocks", tmp_path / "trace.json")
+    document = json.loads((tmp_path / "trace.json").read_text())
+    assert document == json.loads(json.dumps(trace_events(found, "blocks")))
+    spans = [e for e in document["traceEvents"] if e["ph"] == "X"]
+    actions = [e for e in spans if e["tid"] == 0]
+    assert len(actions) == len(found.actions)
+    assert max(e["ts"] + e["dur"] for e in actions) == pytest.approx(found.step_s * 1e6)
+    for piece in (e for e in spans if e["tid"] == 1):
+        assert any(a["pid"] == piece["pid"] and a["ts"] - 1e-3 <= piece["ts"] and piece["ts"] + piece["dur"] <= a["ts"] + a["dur"] + 1e-3 for a in actions)
+    counters = [e for e in document["traceEvents"] if e["ph"] == "C"]
+    assert {e["pid"] for e in counters} == {0, 1}
+    assert max(e["args"]["bytes"] for e in counters) <= max(plan.cost.peak_bytes)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_text_says_where_the_step_goes():
+    plan = make_staged_plan("cpu:4", **ASKED[0])
+    found = simulate_plan(plan)
+    for width in (60, 80, 120):
+        text = print_text(lambda console: print_simulation(plan, found, console), width)
+        assert all(len(line) <= width for line in text.splitlines())
+        for word in ("one step, replayed", "matmul", "bubble", "waiting for other stages", "optimizer"):
+            assert word in text
+    data = simulation_to_json(plan, found)
+    assert json.loads(json.dumps(data)) == data
+    assert sum(p["seconds"] for p in data["parts"]) == pytest.approx(data["step_s"])

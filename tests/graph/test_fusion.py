@@ -1,0 +1,169 @@
+"""Groups of nodes that run as one kernel: which they are, that they can run at once, what they still move."""
+
+import random
+
+import pytest
+
+from autopar.graph.case import build_case
+from autopar.graph.cuts import resolve_all
+from autopar.graph.fusion import find_groups, find_traffic
+from autopar.graph.graph import Graph
+from autopar.graph.node import Node, Phase, Ref
+from autopar.graph.rules import RULES
+from autopar.graph.tensor import Kind, Value
+
+ROWS, WIDTH = 8, 16
+
+
+class Maker:
+    """Writes a small graph, one op after the other."""
+
+    def __init__(self):
+        self.values, self.nodes, self.inputs = [], [], []
+
+    def enter(self, name, shape=(ROWS, WIDTH), kind=Kind.BATCH):
+        self.values.append(Value(name, name, 0, shape, "float32", kind))
+        self.inputs.append(name)
+        return name
+
+    def add(self, op, *inputs, shape=(ROWS, WIDTH), args=(), path="h.0", phase=Phase.FORWARD):
+        name = f"v{len(self.nodes)}"
+        names = {"aten.add.Tensor": ("self", "other"), "aten.mul.Tensor": ("self", "other"), "aten.mm.default": ("self", "mat2")}.get(op, ("self",))
+        wired = tuple((key, Ref(k)) for k, key in enumerate(names[: len(inputs)]))
+        self.nodes.append(Node(name, op, inputs, (*wired, *args), (name,), phase, path, ""))
+        self.values.append(Value(name, name, 0, shape, "float32", Kind.ACTIVATION))
+        return name
+
+    def graph(self, *outputs):
+        return Graph("g", tuple(self.values), tuple(self.nodes), tuple(self.inputs), (), "", outputs)
+
+
+def groups_of(graph):
+    sites, signatures = resolve_all(graph, RULES)
+    found = find_groups(graph, sites, signatures)
+    return found, find_traffic(graph, found)
+
+
+def names_of(graph, groups):
+    return [tuple(graph.nodes[i].name for i in nodes) for nodes in groups]
+
+
+def test_a_chain_is_one_group_that_reads_and_writes_once():
+    make = Maker()
+    x = make.enter("x")
+    a = make.add("aten.relu.default", x)
+    b = make.add("aten.mul.Tensor", a, x)
+    c = make.add("aten.sigmoid.default", b)
+    graph = make.graph(c)
+    groups, traffic = groups_of(graph)
+    assert names_of(graph, groups) == [(a, b, c)]
+    assert [traffic[i].inputs for i in range(3)] == [(True,), (False, False), (False,)]
+    assert [traffic[i].outputs for i in range(3)] == [(False,), (False,), (True,)]
+    assert [traffic[i].starts for i in range(3)] == [True, False, False]
+
+
+def test_a_matmul_parts_groups_and_no_group_goes_around_it():
+    """v0 and v2 could be one kernel by their shapes, but v2 needs the matmul that needs v0."""
+    make = Maker()
+    x, w = make.enter("x"), make.enter("w", (WIDTH, WIDTH), Kind.PARAM)
+    a = make.add("aten.relu.default", x)
+    m = make.add("aten.mm.default", a, w)
+    b = make.add("aten.add.Tensor", a, m)
+    graph = make.graph(b)
+    assert groups_of(graph)[0] == ()
+
+
+def test_what_is_made_between_may_be_moved_out_of_the_way():
+    """The matmul stands between the two, but nothing leads through it."""
+    make = Maker()
+    x, w = make.enter("x"), make.enter("w", (WIDTH, WIDTH), Kind.PARAM)
+    a = make.add("aten.relu.default", x)
+    m = make.add("aten.mm.default", x, w)
+    b = make.add("aten.mul.Tensor", a, m)
+    graph = make.graph(b)
+    assert names_of(graph, groups_of(graph)[0]) == [(a, b)]
+
+
+def test_a_norm_written_out_is_one_group_with_its_numbers_per_row():
+    make = Maker()
+    x = make.enter("x")
+    square = make.add("aten.mul.Tensor", x, x)
+    total = make.add("aten.sum.dim_IntList", square, shape=(ROWS, 1), args=(("dim", (1,)), ("keepdim", True)))
+    root = make.add("aten.rsqrt.default", total, shape=(ROWS, 1))
+    out = make.add("aten.mul.Tensor", x, root)
+    graph = make.graph(out)
+    groups, traffic = groups_of(graph)
+    assert names_of(graph, groups) == [(square, total, root, out)]
+    assert sum(sum(t.inputs) for t in traffic.values()) == 1 and sum(sum(t.outputs) for t in traffic.values()) == 1
+
+
+def test_modules_and_phases_are_not_crossed():
+    for other in ({"path": "h.1"}, {"phase": Phase.BACKWARD}):
+        make = Maker()
+        x = make.enter("x")
+        a = make.add("aten.relu.default", x)
+        make.add("aten.sigmoid.default", a, **other)
+        assert groups_of(make.graph("v1"))[0] == ()
+
+
+def test_a_layout_may_change_but_not_the_rows_that_a_softmax_needs():
+    for last, joined in (("aten.relu.default", True), ("aten._softmax.default", False)):
+        make = Maker()
+        x = make.enter("x")
+        a = make.add("aten.relu.default", x)
+        t = make.add("aten.permute.default", a, shape=(WIDTH, ROWS), args=(("dims", (1, 0)),))
+        args = (("dim", 1), ("half_to_float", False)) if "softmax" in last else ()
+        b = make.add(last, t, shape=(WIDTH, ROWS), args=args)
+        graph = make.graph(b)
+        assert names_of(graph, groups_of(graph)[0]) == ([(a, b)] if joined else [])
+
+
+def test_a_softmax_along_the_first_dim_has_no_rows_to_itself():
+    make = Maker()
+    x = make.enter("x")
+    a = make.add("aten.relu.default", x)
+    b = make.add("aten._softmax.default", a, args=(("dim", 0), ("half_to_float", False)))
+    assert groups_of(make.graph(b))[0] == ()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_groups_can_run_one_after_the_other(seed):
+    """Random graphs: with each group as one step the graph has no circle, and what is read or left is what somebody outside made or reads."""
+    rng = random.Random(seed)
+    make = Maker()
+    known = [make.enter("x"), make.enter("y")]
+    w = make.enter("w", (WIDTH, WIDTH), Kind.PARAM)
+    for _ in range(rng.randint(5, 40)):
+        op = rng.choice(("aten.relu.default", "aten.add.Tensor", "aten.mul.Tensor", "aten.mm.default"))
+        inputs = [rng.choice(known[-6:]) for _ in range(2 if op in ("aten.add.Tensor", "aten.mul.Tensor") else 1)]
+        inputs = [*inputs, w] if op == "aten.mm.default" else inputs
+        known.append(make.add(op, *inputs))
+    graph = make.graph(*rng.sample(known[2:], 2))
+    groups, traffic = groups_of(graph)
+    unit = {i: i for i in range(len(graph.nodes))} | {i: nodes[0] for nodes in groups for i in nodes}
+    maker = {n.outputs[0]: i for i, n in enumerate(graph.nodes)}
+    needs = {u: set() for u in unit.values()}
+    for i, node in enumerate(graph.nodes):
+        needs[unit[i]] |= {unit[maker[name]] for name in node.inputs if name in maker} - {unit[i]}
+    done = set()
+    while len(done) < len(needs):
+        ready = [u for u in needs if u not in done and needs[u] <= done]
+        assert ready, "groups wait for each other"
+        done.update(ready)
+    for nodes in groups:
+        inside = {graph.nodes[i].outputs[0] for i in nodes}
+        outside = {name for i in nodes for name in graph.nodes[i].inputs} - inside
+        assert sorted(name for i in nodes for name, counted in zip(graph.nodes[i].inputs, traffic[i].inputs) if counted) == sorted(outside)
+        left = {n for n in inside if n in graph.outputs or any(n in node.inputs and i not in nodes for i, node in enumerate(graph.nodes))}
+        assert {graph.nodes[i].outputs[0] for i in nodes if traffic[i].outputs[0]} == left
+        assert [traffic[i].starts for i in nodes] == [True] + [False] * (len(nodes) - 1)
+
+
+def test_equal_blocks_move_the_same():
+    make = Maker()
+    value = make.enter("x")
+    for k in range(4):
+        gate = make.add("aten.sigmoid.default", value, path=f"h.{k}")
+        value = make.add("aten.mul.Tensor", gate, value, path=f"h.{k}")
+    case = build_case(make.graph(value))
+    assert len({site.traffic for site in case.sites}) == 2

@@ -1,0 +1,201 @@
+"""Recording: what a step took, phase by phase and collective by collective, without changing what it computes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.graph.run import plan_key
+from autopar.graph.run_file import load_run
+from autopar.runtime import Executable, recording, solo_comm
+from autopar.runtime.folder import RUN, read_files, write_program
+from autopar.runtime.peak import measure_cpu_peak
+from autopar.runtime.recording import Recorder
+
+from .conftest import mesh_of
+from .programs import zero3
+from .test_processes import finish, start
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+# two turns, each with a collective; the update has one, too, and one stands outside of the phases
+TURNS = '''
+import torch
+from autopar.runtime import Batch, State
+MESH = (("a", 1),)
+STATES = {"w": State("param", (1024,), "float32", "R", ("zeros",))}
+BATCH = {"input:x": Batch((4, 1024), "float32", "R")}
+def prepare(comm, state, batch, grads):
+    grads["sum"] = torch.zeros(1024)
+def forward(comm, state, batch, grads, kept, turn):
+    kept["y"] = comm.all_reduce(batch["input:x"][turn], "a")
+def backward(comm, state, batch, grads, kept, turn):
+    if bool((kept["y"] > 1e6).any()):
+        raise ValueError("too large")
+    grads["sum"] += kept["y"]
+def update(comm, state, grads):
+    state["w"].add_(comm.all_gather(grads["sum"], "a", 0, 1024).reshape(1024))
+    comm.all_reduce(state["w"], "a")
+def step(comm, state, batch):
+    grads = {}
+    prepare(comm, state, batch, grads)
+    for turn in range(2):
+        kept = {}
+        forward(comm, state, batch, grads, kept, turn)
+        backward(comm, state, batch, grads, kept, turn)
+    update(comm, state, grads)
+    return comm.all_reduce(state["w"].sum(), "a")
+'''
+
+
+class Ticks:
+    """A clock that every look moves on by a second."""
+
+    def __init__(self):
+        self.now = 0
+
+    def stamp(self):
+        self.now += 1
+        return float(self.now)
+
+    def seconds(self, begin, end):
+        return end - begin
+
+
+def turns_run(tmp_path):
+    run = Executable(None, {"program.py": TURNS, "plan.json": json.dumps({"model": {"name": "turns", "graph_hash": "h"}})}, solo_comm(mesh_of(1)))
+    return run, Recorder(run, tmp_path / "run.json")
+
+
+def test_every_action_of_every_turn_and_every_collective(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "clock_of", lambda device: Ticks())
+    run, recorder = turns_run(tmp_path)
+    before, comm = dict(run.program.step.__globals__), run.comm
+    x = torch.ones(4, 1024)
+    sums = [float(recorder.step(x)) for _ in range(5)]
+    assert sums == [2048.0 * (k + 1) for k in range(5)]
+    assert run.program.step.__globals__ == before and run.comm is comm
+    found = recorder.finish()
+    assert (len(found.warmup_s), len(found.step_s)) == (2, 3)
+    # a collective looks at the clock twice, an action twice beside what is in it
+    assert {(a.phase, a.turn): a.seconds for a in found.actions} == {
+        ("prepare", 0): (1.0,) * 3, ("forward", 0): (3.0,) * 3, ("backward", 0): (1.0,) * 3, ("forward", 1): (3.0,) * 3, ("backward", 1): (1.0,) * 3,
+        ("update", 0): (5.0,) * 3,
+    }  # fmt: skip
+    assert found.step_s == (23.0,) * 3  # 12 looks of 6 actions, 2 of the step, 10 of 5 collectives, less one
+    assert [(c.phase, c.kind, c.axis, c.calls, c.bytes, c.seconds) for c in found.comms] == [
+        ("forward", "all_reduce", "a", 2, 8192, (2.0,) * 3),
+        ("update", "all_gather", "a", 1, 4096, (1.0,) * 3),
+        ("update", "all_reduce", "a", 1, 4096, (1.0,) * 3),
+        ("", "all_reduce", "a", 1, 4, (1.0,) * 3),
+    ]
+    assert (found.state_bytes, found.batch_bytes) == (4096, 16384)
+    assert recorder.write() is None
+    saved = load_run(tmp_path / "run.json")
+    assert saved.ranks == (found,) and saved.model == "turns" and saved.plan == plan_key({"model": {"name": "turns", "graph_hash": "h"}})
+    assert saved.machine.device == "cpu" and saved.machine.torch == torch.__version__ and saved.mesh == "a=1"
+
+
+def test_a_step_that_fails_leaves_the_program_as_it_was(tmp_path):
+    run, recorder = turns_run(tmp_path)
+    before, comm = dict(run.program.step.__globals__), run.comm
+    x = torch.ones(4, 1024)
+    for _ in range(3):
+        recorder.step(x)
+    with pytest.raises(ValueError, match="too large"):
+        recorder.step(1e9 * x)
+    assert run.program.step.__globals__ == before and run.comm is comm
+    assert len(recorder.finish().step_s) == 1
+
+
+def test_a_long_run_is_recorded_as_far_as_the_file_stays_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(recording, "MAX_STEPS", 2)
+    run, recorder = turns_run(tmp_path)
+    x = torch.ones(4, 1024)
+    for k in range(6):
+        assert recorder.full == (k >= 4)
+        recorder.step(x)
+    assert len(recorder.finish().step_s) == 2
+
+
+def test_the_peak_is_the_allocators():
+    """0.5 MiB, then 2 and 1 together, one of them released before the last: 3.5 at most; what was there before is not counted."""
+    there = [torch.zeros(2**20)]
+
+    def run():
+        a = torch.empty(2**17)
+        b, c = torch.empty(2**19), torch.empty(2**18)
+        there.clear()
+        del b
+        d = torch.empty(2**18)
+        return a.numel() + c.numel() + d.numel()
+
+    found, peak = measure_cpu_peak(run)
+    assert found == 2**17 + 2**19
+    assert 3.5 * 2**20 <= peak <= 3.5 * 2**20 + 4096
+
+
+def test_the_recorded_peak_has_states_and_batch(tmp_path):
+    run, recorder = turns_run(tmp_path)
+    x = torch.ones(4, 1024)
+    for _ in range(3):
+        recorder.step(x)
+    found = recorder.finish()
+    held = 3 * 4096  # the sum, what the turn keeps, and a packed piece or a comparison beside them
+    assert 4096 + 16384 + 4096 < found.peak_bytes <= 4096 + 16384 + held + 2048
+
+
+def test_emitting_again_keeps_the_recorded_run(tmp_path):
+    write_program(zero3(2), tmp_path / "out")
+    (tmp_path / "out" / RUN).write_text("{}")
+    assert read_files(tmp_path / "out") == zero3(2)
+    write_program(zero3(2, dim=1), tmp_path / "out")
+    assert read_files(tmp_path / "out") == zero3(2, dim=1) and (tmp_path / "out" / RUN).read_text() == "{}"
+
+
+@pytest.mark.gloo
+def test_processes_record_and_compute_the_same(tmp_path):
+    write_program(zero3(2), tmp_path / "two")
+    plain = finish(start(2, "train", tmp_path / "two", 5, "-"))
+    recorded = finish(start(2, "train", tmp_path / "two", 5, "-", tmp_path / "run.json"))
+    assert [code for code, _, _ in plain + recorded] == [0] * 4, (plain, recorded)
+    assert plain[0][1] == recorded[0][1]
+    run = load_run(tmp_path / "run.json")
+    assert [rank.rank for rank in run.ranks] == [0, 1] and run.mesh == "a=2" and run.model == "linear"
+    for rank in run.ranks:
+        assert (len(rank.warmup_s), len(rank.step_s), rank.actions) == (2, 3, ())  # written in one piece: no phases to tell apart
+        assert {(c.kind, c.axis, c.calls) for c in rank.comms} == {("all_gather", "a", 1), ("all_reduce", "a", 1), ("reduce_scatter", "a", 1)}
+        for k, step in enumerate(rank.step_s):
+            assert 0 < sum(c.seconds[k] for c in rank.comms) <= step
+        assert rank.state_bytes == 64 + 20 + 64 and rank.batch_bytes == 12 * 4 * 4 + 12 * 8 * 4
+        assert rank.peak_bytes >= rank.state_bytes + rank.batch_bytes + 128 + 384  # the whole weight and the error
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith((".run", "run"))] == ["run.json"]
+
+
+@pytest.mark.gloo
+def test_a_run_that_breaks_off_leaves_the_one_before(tmp_path):
+    write_program(zero3(2), tmp_path / "two")
+    (tmp_path / "run.json").write_text("the one before")
+    processes = start(2, "train", tmp_path / "two", 10**6, "-", tmp_path / "run.json")
+    assert processes[0].stdout.readline().startswith("step 0")
+    processes[1].send_signal(signal.SIGKILL)
+    time.sleep(0.1)
+    codes = [code for code, _, _ in finish(processes, timeout=60)]
+    assert codes == [2, -signal.SIGKILL]
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["run.json"]
+    text = (tmp_path / "run.json").read_text()  # a record may have been full before the end, and then it is whole
+    assert text == "the one before" or len(load_run(tmp_path / "run.json").ranks) == 2
+
+
+@pytest.mark.gloo
+def test_a_run_that_cannot_be_written_ends_with_its_text(tmp_path):
+    write_program(zero3(2), tmp_path / "two")
+    first, second = finish(start(2, "train", tmp_path / "two", 3, tmp_path / "c", tmp_path / "absent" / "run.json"))
+    assert first[0] == 2 and second[0] == 0, (first, second)
+    assert first[2].strip().splitlines()[-1].startswith("RunError: ") and "the run cannot be written: No such file or directory" in first[2]
+    assert (tmp_path / "c" / "autopar.json").exists()  # the training is saved before
