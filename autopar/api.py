@@ -18,13 +18,14 @@ import torch
 
 from .cluster import Cluster, num_devices, parse_cluster, ports_per_device
 from .codegen.emit import ModelFacts, emit_files
-from .constraints import PIPELINE, Constraints, print_constraints
+from .codegen.emit_stages import emit_stage_files
+from .constraints import Constraints, print_constraints
 from .cost.estimate import estimate_program
 from .cost.machine import machine_here
 from .cost.model import CostModel, build_cost_model, staged_model
 from .cost.prices import build_prices
 from .cost.rows_file import load_profile
-from .errors import AutoparError, ConstraintError, InfeasibleError, PlanError, RankError
+from .errors import AutoparError, InfeasibleError, PlanError, RankError
 from .graph.case import Case, build_case, case_roles, decided_case
 from .graph.check_plan import check_plan
 from .graph.choice import Assignment
@@ -37,6 +38,9 @@ from .graph.plan_json import print_plan_json
 from .graph.program import Program, check_program
 from .graph.registry import RuleRow, rules_in_force
 from .graph.rules.random_numbers import STATE as RANDOM_STATE
+from .graph.schedules.known import build_schedule
+from .graph.schedules.schedule import ActionKind, Schedule
+from .graph.stage_programs import StageProgram, build_stage_programs, plan_mesh
 from .graph.text import print_graph, print_program
 from .nearest import Means, Setting, find_nearest
 from .options import Options
@@ -53,19 +57,18 @@ from .trace.discovery.homes import find_homes
 from .view.shown import ShownOpportunities, ShownPlan, load_plan, show_opportunities, show_plan
 
 PROFILE_PATH = Path.home() / ".cache" / "autopar" / "profile-cpu.json"
-STAGES_NOT_RUN = "programs in stages are planned but not yet emitted or run; plan with --fix pp=1"
 _INLINE_ELEMENTS = 4096  # a constant buffer up to this size is written into the program's text
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compiling gives, pass by pass. `program`: None where the plan has pipeline stages, which are planned but not yet run."""
+    """What compiling gives, pass by pass. `programs`: one for each pipeline stage."""
 
     workload: Workload
     traced: Traced
     plan: ShownPlan
-    program: Program | None
+    programs: tuple[Program, ...]
     files: Mapping[str, str]
 
 
@@ -166,12 +169,12 @@ def launch(
 ) -> Executable:
     """The executable of a workload on this rank (see `compile`)."""
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
-    options = replace(options, price=False, stages=False)  # nobody reads the price here, and ranks wait
+    options = replace(options, price=False)  # nobody reads it here, and ranks wait
     env = read_torchrun_env()
     limits = {} if timeout_s is None else {"timeout_s": timeout_s}
     if env is None:
         compiled = compile_workload(workload, cluster, options, given_plan=given_plan)
-        if compiled.plan.assignment.mesh.axes:
+        if plan_mesh(compiled.plan).axes:
             return hold_files(compiled)
         comm = start_process_group(Mesh(()), None, device_type=cluster.device.kind)
         return _make_executable(compiled.plan, compiled.files, comm, options, _given_values(compiled))
@@ -189,8 +192,8 @@ def launch(
     if isinstance(answer, AutoparError):
         raise answer
     chosen, files, constants = answer
-    if chosen.assignment.mesh.axes:
-        comm = ProcessComm(chosen.assignment.mesh, comm.device, **limits)
+    if plan_mesh(chosen).axes:
+        comm = ProcessComm(plan_mesh(chosen), comm.device, **limits)
     return _make_executable(chosen, files, comm, options, {**state_of_module(workload.model), **constants})
 
 
@@ -242,7 +245,6 @@ def compile_workload(
         rows_path: the measured figures of this machine's CPU, if `autopar profile` made them.
         cache_path: folder in which discovered rules are kept; None: nowhere.
     """
-    require_one_stage(options, given_plan)
     say = report or (lambda line: None)
     dump = _Dump(options.dump_dir)
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
@@ -280,10 +282,20 @@ def compile_workload(
         decision, free_s = solved
         demanded = print_constraints(options.constraints)
         if decision.staged is not None:
-            return _in_stages(decision, decision.staged, workload, traced, cluster, model, options, precision, source, rows, demanded, free_s)
-        assert decision.assignment is not None
-        case, assignment, certificate = decision.case, decision.assignment, decision.certificate
-    else:
+            given_plan = _staged_plan(decision, decision.staged, workload, cluster, model, options, precision, source)
+            given_plan = replace(given_plan, rules=rows, constraints=demanded, free_step_s=free_s)
+        else:
+            assert decision.assignment is not None
+            case, assignment, certificate = decision.case, decision.assignment, decision.certificate
+    if given_plan is not None and given_plan.pipeline is not None:
+        check_plan(given_plan)
+        dump("assignment", lambda: _print_assignment(given_plan.assignment))
+        stages, schedule = staged_programs(case, given_plan)
+        dump("program", lambda: "\n".join(print_program(stage.program) for stage in stages))
+        files = emit_stage_files(stages, case.graph, schedule, given_plan, model_facts(workload, traced), print_plan_json(given_plan))
+        dump("emitted", lambda: "\n".join(files[name] for name in sorted(files) if name.startswith(("program", "stage"))))
+        return Compiled(workload, traced, show_plan(given_plan), tuple(stage.program for stage in stages), files)
+    if given_plan is not None:
         assignment, certificate, free_s, demanded = given_plan.assignment, given_plan.solve, given_plan.free_step_s, given_plan.constraints
     dump("assignment", lambda: _print_assignment(assignment))
 
@@ -296,47 +308,35 @@ def compile_workload(
     whole = decided_case(case, assignment).graph
     files = emit_files(answered.program, whole, answered.plan, model_facts(workload, traced), print_plan_json(answered.plan))
     dump("emitted", lambda: files["program.py"])
-    return Compiled(workload, traced, show_plan(answered.plan), answered.program, files)
+    return Compiled(workload, traced, show_plan(answered.plan), (answered.program,), files)
 
 
-def require_one_stage(options: Options, given_plan: Plan | None) -> None:
-    """Refuse stages where a program is wanted, before anything slow begins.
-
-    Raises:
-        PlanError: the given plan has stages.
-        ConstraintError: stages are demanded of a plan that is to be run (`Options.stages`).
-    """
-    if given_plan is not None and given_plan.pipeline is not None:
-        raise PlanError(f"the plan has {given_plan.num_stages} pipeline stages; {STAGES_NOT_RUN}")
-    c = options.constraints
-    words = [f"{PIPELINE}={degree}" for role, degree in c.degrees if role == PIPELINE and degree > 1]
-    words += [f"require {PIPELINE}"] * (PIPELINE in c.require) + ([f"vpp={c.vpp}"] if (c.vpp or 1) > 1 else [])
-    words += [f"schedule={c.schedule}"] if c.schedule else []
-    if words and not options.stages:
-        raise ConstraintError(f"{', '.join(words)}: {STAGES_NOT_RUN}")
-
-
-def _in_stages(
-    decision: Decision,
-    staged: Staged,
-    workload: Workload,
-    traced: Traced,
-    cluster: Cluster,
-    model: CostModel,
-    options: Options,
-    precision: str,
-    source: ModelInfo | None,
-    rows: tuple[RuleRow, ...],
-    demanded: tuple[str, ...],
-    free_s: float | None,
-) -> Compiled:
-    """A plan in pipeline stages: all of it but the program."""
+def _staged_plan(
+    decision: Decision, staged: Staged, workload: Workload, cluster: Cluster, model: CostModel, options: Options, precision: str, source: ModelInfo | None
+) -> Plan:
+    """The plan of an answer in pipeline stages."""
     info = model_info(decision.case, workload, precision, source)
     of_stages = staged_model(model, staged.layout.place.num_stages, num_devices(cluster))
-    plan = build_staged_answer(decision.case, staged, decision.certificate, of_stages, info, cluster_info(cluster, model, options, precision))
-    plan = replace(plan, rules=rows, constraints=demanded, free_step_s=free_s)
-    check_plan(plan)
-    return Compiled(workload, traced, show_plan(plan), None, {"plan.json": print_plan_json(plan)})
+    return build_staged_answer(decision.case, staged, decision.certificate, of_stages, info, cluster_info(cluster, model, options, precision))
+
+
+def staged_programs(case: Case, plan: Plan, keep_grads: bool = False) -> tuple[tuple[StageProgram, ...], Schedule]:
+    """The programs of a plan in pipeline stages, and what its stages do when.
+
+    Args:
+        case: of the traced graph.
+        keep_grads: as of `partition`.
+    Raises:
+        PlanError: the plan is not of this graph.
+    """
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    schedule = build_schedule(pipeline.kind, plan.num_stages, plan.assignment.microbatches, pipeline.chunks)
+    splits = any(action.kind is ActionKind.W for row in schedule.actions for action in row)
+    stages = build_stage_programs(case, plan.assignment, pipeline.starts, plan.num_stages, splits, keep_grads)
+    for stage in stages:
+        check_program(stage.program)
+    return stages, schedule
 
 
 def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
@@ -372,7 +372,7 @@ def _solve(
 ) -> tuple[Decision, float | None]:
     """The answer under the user's constraints, and the seconds of a step without them (None: nobody asked)."""
     limit = options.memory_bytes or cluster.device.memory_bytes
-    ask = Ask(case, model, options.constraints, limit, options.time_limit_s, None if options.stages else 1, say)
+    ask = Ask(case, model, options.constraints, limit, options.time_limit_s, None, say)
     found = decide(ask)
     found, free_s = replace(found, certificate=replace(found.certificate, phases=(*phases, *found.certificate.phases))), None
     if options.price and options.constraints:

@@ -21,7 +21,6 @@ class Options:
         dump_dir: each stage of the compiler is written there as a numbered text file.
         seed: of initial values and of random numbers.
         constraints: what the plan must be (`autopar.constrain`, docs/constraints.md); what they do not name stays free.
-        stages: the plan may have pipeline stages; they are planned, not yet run.
         price: solve again: without the constraints, so that the plan can say what they cost; where nothing fits, with changes that may.
     """
 
@@ -32,7 +31,6 @@ class Options:
     seed: int = 0
     constraints: Constraints = Constraints()
     price: bool = True
-    stages: bool = True
 
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in PRECISIONS:

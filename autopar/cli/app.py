@@ -141,7 +141,7 @@ def emit(
         cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints
     )
     asked = read_asked(word, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, stages=False)
+    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False)
     return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
 
 
@@ -207,7 +207,7 @@ def verify(
 ) -> int:
     """Run the program of MODEL on all ranks in one process, in float64, against plain PyTorch."""
     asked = read_asked(model, arg or (), batch, seq)
-    options = read_options(memory, "fp64", time_limit, dump, seed, read_constraints(fix, constraints), price=False, stages=False)
+    options = read_options(memory, "fp64", time_limit, dump, seed, read_constraints(fix, constraints), price=False)
     return Ending(as_json).answer(lambda say: commands.verify_model(asked, cluster, options, random_plans, say))
 
 

@@ -65,12 +65,10 @@ def read_constraints(fix: str | None, path: str | None) -> Constraints:
 
 def read_options(
     memory: str | None, precision: str | None, time_limit: float | None, dump: str | None, seed: int = 0,
-    constraints: Constraints = Constraints(), price: bool = True, stages: bool = True,
+    constraints: Constraints = Constraints(), price: bool = True,
 ) -> Options:
     """The options of a compilation.
 
-    Args:
-        stages: the plan may have pipeline stages; False where its program is wanted.
     Raises:
         OptionsError: one of them cannot be used.
     """
@@ -80,7 +78,7 @@ def read_options(
         raise OptionsError(f"--memory: expected at least one byte, found {memory!r}")
     if dump is not None:
         check_folder_place(dump, "--dump")
-    return Options(precision=precision, memory_bytes=size, dump_dir=dump, seed=seed, constraints=constraints, price=price, stages=stages, **limits)
+    return Options(precision=precision, memory_bytes=size, dump_dir=dump, seed=seed, constraints=constraints, price=price, **limits)
 
 
 def list_given(**flags: object) -> list[str]:

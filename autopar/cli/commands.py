@@ -173,16 +173,15 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
         given: flags that a plan already decides and that were given all the same.
     """
     from ..graph.mesh import num_ranks
+    from ..graph.stage_programs import plan_mesh
 
     check_folder_place(folder, "-o")
     if is_plan_file(word):
         refuse_given(word, given)
-        from ..api import require_one_stage
         from ..graph.plan_json import load_plan
 
         plan = load_plan(word)
-        options = Options(precision=plan.model.precision, memory_bytes=plan.cluster.memory_bytes, stages=False)
-        require_one_stage(options, plan)
+        options = Options(precision=plan.model.precision, memory_bytes=plan.cluster.memory_bytes)
         say(f"making {plan.model.name} again from {plan.model.source}")
         workload, source = load_again(plan, word)
         found = cluster_again(plan, word)
@@ -196,7 +195,7 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
     compiled = compile_workload(workload, found, options, given_plan=plan, source=source, report=say)
     written = hold_files(compiled).emit(folder)
     weights = [WEIGHTS] if (written / WEIGHTS).exists() else []
-    ranks = num_ranks(compiled.plan.assignment.mesh)
+    ranks = num_ranks(plan_mesh(compiled.plan))
     sizes = {name: text.count("\n") for name, text in compiled.files.items()}
 
     def show(console: Console) -> None:

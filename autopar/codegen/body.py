@@ -1,6 +1,6 @@
-"""Bodies: a program as Python functions, one per block and phase, loops over layers, the rest in `forward` and `backward`.
+"""Bodies: a program as Python functions, one per block and section, loops over layers, the rest in `forward` and `backward`.
 
-In: a program. Out: the text of its functions and of `step`. Values between functions travel as `crossings` decides: arguments, return
+In: a program and its sections (`graph.sections`). Out: the text of its functions, and what `step` must know. Values between functions travel as `crossings` decides: arguments, return
 values, `h[i]["name"]` for what a block keeps for its own later functions, `kept["name"]` for the rest, `grads["name"]` for what the
 update reads. Invariant: executing the text runs exactly the program's nodes.
 
@@ -18,7 +18,8 @@ from ..graph.graph import Graph, use_table
 from ..graph.node import Node, Phase
 from ..graph.program import Program
 from ..graph.repeats import relative_name
-from ..graph.turns import ACCUMULATE, TAKE, count_microbatches
+from ..graph.sections import INPUT, WEIGHT, Section
+from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier
 from .loops import Item, Loop, Part, beside_param, grad_text, order_items, split_update
@@ -31,9 +32,11 @@ class Body:
 
     Args:
         containers: (Python name, family, number of the last block + 1) of each list of what blocks keep.
-        leaving: the loss and outputs -> the text that reads them when the phases have run.
+        leaving: the loss and outputs -> the text that reads them when the sections have run.
         prepared: the containers in which `prepare` puts something.
         update_boxes: the arguments of `update`.
+        sections: those that have a function, in order, the update left out.
+        messages: section -> its sends and receives (nodes of the graph) in the order in which it does them.
     """
 
     functions: tuple[str, ...]
@@ -41,6 +44,8 @@ class Body:
     leaving: dict[str, str]
     prepared: frozenset[str]
     update_boxes: str
+    sections: tuple[Section, ...]
+    messages: dict[Section, tuple[Node, ...]]
 
 
 @dataclass(slots=True)
@@ -49,7 +54,7 @@ class _Frame:
 
     program: Program
     graph: Graph
-    items: dict[Phase, list[Item]]
+    items: dict[Section, list[Item]]
     crossings: Crossings
     containers: dict[str, str]  # family -> Python name of its list of dicts
     grad_keys: dict[str, str]  # value read by the update -> its key in `grads`
@@ -57,32 +62,36 @@ class _Frame:
     uses: dict[str, list[int]]
     dead: frozenset[str]
     in_turns: bool
-    leaving: frozenset[str]  # what the user gets, where phases pass it on in `kept`
+    leaving: frozenset[str]  # what the user gets, where sections pass it on in `kept`
     tail: tuple[int, ...]  # nodes of the update phase on which what the user gets depends
     update_boxes: str  # what the function of the update takes
-    leaving_keys: dict[str, str]  # what the user gets, where phases pass it on in `grads` -> its key there
+    leaving_keys: dict[str, str]  # what the user gets, where sections pass it on in `grads` -> its key there
     loop_names: list[str]
     stored: set[str]  # values that `forward` or `backward` has put into `kept`
     notes: Mapping[str, str]
 
 
-def print_bodies(program: Program, grads: tuple[tuple[str, str], ...], notes: Mapping[str, str]) -> Body:
+def print_bodies(
+    program: Program, grads: tuple[tuple[str, str], ...], notes: Mapping[str, str], sections: tuple[Section, ...], in_turns: bool
+) -> Body:
     """Print the functions of a program.
 
     Args:
         grads: (parameter input, its final gradient) of the whole graph: names the entries of `grads`.
         notes: node -> one line on what was chosen for it and why.
+        sections: of each node.
+        in_turns: sections run once per microbatch: what outlives the turn is in `grads` alone.
     """
     graph = program.graph
-    items = order_items(graph)
-    crossings = find_crossings(graph, items)
+    items = order_items(graph, sections)
+    crossings = find_crossings(graph, items, in_turns)
     families = dict.fromkeys(t.loop.family for t in crossings.loops)
     containers: dict[str, str] = {}
     for family in families:
         base = identifier(family.split(".")[-1] or "block")
         containers[family] = base if base not in containers.values() and base not in ("state", "batch", "grads", "kept", "comm", "ops", "step") else identifier(family) + "_"
     uses = {name: [i for i, _ in places] for name, places in use_table(graph).items()}
-    leaving, in_turns = _leaving(graph), count_microbatches(graph) > 1
+    leaving = _leaving(graph)
     written = {n.inputs[1] for n in graph.nodes if n.op == "state.write"}
     dead = frozenset(v for v, places in uses.items() if not places and v not in leaving and v not in written)
     tail = _find_tail(graph, leaving)
@@ -95,11 +104,24 @@ def print_bodies(program: Program, grads: tuple[tuple[str, str], ...], notes: Ma
     for k, table in enumerate(crossings.loops):
         frame.loop_names.append(_loop_name(frame, k, table))
     functions = [_print_block(frame, k) for k in range(len(crossings.loops))]
-    functions += [_print_phase(frame, phase) for phase in items]
+    functions += [_print_section(frame, section) for section in items]
     functions += _print_update(frame)
     sizes = {f: 1 + max(b.index for t in crossings.loops if t.loop.family == f for b in t.loop.blocks) for f in families}
     boxes = tuple((containers[f], f, sizes[f]) for f in families)
-    return Body(tuple(f for f in functions if f), boxes, _leaving_texts(frame), frozenset(_boxes(frame, Phase.PREPARE)), frame.update_boxes)
+    return Body(tuple(f for f in functions if f), boxes, _leaving_texts(frame), frozenset(_boxes(frame, Section(Phase.PREPARE))), frame.update_boxes, tuple(items), _list_messages(frame))
+
+
+def _list_messages(frame: _Frame) -> dict[Section, tuple[Node, ...]]:
+    graph = frame.graph
+    order = {section: [i for item in items for i in _item_nodes(item)] for section, items in frame.items.items()}
+    groups, rest = split_update(graph, frame.grad_keys, frozenset(frame.tail))
+    order[Section(Phase.UPDATE)] = [*frame.tail, *rest, *(i for group in groups for part in group for i in part.nodes)]
+    found = {section: tuple(graph.nodes[i] for i in nodes if graph.nodes[i].op in (SEND, RECEIVE)) for section, nodes in order.items()}
+    return {section: nodes for section, nodes in found.items() if nodes}
+
+
+def _item_nodes(item: Item) -> list[int]:
+    return [i for block in item.blocks for i in block.nodes] if isinstance(item, Loop) else [item]
 
 
 def _update_boxes(graph: Graph, state_keys: Mapping[str, str]) -> str:
@@ -146,7 +168,7 @@ def _leaving_texts(frame: _Frame) -> dict[str, str]:
 
 
 def _loop_name(frame: _Frame, k: int, table: LoopTable) -> str:
-    base = f"{frame.containers[table.loop.family]}_{table.loop.phase.value}"
+    base = f"{frame.containers[table.loop.family]}_{table.loop.section.name}"
     return base if base not in frame.loop_names else f"{base}_{k}"
 
 
@@ -238,7 +260,7 @@ def _print_block(frame: _Frame, k: int) -> str:
     if results:
         writer.line(f"return {', '.join(results)}")
     blocks = [b.index for b in loop.blocks]
-    doc = f'"""{loop.phase.value.capitalize()} of {loop.family or "block"}.{{i}}, i = {blocks[0]} .. {blocks[-1]}: `kept` is what this block leaves for its later functions."""'
+    doc = f'"""{_title(loop.section)} of {loop.family or "block"}.{{i}}, i = {blocks[0]} .. {blocks[-1]}: `kept` is what this block leaves for its later functions."""'
     head = f"def {frame.loop_names[k]}({_common_boxes(frame, loop)}, kept, i{_turn(frame, loop)}{''.join(', ' + a for a in arguments)}):"
     return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])
 
@@ -277,27 +299,34 @@ def _is_last_reader(frame: _Frame, k: int, key: str) -> bool:
         return False
     mine = {b.index for b in frame.crossings.loops[k].loop.blocks}
     values = {v for v, places in frame.crossings.kept_at.items() if any(f == family and name == key and i in mine for f, i, name in places)}
-    items = [item for phase in frame.items for item in frame.items[phase]]
+    items = [item for section in frame.items for item in frame.items[section]]
     after = items[items.index(frame.crossings.loops[k].loop) + 1 :]
     return not values & ({n for item in after for n in _item_reads(frame, item)} | frame.leaving)
 
 
-# ---------------------------------------------------------------- a phase
+# ---------------------------------------------------------------- a section
 
 
-def _print_phase(frame: _Frame, phase: Phase) -> str:
+def _title(section: Section, noun: str = "") -> str:
+    """`Forward`, `Backward pass of chunk 1`, `Backward for the weights`."""
+    part = {"": "", INPUT: "for what other stages wait for", WEIGHT: "for the weights"}[section.part]
+    chunk = "" if section.chunk is None else f"of chunk {section.chunk}"
+    return " ".join(word for word in (section.phase.value.capitalize(), noun, chunk, part) if word)
+
+
+def _print_section(frame: _Frame, section: Section) -> str:
     graph = frame.graph
-    items = frame.items[phase]
+    items = frame.items[section]
     if not items:
         return ""
     writer = Writer(_reserved(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
     reads = [_item_reads(frame, item) for item in items]
     last = {name: place for place, names in enumerate(reads) for name in names}
-    later = _read_after(frame, phase)
+    later = _read_after(frame, section)
     for place, item in enumerate(items):
         for name in reads[place]:
             if name not in writer.names and name not in frame.state_keys:
-                _fetch(frame, writer, name, (phase, place), later)
+                _fetch(frame, writer, name, (section, place), later)
         if isinstance(item, Loop):
             made = _call_loop(frame, writer, item, place, last)
         else:
@@ -314,16 +343,17 @@ def _print_phase(frame: _Frame, phase: Phase) -> str:
                 writer.line(f'kept["{identifier(name)}"] = {writer.names[name]}')
                 frame.stored.add(name)
         writer.drop([n for n in dict.fromkeys((*reads[place], *made)) if n in writer.names and last.get(n, place) <= place])
-    boxes = "".join(f", {name}" for name in _boxes(frame, phase))
-    doc = '"""What is the same in every turn: `kept` is what it leaves for them."""' if phase is Phase.PREPARE else f'"""The {phase.value} pass."""'
-    turn = ", turn" if frame.in_turns and phase is not Phase.PREPARE else ""
-    return "\n".join([f"def {phase.value}(comm, state, batch, grads, kept{turn}{boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])
+    boxes = "".join(f", {name}" for name in _boxes(frame, section))
+    once = section.phase is Phase.PREPARE
+    doc = '"""What is the same in every turn: `kept` is what it leaves for them."""' if once else f'"""The {_title(section, "pass").lower()}."""'
+    turn = ", turn" if frame.in_turns and not once else ""
+    return "\n".join([f"def {section.name}(comm, state, batch, grads, kept{turn}{boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])
 
 
-def _boxes(frame: _Frame, phase: Phase) -> list[str]:
-    """The containers that the function of a phase takes; `prepare` takes those of the blocks that it runs."""
-    prepared = {t.loop.family for t in frame.crossings.loops if t.loop.phase is Phase.PREPARE}
-    return [name for family, name in frame.containers.items() if phase is not Phase.PREPARE or family in prepared]
+def _boxes(frame: _Frame, section: Section) -> list[str]:
+    """The containers that the function of a section takes; `prepare` takes those of the blocks that it runs."""
+    prepared = {t.loop.family for t in frame.crossings.loops if t.loop.section.phase is Phase.PREPARE}
+    return [name for family, name in frame.containers.items() if section.phase is not Phase.PREPARE or family in prepared]
 
 
 def _reserved(frame: _Frame) -> tuple[str, ...]:
@@ -347,13 +377,13 @@ def _table_of(frame: _Frame, loop: Loop) -> LoopTable:
     return next(t for t in frame.crossings.loops if t.loop is loop)
 
 
-def _read_after(frame: _Frame, phase: Phase) -> set[str]:
-    """Values that `forward` and `backward` themselves read in a later phase than this one."""
+def _read_after(frame: _Frame, section: Section) -> set[str]:
+    """Values that the functions of sections themselves read after this one."""
     order = list(frame.items)
-    return {n for p in order[order.index(phase) + 1 :] for item in frame.items[p] for n in _item_reads(frame, item)}
+    return {n for s in order[order.index(section) + 1 :] for item in frame.items[s] for n in _item_reads(frame, item)}
 
 
-def _fetch(frame: _Frame, writer: Writer, name: str, place: tuple[Phase, int], later: set[str]) -> None:
+def _fetch(frame: _Frame, writer: Writer, name: str, place: tuple[Section, int], later: set[str]) -> None:
     """Bring a value from where it was kept into this function."""
     stays = name in later or name in frame.leaving
     places = [("kept", identifier(name), stays)] if name in frame.stored else []
@@ -367,11 +397,11 @@ def _fetch(frame: _Frame, writer: Writer, name: str, place: tuple[Phase, int], l
             writer.line(f'del {box}["{key}"]')
 
 
-def _is_taken(frame: _Frame, family: str, index: int, key: str, place: tuple[Phase, int]) -> bool:
-    """True where a loop after this place (phase, item) takes what block `index` keeps under `key`."""
-    phase, number = place
-    coming = [item for p in (Phase.FORWARD, Phase.BACKWARD) if list(Phase).index(p) > list(Phase).index(phase) for item in frame.items.get(p, ())]
-    coming += frame.items[phase][number:]
+def _is_taken(frame: _Frame, family: str, index: int, key: str, place: tuple[Section, int]) -> bool:
+    """True where a loop after this place (section, item) takes what block `index` keeps under `key`."""
+    section, number = place
+    order = list(frame.items)
+    coming = [item for s in order[order.index(section) + 1 :] for item in frame.items[s]] + frame.items[section][number:]
     loops = [item for item in coming if isinstance(item, Loop) and item.family == family]
     return any(b.index == index for loop in loops for e in _table_of(frame, loop).entries if e.way == "kept" and e.key == key for b in loop.blocks)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from ..graph.graph import Graph
 from ..graph.node import Phase
 from ..graph.repeats import relative_name
-from ..graph.turns import count_microbatches
+from ..graph.sections import Section
 from .expression import identifier
 from .loops import Item, Loop
 
@@ -51,7 +51,7 @@ class Crossings:
 
     Args:
         loops: one table per loop, by id of the loop.
-        function_of: node index -> ("phase", phase) or ("loop", loop index, block number in the loop).
+        function_of: node index -> ("section",) or ("loop", loop index, block number in the loop).
         kept_at: value -> where blocks keep it for readers outside of loops, as (family, block index, key); the first is its maker's.
     """
 
@@ -60,10 +60,14 @@ class Crossings:
     kept_at: dict[str, list[tuple[str, int, str]]]
 
 
-def find_crossings(graph: Graph, items: dict[Phase, list[Item]]) -> Crossings:
-    """Decide the way of every value that crosses functions."""
-    function_of: dict[int, tuple] = {i: ("phase", node.phase) for i, node in enumerate(graph.nodes)}
-    loops = [item for phase in items for item in items[phase] if isinstance(item, Loop)]
+def find_crossings(graph: Graph, items: dict[Section, list[Item]], in_turns: bool) -> Crossings:
+    """Decide the way of every value that crosses functions.
+
+    Args:
+        in_turns: what leaves the step goes through `grads`, as all that outlives a turn.
+    """
+    function_of: dict[int, tuple] = {i: ("section",) for i in range(len(graph.nodes))}
+    loops = [item for section in items for item in items[section] if isinstance(item, Loop)]
     for k, loop in enumerate(loops):
         for j, block in enumerate(loop.blocks):
             for i in block.nodes:
@@ -79,7 +83,7 @@ def find_crossings(graph: Graph, items: dict[Phase, list[Item]]) -> Crossings:
         for names in zip(*outside):
             table.entries.append(_find_way(graph, table, names, entering, tables, names_here))
     crossings = Crossings(tables, function_of, {})
-    _keep_for_outsiders(graph, crossings, taken)
+    _keep_for_outsiders(graph, crossings, taken, in_turns)
     return crossings
 
 
@@ -155,7 +159,7 @@ def _fresh_key(name: str, taken: set[str]) -> str:
     return key
 
 
-def _keep_for_outsiders(graph: Graph, crossings: Crossings, taken: dict[str, set[str]]) -> None:
+def _keep_for_outsiders(graph: Graph, crossings: Crossings, taken: dict[str, set[str]], in_turns: bool) -> None:
     """Values that blocks make and readers outside of the loop need (not the last one's carried value): kept by the block.
 
     What the update reads goes through the dict of gradients instead, and so does what leaves a step that takes its batch in turns.
@@ -163,10 +167,10 @@ def _keep_for_outsiders(graph: Graph, crossings: Crossings, taken: dict[str, set
     readers = {
         name
         for i, node in enumerate(graph.nodes)
-        if crossings.function_of[i][0] == "phase" and node.phase is not Phase.UPDATE
+        if crossings.function_of[i][0] == "section" and node.phase is not Phase.UPDATE
         for name in node.inputs
     }
-    if count_microbatches(graph) == 1:
+    if not in_turns:
         readers |= {graph.loss, *graph.outputs}
     readers |= {name for t in crossings.loops for e in t.entries if e.way in ("listed", "shared") for name in e.names}
     readers |= {e.names[0] for t in crossings.loops for e in t.entries if e.way == "carried"}

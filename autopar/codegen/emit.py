@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ..graph.graph import Graph
-from ..graph.mesh import num_ranks, print_mesh
+from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.node import Phase
 from ..graph.plan import Plan
 from ..graph.program import Program
 from ..graph.recompute import AGAIN
+from ..graph.sections import phase_sections
 from ..graph.sharding import Sharding
+from ..graph.stage_programs import plan_mesh
+from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind
 from ..graph.turns import count_microbatches
 from .body import Body, fold_names, print_bodies
@@ -69,12 +72,12 @@ def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, pl
         facts: of the model.
         plan_text: the text of `plan.json`.
     """
-    return {"program.py": print_program(program, graph, plan, facts), "train.py": _print_train(plan), "plan.json": plan_text}
+    return {"program.py": print_program(program, graph, plan, facts), "train.py": print_train(plan), "plan.json": plan_text}
 
 
 def print_program(program: Program, graph: Graph, plan: Plan, facts: ModelFacts) -> str:
     """The text of `program.py`."""
-    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, _notes(plan))
+    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan))
 
 
 def print_source(
@@ -87,14 +90,14 @@ def print_source(
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The text of `program.py` from its parts, for callers that have no plan (verification of any assignment)."""
-    body = print_bodies(program, graph.grads, notes)
+    body = print_bodies(program, graph.grads, notes, phase_sections(program.graph), count_microbatches(program.graph) > 1)
     imports = ", ".join(["Batch", "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
-    header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=_wrap(summary), imports=imports)
-    parts = [header, *_print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
+    header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=imports)
+    parts = [header, *print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
-def _notes(plan: Plan) -> dict[str, str]:
+def plan_notes(plan: Plan) -> dict[str, str]:
     """Node -> what each mesh axis does there, the sharding of its output, and why."""
     axes = [axis.name for axis in plan.assignment.mesh.axes]
     sharding = {t.name: t.sharding for t in plan.tensors}
@@ -111,7 +114,7 @@ def _notes(plan: Plan) -> dict[str, str]:
     return notes
 
 
-def _print_homes(facts: ModelFacts) -> list[str]:
+def print_homes(facts: ModelFacts) -> list[str]:
     """The lines that load the user's own ops, where there are any."""
     if not facts.homes:
         return []
@@ -120,39 +123,54 @@ def _print_homes(facts: ModelFacts) -> list[str]:
     return ["\n".join([note, "OPS = {", *rows, "}", "load_ops(OPS, __file__)", ""])]
 
 
-def _wrap(text: str, width: int = 120) -> str:
+def wrap(text: str, width: int = 120) -> str:
     import textwrap
 
     return "\n".join(textwrap.fill(line, width) for line in text.splitlines()) or "No summary."
 
 
 def _print_tables(program: Program, facts: ModelFacts) -> str:
+    lines = [f"MESH = {mesh_text(program.mesh)}", "", *print_states(program, facts), "", *print_batch(program), "", print_aliases(facts), ""]
+    if not program.graph.loss:
+        lines += [f"OUTPUT = {facts.output!r}  # the model's output, with the number of each tensor that `step` returns", ""]
+    return "\n".join(lines)
+
+
+def mesh_text(mesh: Mesh) -> str:
+    """The `MESH` constant."""
+    return repr(tuple((a.name, a.size) for a in mesh.axes))
+
+
+def print_states(program: Program, facts: ModelFacts) -> list[str]:
+    """The lines of the `STATES` constant."""
     storage: dict[str, Sharding] = {name: sharding for name, _, sharding in program.shardings}
     whole = dict(program.whole)
     entering = set(program.graph.inputs)
     rows: dict[tuple, list[str]] = {}
-    batch = []
     for value in program.graph.values:
-        if value.name not in entering:
-            continue
-        if value.kind in STATE_KINDS:
+        if value.name in entering and value.kind in STATE_KINDS:
             init = facts.inits.get(value.storage, ("given",))
-            generic = _strip_numbers(init)
-            rows.setdefault((value.kind.value, whole[value.name], value.dtype, str(storage[value.name]), generic, _pattern(value.storage), value.storage in facts.transient), []).append(value.storage)
-        else:
-            batch.append(f'    "{value.name}": Batch({whole[value.name]!r}, "{value.dtype}", "{storage[value.name]}"),')
-    lines = [f"MESH = {tuple((a.name, a.size) for a in program.mesh.axes)!r}", "", "STATES = expand_states({"]
+            key = (value.kind.value, whole[value.name], value.dtype, str(storage[value.name]), _strip_numbers(init), _pattern(value.storage), value.storage in facts.transient)
+            rows.setdefault(key, []).append(value.storage)
+    lines = ["STATES = expand_states({"]
     for (kind, shape, dtype, sharding, init, _, _), names in rows.items():
         for folded in fold_names(names):
             shown = ("copy", folded.partition(":")[2]) if init[:1] == ("copy",) else init
             kept = ", persistent=False" if names[0] in facts.transient else ""
             lines.append(f'    "{folded}": State("{kind}", {shape!r}, "{dtype}", "{sharding}", {shown!r}{kept}),')
-    lines += ["})", "", "BATCH = {", *batch, "}", ""]
-    tied = {alias: target for alias, target in facts.aliases.items() if alias != target}
-    lines += [f"ALIASES = {tied!r}", ""]
-    if not program.graph.loss:
-        lines += [f"OUTPUT = {facts.output!r}  # the model's output, with the number of each tensor that `step` returns", ""]
-    return "\n".join(lines)
+    return [*lines, "})"]
+
+
+def print_batch(program: Program) -> list[str]:
+    """The lines of the `BATCH` constant."""
+    storage, whole = {name: sharding for name, _, sharding in program.shardings}, dict(program.whole)
+    rows = [v for v in program.graph.values if v.name in program.graph.inputs and v.kind not in STATE_KINDS]
+    return ["BATCH = {", *(f'    "{v.name.partition(COPY)[0]}": Batch({whole[v.name]!r}, "{v.dtype}", "{storage[v.name]}"),' for v in rows), "}"]
+
+
+def print_aliases(facts: ModelFacts) -> str:
+    """The `ALIASES` constant."""
+    return f"ALIASES = {({alias: target for alias, target in facts.aliases.items() if alias != target})!r}"
 
 
 def _strip_numbers(init: tuple) -> tuple:
@@ -174,19 +192,19 @@ def _print_step(program: Program, body: Body) -> str:
         lines += _print_turns(phases, body, count)
     else:
         lines.append("    kept, grads = {}, {}")
-        lines += [f"    {name} = [{{}} for _ in range({number})]  # {_what_blocks_keep(family)}" for name, family, number in body.containers]
+        lines += [f"    {name} = [{{}} for _ in range({number})]  # {what_blocks_keep(family)}" for name, family, number in body.containers]
         boxes = "".join(f", {name}" for name, _, _ in body.containers)
         lines += [f"    {p.value}(comm, state, batch, grads, kept{boxes})" for p in (Phase.FORWARD, Phase.BACKWARD) if p in phases]
     if Phase.UPDATE in phases:
         lines.append(f"    update({body.update_boxes})")
-    outputs = [_leaving_text(program, body, name) for name in graph.outputs]
-    loss = _leaving_text(program, body, graph.loss) if graph.loss else ""
+    outputs = [leaving_text(program, body, name) for name in graph.outputs]
+    loss = leaving_text(program, body, graph.loss) if graph.loss else ""
     whole = f"({', '.join(outputs)},)" if outputs else ""
     lines.append(f"    return {', '.join(part for part in (loss, whole) if part) or 'None'}")
     return "\n".join(lines)
 
 
-def _what_blocks_keep(family: str) -> str:
+def what_blocks_keep(family: str) -> str:
     return f"what each block of {family or 'the model'} keeps between its functions"
 
 
@@ -203,7 +221,7 @@ def _print_turns(phases: set[Phase], body: Body, count: int) -> list[str]:
             ready.append(f"ready_{name}")
             lines.append(f"    ready_{name} = {new}")
             new = f"[dict(box) for box in ready_{name}]"
-        begin.append(f"        {name} = {new}  # {_what_blocks_keep(family)}")
+        begin.append(f"        {name} = {new}  # {what_blocks_keep(family)}")
         boxes += f", {name}"
     if Phase.PREPARE in phases:
         lines.append(f"    prepare(comm, state, batch, grads, {', '.join(ready)})")
@@ -213,12 +231,12 @@ def _print_turns(phases: set[Phase], body: Body, count: int) -> list[str]:
     return [*lines, f"    del {', '.join(gone)}"]
 
 
-def _leaving_text(program: Program, body: Body, name: str) -> str:
+def leaving_text(program: Program, body: Body, name: str) -> str:
     return body.leaving.get(name, f"kept[{name!r}]")
 
 
-def _print_train(plan: Plan) -> str:
-    ranks = num_ranks(plan.assignment.mesh)
+def print_train(plan: Plan) -> str:
+    ranks = num_ranks(plan_mesh(plan))
     return f'''"""Train {plan.model.name} with the program beside this file: torchrun --nproc-per-node {ranks} train.py --steps 10
 
 Edit `batches` to feed your data: it yields, on every rank alike, the WHOLE batch as a tuple of tensors in the order, shapes and dtypes of

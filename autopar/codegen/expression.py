@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..graph.node import Arg, Const, Node, Ref
 from ..graph.strides import READS_PACKED
-from ..graph.turns import TAKE
+from ..graph.turns import RECEIVE, SEND, TAKE
 
 _OPERATORS = {"aten.add.Tensor": "+", "aten.sub.Tensor": "-", "aten.mul.Tensor": "*", "aten.div.Tensor": "/"}
 _SCALAR_OPERATORS = {"aten.add.Scalar": "+", "aten.sub.Scalar": "-", "aten.mul.Scalar": "*", "aten.div.Scalar": "/", "aten.pow.Tensor_Scalar": "**"}
@@ -65,6 +65,9 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
         return f"comm.{rest}({', '.join([names[0], repr(args['axis']), *options])})"
     if op == TAKE:
         return f"ops.microbatch({names[0]}, turn, dim={args['dim']}, count={args['count']})"
+    if op in (SEND, RECEIVE):
+        place = [f"stage={args['stage']}", f"message={args['message']}", *(["turn=turn"] if args["turn"] else [])]
+        return f"comm.{rest}({', '.join([*names, *place])})"
     if space == "autopar":
         return f"ops.{rest}({_call_arguments(node, names)})"
     if space != "aten":

@@ -1,20 +1,21 @@
 """Loops: in which order a program is printed, and which equal blocks become one function called in a loop.
 
-In: a program's local graph. Out: for each phase the items to print, in an order that respects every dependency: single nodes, or a `Loop`
-over equal blocks that run one after another. Invariant: every node stands in exactly one item; a loop is made only where the blocks
+In: a program's local graph and its sections. Out: for each section the items to print, in an order that respects every dependency: single nodes, or a
+`Loop` over equal blocks that run one after another. Invariant: every node stands in exactly one item; a loop is made only where the blocks
 can run back to back. It changes nothing but the order.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
 from ..graph.graph import Graph, producer_table
 from ..graph.node import Phase
 from ..graph.repeats import Block, Repeat, find_repeats
+from ..graph.sections import Section, list_sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,31 +23,47 @@ class Loop:
     """Equal blocks in execution order: `blocks[j].nodes[k]` correspond for all j."""
 
     family: str
-    phase: Phase
+    section: Section
     blocks: tuple[Block, ...]
 
 
 Item = Union[int, Loop]
 
 
-def order_items(graph: Graph, phases: tuple[Phase, ...] = (Phase.PREPARE, Phase.FORWARD, Phase.BACKWARD)) -> dict[Phase, list[Item]]:
-    """The items of each of these phases, loops where possible."""
-    candidates = [loop for repeat in find_repeats(graph) if repeat.phase in phases for loop in _runs(repeat)]
-    found: dict[Phase, list[Item]] = {}
-    for phase in phases:
-        loops = [loop for loop in candidates if loop.phase is phase and _runs_in_order(graph, loop)]
-        nodes = [i for i, node in enumerate(graph.nodes) if node.phase is phase]
+def order_items(graph: Graph, sections: Sequence[Section]) -> dict[Section, list[Item]]:
+    """The items of each section but the update, loops where possible.
+
+    Args:
+        sections: of each node (`graph.sections`).
+    """
+    candidates = [loop for repeat in find_repeats(graph) if repeat.phase is not Phase.UPDATE for loop in _loops(repeat, sections)]
+    found: dict[Section, list[Item]] = {}
+    for section in list_sections(sections):
+        if section.phase is Phase.UPDATE:
+            continue
+        loops = [loop for loop in candidates if loop.section == section and _runs_in_order(graph, loop)]
+        nodes = [i for i, s in enumerate(sections) if s == section]
         order = _sort(graph, nodes, loops)
         while order is None:  # a loop cannot be contracted: give up the shortest and try again
             loops.remove(min(loops, key=lambda loop: len(loop.blocks)))
             order = _sort(graph, nodes, loops)
-        found[phase] = order
+        found[section] = order
     return found
 
 
-def _runs(repeat: Repeat) -> list[Loop]:
+def _loops(repeat: Repeat, sections: Sequence[Section]) -> list[Loop]:
+    """The loops of equal blocks: of each section those that have the same part of themselves there."""
+    groups: dict[tuple[Section, tuple[int, ...]], list[Block]] = {}
+    for block in repeat.blocks:
+        for section in dict.fromkeys(sections[i] for i in block.nodes):
+            places = tuple(p for p, i in enumerate(block.nodes) if sections[i] == section)
+            groups.setdefault((section, places), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
+    return [Loop(repeat.family, section, run) for (section, _), blocks in groups.items() for run in _runs(blocks)]
+
+
+def _runs(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
     """Maximal runs of neighbours (…, 2, 3, 4, … or downwards) in the order in which they execute."""
-    blocks = sorted(repeat.blocks, key=lambda b: b.nodes[0])
+    blocks = sorted(blocks, key=lambda b: b.nodes[0])
     runs: list[list[Block]] = [[blocks[0]]]
     for before, block in zip(blocks, blocks[1:]):
         run = runs[-1]
@@ -55,7 +72,7 @@ def _runs(repeat: Repeat) -> list[Loop]:
             run.append(block)
         else:
             runs.append([block])
-    return [Loop(repeat.family, repeat.phase, tuple(run)) for run in runs if len(run) > 1]
+    return [tuple(run) for run in runs if len(run) > 1]
 
 
 def _runs_in_order(graph: Graph, loop: Loop) -> bool:
@@ -72,7 +89,7 @@ def _runs_in_order(graph: Graph, loop: Loop) -> bool:
 
 
 def _sort(graph: Graph, nodes: list[int], loops: list[Loop]) -> list[Item] | None:
-    """The phase's items sorted by dependency, earliest first node first; None where contracting the loops makes a circle."""
+    """The section's items sorted by dependency, earliest first node first; None where contracting the loops makes a circle."""
     owner: dict[int, int] = {}
     for k, loop in enumerate(loops):
         for block in loop.blocks:

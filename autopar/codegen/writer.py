@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 from ..graph.node import Node
 from ..graph.program import Origin
-from ..graph.turns import TAKE
+from ..graph.stages import COPY
+from ..graph.turns import RECEIVE, SEND, TAKE
 from .expression import identifier, print_expression
 
 _NAMED_BY_MODULE = ("autopar.linear", "autopar.attention", "aten.native_layer_norm.default", "autopar.embedding", "aten.convolution.default")
@@ -74,6 +75,9 @@ class Writer:
             self.line(f"{self._state_text(node.inputs[0])}.copy_({self.text_of(node.inputs[1])})")
             return
         text = print_expression(node, [self.text_of(name) for name in node.inputs])
+        if node.op == SEND:
+            self.line(f"{text}  # {node.inputs[0]}")
+            return
         note = f"  # {origin.reason}" if node.op.startswith("comm.") else ""
         targets = []
         for k, name in enumerate(node.outputs):
@@ -112,6 +116,8 @@ class Writer:
 def _wish(node: Node, output: int) -> str:
     if node.op == TAKE:
         return node.inputs[0].partition("~")[0]
+    if node.op == RECEIVE:
+        return node.outputs[0].partition(COPY)[0]
     if node.op in _NAMED_BY_MODULE:
         tail = [part for part in node.path.split(".") if part and not part.isdigit()]
         base = tail[-1] if tail else node.op.split(".")[1]

@@ -95,7 +95,7 @@ def run_demo(folder: str, steps: int, say: Say, show_plan: Callable[[Plan, int],
 
     source = ModelInfo("", 0, "", "", f"{MODEL}:build")
     workload = load_workload(source.source)
-    options = Options(memory_bytes=parse_bytes(LIMIT), time_limit_s=SOLVE_S, stages=False)
+    options = Options(memory_bytes=parse_bytes(LIMIT), time_limit_s=SOLVE_S)
     needed = _data_parallel_bytes(workload)
     compiled = compile_workload(workload, CLUSTER, options, source=source, report=say, rows_path=profile)
     save_plan(compiled.plan, target / "plan.json")

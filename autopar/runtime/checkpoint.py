@@ -31,7 +31,7 @@ from ..graph.mesh import Mesh, coordinates
 from ..graph.sharding import Replicate, Sharding
 from .comm import Comm
 from .shards import Region, regions
-from .spec import State, local_piece
+from .spec import ProgramSpec, State, local_piece
 
 FORMAT = "autopar-checkpoint-1"
 MANIFEST = "autopar.json"
@@ -48,11 +48,12 @@ class Piece:
     writes: bool
 
 
-def save_state(comm: Comm, states: Mapping[str, State], state: Mapping[str, Tensor], directory: str | os.PathLike, model: Mapping[str, object]) -> None:
+def save_state(comm: Comm, program: ProgramSpec, state: Mapping[str, Tensor], directory: str | os.PathLike, model: Mapping[str, object]) -> None:
     """Write a checkpoint; every rank calls it. The one that was in the folder stays whole until the new one is.
 
     Args:
-        states, state: what the states are, and this rank's pieces.
+        program: as this rank holds it (`stages.here`).
+        state: this rank's pieces.
         model: facts about the model, kept for people (`name`, `graph_hash`).
     Raises:
         CheckpointError: a rank cannot write, or the folder holds something else.
@@ -61,7 +62,7 @@ def save_state(comm: Comm, states: Mapping[str, State], state: Mapping[str, Tens
     target = Path(directory)
     data = comm.share(f"data-{uuid.uuid4().hex[:12]}")
     _all_fine(comm, target, lambda: _prepare_folder(target, data) if comm.rank == 0 else None)
-    planner, writer = _SavePlanner(_pieces(states, state, comm.mesh, comm.rank)), FileSystemWriter(target / data, overwrite=False)
+    planner, writer = _SavePlanner(_pieces(program, state, comm.mesh, comm.rank)), FileSystemWriter(target / data, overwrite=False)
     planner.set_up_planner({}, is_coordinator=comm.rank == 0)
     writer.set_up_storage_writer(comm.rank == 0)
     plans = _all_fine(comm, target, lambda: writer.prepare_local_plan(planner.create_local_plan()))
@@ -69,10 +70,10 @@ def save_state(comm: Comm, states: Mapping[str, State], state: Mapping[str, Tens
     global_plans, metadata = planner.create_global_plan(plans)
     mine = planner.finish_plan(writer.prepare_global_plan(global_plans)[comm.rank])
     results = _all_fine(comm, target, lambda: writer.write_data(mine, planner).wait())
-    _all_fine(comm, target, lambda: _commit(target, data, writer, metadata, results, states, model) if comm.rank == 0 else None)
+    _all_fine(comm, target, lambda: _commit(target, data, writer, metadata, results, program.states, model) if comm.rank == 0 else None)
 
 
-def load_state(comm: Comm, states: Mapping[str, State], state: Mapping[str, Tensor], directory: str | os.PathLike) -> None:
+def load_state(comm: Comm, program: ProgramSpec, state: Mapping[str, Tensor], directory: str | os.PathLike) -> None:
     """Read a checkpoint into this rank's pieces; it may have been saved under any plan of the same model.
 
     Raises:
@@ -81,9 +82,9 @@ def load_state(comm: Comm, states: Mapping[str, State], state: Mapping[str, Tens
     """
     target = Path(directory)
     manifest = read_manifest(target)
-    _check_same_states(target, manifest, states)
+    _check_same_states(target, manifest, program.states)
     _check_files(target, manifest)
-    reader, planner = FileSystemReader(target / manifest["data"]), _LoadPlanner(_pieces(states, state, comm.mesh, comm.rank))
+    reader, planner = FileSystemReader(target / manifest["data"]), _LoadPlanner(_pieces(program, state, comm.mesh, comm.rank))
     try:
         metadata = reader.read_metadata()
         planner.set_up_planner({}, metadata, comm.rank == 0)
@@ -157,17 +158,26 @@ class _LoadPlanner(DefaultLoadPlanner):
         return _at(self.pieces[index.fqn], index.offset)
 
 
-def _pieces(states: Mapping[str, State], state: Mapping[str, Tensor], mesh: Mesh, rank: int) -> dict[str, Piece]:
+def _pieces(program: ProgramSpec, state: Mapping[str, Tensor], mesh: Mesh, rank: int) -> dict[str, Piece]:
     pieces = {}
-    for number, (name, spec) in enumerate(states.items()):
+    for number, (name, spec) in enumerate(program.states.items()):
+        if not program.holds(name):
+            continue
         sharding, _ = local_piece(spec, mesh)
-        pieces[name] = Piece(spec.shape, spec.dtype, state[name], tuple(regions(spec.shape, sharding, mesh, rank)), _writes(number, sharding, mesh, rank))
+        writes = _writes(number, sharding, mesh, rank, program.home(name))
+        pieces[name] = Piece(spec.shape, spec.dtype, state[name], tuple(regions(spec.shape, sharding, mesh, rank)), writes)
     return pieces
 
 
-def _writes(number: int, sharding: Sharding, mesh: Mesh, rank: int) -> bool:
-    """One of the ranks that hold the same writes it; which one turns with the number of the state, so that all have work."""
-    for placement, axis, coordinate in zip(sharding.placements, mesh.axes, coordinates(mesh, rank)):
+def _writes(number: int, sharding: Sharding, mesh: Mesh, rank: int, home: int | None) -> bool:
+    """One of the ranks that hold the same writes it; which one turns with the number of the state, so that all have work. In stages it is one of the
+    state's home."""
+    rows = list(zip(sharding.placements, mesh.axes, coordinates(mesh, rank)))
+    if home is not None:
+        if rows[0][2] != home:
+            return False
+        rows = rows[1:]
+    for placement, axis, coordinate in rows:
         if isinstance(placement, Replicate):
             if coordinate != number % axis.size:
                 return False

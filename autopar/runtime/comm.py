@@ -4,12 +4,16 @@
 `(i // stride) % N == c`, in order. Results are contiguous. Data is moved as bytes, so every dtype works; `bool` is reduced as "any" (as
 "all" by `min`).
 Nothing here records gradients: the backward pass is in the program.
+
+Messages go from one rank to another within a step: `open_links` once, then in each step `begin_step`, any `send`, `expect` and `receive`,
+and `end_step`. What is sent may not be written until the step has ended. Every rank begins the same steps.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -20,6 +24,7 @@ from torch import Tensor
 from ..errors import RankError
 from ..graph.mesh import Mesh, axis_groups, coordinates, num_ranks, print_mesh
 from .digits import merge_digit, split_digit, take_digit
+from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
 
 TIMEOUT_S = 300.0
 
@@ -56,6 +61,31 @@ class Comm(Protocol):
     def keep(self, x: Tensor, axis: str) -> Tensor:
         """Coordinate 0 keeps the value, the others hold zeros: R -> P. Local."""
 
+    def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
+        """What coordinate `source` along the axis has, on all ranks of that axis; elsewhere x only says shape and dtype."""
+
+    def open_links(self, links: Sequence[tuple[int, int]]) -> None:
+        """Once, on every rank with the same list: (source rank, target rank) of all ordered pairs between which messages will go."""
+
+    def begin_step(self, arrivals: Mapping[int, Sequence[Arrival]]) -> None:
+        """Source rank -> what it will send to this rank in this step, in the order of sending. The step before may have been aborted."""
+
+    def send(self, x: Tensor, target: int, key: Key) -> None:
+        """Send without waiting; x is held until it is gone."""
+
+    def expect(self, source: int, key: Key) -> None:
+        """Let the message, and what comes before it from that source, arrive while this rank does something else. Harmless if repeated."""
+
+    def receive(self, source: int, key: Key) -> Tensor:
+        """The message, once; waits for it. Its buffer belongs to the caller."""
+
+    def end_step(self) -> None:
+        """Wait until everything that was sent is gone.
+
+        Raises:
+            ProgramError: something that was announced was never received.
+        """
+
     def collect(self, value: Any) -> list[Any]:
         """Every rank's value (a small picklable object), in rank order."""
 
@@ -88,8 +118,9 @@ class ProcessComm(Placed):
     """A rank that is a process. One process group per mesh axis; the default group must exist and have the mesh's size.
 
     Args:
-        timeout_s: a collective along an axis that waits longer for another rank fails. (A new group does not take it from the default one.)
-    Raises (every collective):
+        timeout_s: what waits longer for another rank fails: a collective along an axis, `receive`, `end_step`. (A new group does not take
+            it from the default one.)
+    Raises (every collective, and every message):
         RankError: another rank is gone or did not come within the timeout.
     """
 
@@ -98,10 +129,15 @@ class ProcessComm(Placed):
         if world != num_ranks(mesh):
             raise RankError(world_size_text(mesh, world))
         super().__init__(mesh, dist.get_rank(), device or torch.device("cpu"))
+        self._timeout_s = timeout_s
         self._groups: dict[str, Any] = {}
+        self._link_groups: dict[tuple[int, int], Any] = {}
+        self._ledger = Ledger(self.rank, world)
+        self._sends = self._new_sends()
+        self._given_up: list[Any] = []
         for index, axis in enumerate(mesh.axes):
             for ranks in axis_groups(mesh, index):
-                group = self._call("the set-up", axis.name, lambda: dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s)))
+                group = self._new_group(list(ranks), axis.name)
                 if self.rank in ranks:
                     self._groups[axis.name] = group
 
@@ -129,6 +165,61 @@ class ProcessComm(Placed):
         self._call("all_to_all", axis, lambda: dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._groups[axis]))
         return merge_digit(received, from_dim, from_stride)
 
+    def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
+        here = self._coordinate[axis] == source
+        whole = x.resolve_conj().contiguous() if here else torch.empty_like(x, memory_format=torch.contiguous_format)
+        self._call("broadcast", axis, lambda: dist.broadcast(_bytes(whole), group=self._groups[axis], group_src=source))
+        return whole
+
+    def open_links(self, links: Sequence[tuple[int, int]]) -> None:
+        new = self._ledger.open(links)
+        if new and self.device.type == "cpu":
+            self._link_groups |= dict.fromkeys(new, self._new_group(None))
+        elif new:
+            for source, target in new:  # nccl knows no tags and does one thing after the other in a group: a group per direction
+                group = self._new_group([source, target])
+                if self.rank in (source, target):
+                    self._link_groups[source, target] = group
+                    self._connect(source, target, group)
+
+    def begin_step(self, arrivals: Mapping[int, Sequence[Arrival]]) -> None:
+        if self._ledger.running:  # aborted; gloo cannot take back what was posted, so the buffers stay
+            self._given_up.append((self._sends, self._ledger.put_and_not_taken()))
+            self._sends = self._new_sends()
+        self._ledger.begin(arrivals)
+
+    def send(self, x: Tensor, target: int, key: Key) -> None:
+        self._ledger.send(target, key)
+        arrival = arrival_of(key, x)
+        if target == self.rank:
+            self._ledger.put_own(arrival, (x.clone(memory_format=torch.contiguous_format), None))
+            return
+        x = x.resolve_conj().contiguous()
+        what = f"send of {arrival_text(arrival)} to rank {target}"
+        group, tag = self._link_groups[self.rank, target], self._tag(arrival)
+        work = self._call(what, "", lambda: dist.isend(_bytes(x), target, group, tag))
+        self._call(what, "", lambda: self._sends.hold(target, what, x, work))
+
+    def expect(self, source: int, key: Key) -> None:
+        for arrival in self._ledger.due(source, key):
+            x = torch.empty(arrival.shape, dtype=getattr(torch, arrival.dtype), device=self.device)
+            group, tag = self._link_groups[source, self.rank], self._tag(arrival)
+            work = self._call(self._receipt(source, arrival), "", lambda: dist.irecv(_bytes(x), source, group, tag))
+            self._ledger.put(source, arrival.key, (x, work))
+
+    def receive(self, source: int, key: Key) -> Tensor:
+        what = self._receipt(source, self._ledger.announced(source, key))
+        self.expect(source, key)
+        self._call(what, "", self._sends.let_go)
+        x, work = self._ledger.take(source, key)
+        if work is not None:
+            self._call(what, "", work.wait)
+        return x
+
+    def end_step(self) -> None:
+        self._ledger.end()
+        self._call("end_step", "", lambda: self._sends.finish(self._timeout_s))
+
     def collect(self, value: Any) -> list[Any]:
         found: list[Any] = [None] * num_ranks(self.mesh)
         self._call("collect", "", lambda: dist.all_gather_object(found, value))
@@ -142,10 +233,32 @@ class ProcessComm(Placed):
     def barrier(self) -> None:
         self.collect(None)  # gloo's own barrier only polls; this one raises as soon as a rank is gone
 
+    def _new_group(self, ranks: list[int] | None, axis: str = "") -> Any:
+        return self._call("the set-up", axis, lambda: dist.new_group(ranks, timeout=timedelta(seconds=self._timeout_s)))
+
+    def _new_sends(self) -> QueriedSends | WaitedSends:
+        return WaitedSends() if self.device.type == "cpu" else QueriedSends()
+
+    def _connect(self, source: int, target: int, group: Any) -> None:
+        """The first message of an nccl group waits for both ranks: let that be here, where all go through the links in one order."""
+        x = torch.zeros(1, dtype=torch.uint8, device=self.device)
+        work = dist.isend(x, target, group) if self.rank == source else dist.irecv(x, source, group)
+        self._call("the set-up", "", work.wait)
+
+    def _tag(self, arrival: Arrival) -> int:
+        """By the tag gloo lets in only what was announced: a message that is longer than its buffer would abort the process, a shorter one
+        leave garbage. The order alone would do otherwise: receives are posted as is sent. One of an aborted step stays out, too."""
+        return zlib.crc32(f"step {self._ledger.step}: {arrival_text(arrival)}".encode()) & 0x7FFFFFFF
+
+    def _receipt(self, source: int, arrival: Arrival) -> str:
+        return f"receive of {arrival_text(arrival)} from rank {source}"
+
     def _call(self, what: str, axis: str, collective: Callable[[], Any]) -> Any:
         try:
             return collective()
         except (RuntimeError, pickle.UnpicklingError) as error:
+            if isinstance(error, Lost):
+                what, axis = error.what, ""
             where = f"{what} along mesh axis {axis!r}" if axis else what
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise RankError(

@@ -19,9 +19,11 @@ from .checkpoint import load_state, save_state
 from .comm import Comm
 from .folder import write_program
 from .initial import initial_state
+from .reading import compile_program, read_program
 from .shards import cut
-from .spec import Batch, ProgramSpec, State, compile_program, local_piece, read_program, torch_dtype
-from .steps import gather_whole
+from .spec import Batch, ProgramSpec, State, local_piece, torch_dtype
+from .stages import here, open_stages
+from .steps import gather_state
 
 
 class Executable:
@@ -49,7 +51,10 @@ class Executable:
         self.files = dict(files)
         self.comm = comm
         self._given = given
-        self.program: ProgramSpec = read_program(compile_program(files))
+        program = read_program(compile_program(files))
+        self.program: ProgramSpec = program if comm is None else here(program, comm.rank)
+        if comm is not None:
+            open_stages(comm, program)
         self.state: dict[str, Tensor] = {} if state is None else state
         if state is None and comm is not None:
             self.state = initial_state(self.program, comm.rank, None, seed, comm.device)
@@ -92,7 +97,7 @@ class Executable:
         """Parameters and persistent buffers under the model's own names, tied names too. All ranks must call it together.
 
         Args:
-            full: whole tensors on the CPU of every rank; False gives this rank's pieces as they are.
+            full: whole tensors on the CPU of every rank; False gives this rank's pieces as they are (in stages: of what its stage has).
         Returns:
             name -> tensor. Where a parameter has a float32 master (bf16 training), the master, so that nothing is lost.
         """
@@ -102,7 +107,10 @@ class Executable:
             if state.kind == "optim" or not state.persistent:
                 continue
             source = f"master:{name}" if f"master:{name}" in self.program.states else name
-            found[name] = self._whole(source).cpu() if full else self.state[source]
+            if full:
+                found[name] = self._whole(source).cpu()
+            elif self.program.holds(source):
+                found[name] = self.state[source]
         found.update({alias: found[name] for alias, name in self.program.aliases.items() if name in found})
         return found
 
@@ -120,13 +128,13 @@ class Executable:
         with torch.no_grad():
             for name, tensor in chosen.items():
                 for target in (name, f"master:{name}"):
-                    if target in self.program.states:
+                    if target in self.program.states and self.program.holds(target):
                         self.state[target] = self._placed(self.program.states[target], tensor)
 
     def save(self, directory: str | os.PathLike) -> None:
         """Write a checkpoint (parameters, buffers, optimizer states) on all ranks together; the last one stays whole until it is done."""
         self._need_ranks("save")
-        save_state(self.comm, self.program.states, self.state, directory, self._model())
+        save_state(self.comm, self.program, self.state, directory, self._model())
 
     def load(self, directory: str | os.PathLike) -> None:
         """Read a checkpoint of this model, saved under any plan.
@@ -135,7 +143,7 @@ class Executable:
             CheckpointError: the folder is no checkpoint, is damaged or of another model.
         """
         self._need_ranks("load")
-        load_state(self.comm, self.program.states, self.state, directory)
+        load_state(self.comm, self.program, self.state, directory)
 
     def emit(self, directory: str | os.PathLike) -> Path:
         """Write the program into a folder (rank 0 does), whole or not at all.
@@ -165,6 +173,8 @@ class Executable:
         """Measured bytes of this rank's pieces: `param`, `buffer`, `optim`. Tensors that share memory count once."""
         sizes, seen = {"param": 0, "buffer": 0, "optim": 0}, set()
         for name, state in self.program.states.items():
+            if not self.program.holds(name):
+                continue
             storage = self.state[name].untyped_storage()
             if storage.data_ptr() not in seen or storage.nbytes() == 0:
                 sizes[state.kind] += storage.nbytes()
@@ -180,11 +190,9 @@ class Executable:
             return {"name": "unnamed", "graph_hash": ""}
 
     def _whole(self, name: str) -> Tensor:
-        state = self.program.states[name]
-        sharding, _ = local_piece(state, self.program.mesh)
         with torch.no_grad():
-            whole = gather_whole(self.comm, self.state[name], state.shape, sharding)
-        return whole.clone() if whole is self.state[name] else whole
+            whole = gather_state(self.comm, self.program, self.state, name)
+        return whole.clone() if whole is self.state.get(name) else whole
 
     def _placed(self, state: State, tensor: Tensor) -> Tensor:
         sharding, shape = local_piece(state, self.program.mesh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from ..errors import ProgramError
 
 MARK = "program.py"
 WEIGHTS = "weights.pt"  # first values that no recipe makes; `train.py` reads it
+_OF_STAGES = re.compile(r"stage_\d+\.py|schedule\.csv")  # what a program in other stages leaves behind
 RUN = "run.json"  # what `autopar run` recorded; no part of the program
 
 
@@ -60,7 +62,7 @@ def read_files(directory: str | os.PathLike) -> dict[str, str]:
     target = Path(directory)
     if not (target / MARK).is_file():
         raise ProgramError(f"{target} is not an emitted program: it has no {MARK}; make one with `autopar emit MODEL -o {target}`")
-    return {p.name: p.read_text(encoding="utf-8") for p in sorted(target.iterdir()) if p.suffix in (".py", ".json") and p.name != RUN}
+    return {p.name: p.read_text(encoding="utf-8") for p in sorted(target.iterdir()) if p.suffix in (".py", ".json", ".csv") and p.name != RUN}
 
 
 def _refuse_foreign(files: Mapping[str, str], target: Path) -> None:
@@ -69,7 +71,7 @@ def _refuse_foreign(files: Mapping[str, str], target: Path) -> None:
     if not target.is_dir():
         raise ProgramError(f"{target} is a file, expected a folder to write the program into")
     found = {p.name for p in target.iterdir()} - {"__pycache__"}
-    foreign = sorted(found - {*files, WEIGHTS, RUN})
+    foreign = sorted(name for name in found - {*files, WEIGHTS, RUN} if not _OF_STAGES.fullmatch(name))
     if found and (MARK not in found or foreign):
         raise ProgramError(
             f"{target} is not empty and not only an emitted program (it has {', '.join((foreign or sorted(found))[:3])}): choose another folder"

@@ -28,6 +28,7 @@ from ..graph.mesh import Mesh
 from ..graph.sharding import Sharding
 from .shards import cut, owned_runs
 from .spec import ProgramSpec, State, local_piece, torch_dtype
+from .stages import here
 
 CHUNK = 1 << 20  # elements
 
@@ -37,7 +38,7 @@ FILLS = frozenset({"normal_", "uniform_", "fill_", "zero_", "erfinv_", "mul_", "
 def initial_state(
     program: ProgramSpec, rank: int, given: Mapping[str, Tensor] | None = None, seed: int = 0, device: torch.device | None = None
 ) -> dict[str, Tensor]:
-    """This rank's pieces of all states.
+    """This rank's pieces of all states that it holds.
 
     Args:
         program: says what the states are.
@@ -50,7 +51,10 @@ def initial_state(
     """
     known = _under_own_names(program, given or {})
     made = {}
+    program = here(program, rank)
     for name, state in program.states.items():
+        if not program.holds(name):
+            continue
         root = _root(program, name)
         if root in known:
             made[name] = _from_whole(name, state, program.mesh, rank, known[root], device)

@@ -1,7 +1,7 @@
 """Recording: the steps of an executable, with what each took: phase by phase, collective by collective, and the most memory held.
 
 In: an `Executable`. Out: this rank's `RankRun`, and the `Run` that all ranks' make. The emitted program knows nothing of it: while a step is
-recorded, the phase functions that its `step` calls (`prepare`, `forward`, `backward`, `update`) and its comm are their timed twins. So a program
+recorded, the functions of sections that its `step` calls (`prepare`, `forward`, `backward`, `update`) and its comm are their timed twins. So a program
 that was edited until it has no such functions is timed whole. Nothing is changed between steps, and nothing once `MAX_STEPS` are recorded.
 
 The first `WARMUP` steps are not counted. The second one weighs memory: on a CPU through the profiler, which slows it; on CUDA the
@@ -29,8 +29,11 @@ from ..graph.node import Phase
 from ..graph.run import ActionTimes, CommTimes, RankRun, Run, plan_key
 from ..graph.run_file import save_run
 from .clock import Stamp, clock_of
+from .comm import Comm
 from .executable import Executable
 from .peak import measure_cpu_peak
+from .spec import ProgramSpec
+from .stages import STAGES
 from .timed_comm import Call, TimedComm
 
 WARMUP = 2
@@ -112,15 +115,16 @@ class Recorder:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """The program's phases and the comm tell what they take."""
-        program: dict[str, Any] = self._executable.program.step.__globals__
-        phases = {phase.value: program[phase.value] for phase in Phase if callable(program.get(phase.value))}
+        """The program's sections and the comm tell what they take."""
+        places = [(table, name, table[name]) for table, name in _list_sections(self._executable.program, self._comm)]
         self._executable.comm = TimedComm(self._comm, self._clock, lambda: self._phase, self._calls.append)
-        program.update({name: self._timed(name, run) for name, run in phases.items()})
+        for table, name, run in places:
+            table[name] = self._timed(name, run)
         try:
             yield
         finally:
-            program.update(phases)
+            for table, name, run in places:
+                table[name] = run
             self._executable.comm = self._comm
 
     def _timed(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,6 +202,18 @@ class Recorder:
         except RunError as error:
             return error
         return None
+
+
+def _list_sections(program: ProgramSpec, comm: Comm) -> list[tuple[dict[str, Any], str]]:
+    """Where this rank's step looks up the functions of its sections: (table, name)."""
+    if program.pipeline is None:
+        tables = [program.step.__globals__]
+    else:
+        module = program.pipeline.stages[comm.coordinate(STAGES)].module
+        tables = [vars(module), module.SECTIONS]
+    phases = [phase.value for phase in Phase]
+    names = [(tables[0], name) for name in (phases if len(tables) == 1 else ("prepare", "update")) if callable(tables[0].get(name))]
+    return [*names, *((table, name) for table in tables[1:] for name in table)]
 
 
 def _read_plan(text: str) -> dict[str, Any]:

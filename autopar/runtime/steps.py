@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 from ..graph.mesh import axis_sizes
 from ..graph.reshard import Step, StepKind, reshard_steps
 from ..graph.sharding import Sharding, replicated
 from .comm import Comm
+from .spec import ProgramSpec, local_piece, torch_dtype
+from .stages import STAGES
 
 
 def apply_steps(comm: Comm, x: Tensor, steps: tuple[Step, ...]) -> Tensor:
@@ -21,6 +26,19 @@ def gather_whole(comm: Comm, x: Tensor, shape: tuple[int, ...], sharding: Shardi
     """The whole tensor of which every rank holds the piece `x`."""
     sizes = axis_sizes(comm.mesh)
     return apply_steps(comm, x, reshard_steps(shape, sharding, replicated(len(sizes)), sizes))
+
+
+def gather_state(comm: Comm, program: ProgramSpec, pieces: Mapping[str, Tensor], name: str) -> Tensor:
+    """A state, whole, on every rank; in stages it comes from the stage that updates it. All ranks call it together."""
+    state, home = program.states[name], program.home(name)
+    sharding, _ = local_piece(state, program.mesh)
+    if home is None:
+        return gather_whole(comm, pieces[name], state.shape, sharding)
+    if comm.coordinate(STAGES) == home:
+        whole = gather_whole(comm, pieces[name], state.shape, sharding)
+    else:
+        whole = torch.empty(state.shape, dtype=torch_dtype(state.dtype), device=comm.device)
+    return comm.broadcast(whole, STAGES, home)
 
 
 def _apply_step(comm: Comm, x: Tensor, step: Step) -> Tensor:

@@ -1,22 +1,26 @@
 """All ranks in one process: each is a thread, each collective a meeting. For `autopar verify` and for tests.
 
 Sums run in rank order, so results are deterministic. A rank that fails, or leaves while others wait for it, ends all of them: nothing
-hangs. Ranks of one group must say the same thing, else the meeting names what each said.
+hangs. Ranks of one group must say the same thing, else the meeting names what each said. Messages between two ranks must come as announced,
+and in that order.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..errors import RankError
+from ..errors import ProgramError, RankError
 from ..graph.mesh import Mesh, axis_groups, num_ranks
 from .comm import Placed
 from .digits import merge_digit, take_digit
+from .messages import Arrival, Key, Ledger, arrival_of, arrival_text
 
 T = TypeVar("T")
 
@@ -39,6 +43,7 @@ class _World:
             for meeting in (_Meeting(self, ranks) for ranks in axis_groups(mesh, index))
             for rank in meeting.ranks
         }
+        self.mail = _Mail(self)
 
     def leave(self, rank: int, failed: bool) -> None:
         with self.lock:
@@ -46,6 +51,7 @@ class _World:
             self.failed = self.failed or failed
             for meeting in {self.everyone, *self.meetings.values()}:
                 meeting.changed.notify_all()
+            self.mail.changed.notify_all()
 
 
 class _Meeting:
@@ -85,12 +91,85 @@ class _Meeting:
             self.changed.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    step: int
+    arrival: Arrival
+    x: Tensor
+
+
+class _Mail:
+    """A box for every pair of ranks, in which the first letter is the next to be read."""
+
+    def __init__(self, world: _World) -> None:
+        self.world = world
+        self.changed = threading.Condition(world.lock)
+        self.boxes: defaultdict[tuple[int, int], deque[_Letter]] = defaultdict(deque)  # by source and target
+        self.ended: dict[int, int] = {}  # rank -> the last step that it ended
+        self.readers: dict[int, tuple[int, str]] = {}  # rank that waits -> from which rank, and what for
+
+    def post(self, rank: int, target: int, letter: _Letter) -> None:
+        with self.changed:
+            self.boxes[rank, target].append(letter)
+            self.changed.notify_all()
+
+    def read(self, rank: int, source: int, step: int, what: str) -> _Letter:
+        """The next letter of this step. Those of a step before are of one that was aborted."""
+        with self.changed:
+            box = self.boxes[source, rank]
+            try:
+                while not box or box[0].step < step:
+                    if box:
+                        box.popleft()
+                        continue
+                    self.readers[rank] = source, what
+                    self._check_reader(rank, source, step, what)
+                    self.changed.wait()
+            finally:
+                self.readers.pop(rank, None)
+            if box[0].step > step:
+                raise RankError(f"rank {rank} waits in {what}, but rank {source} is in a later step")
+            self.changed.notify_all()
+            return box.popleft()
+
+    def end(self, rank: int, step: int) -> None:
+        """Wait until all letters from this rank are read."""
+        with self.changed:
+            self.ended[rank] = step
+            self.changed.notify_all()
+            for target in [t for s, t in self.boxes if s == rank]:
+                while unread := [letter.arrival for letter in self.boxes[rank, target] if letter.step == step]:
+                    what = f"send of {arrival_text(unread[0])} to rank {target}"
+                    if self.world.failed:
+                        raise _OtherRankFailed(f"rank {rank}: {what}: another rank failed")
+                    if self.ended.get(target, 0) >= step:
+                        raise ProgramError(f"rank {rank}: {what}: rank {target} has ended the step and did not receive it")
+                    if target in self.world.left:
+                        raise RankError(f"rank {rank} waits in {what}, but rank {target} has finished")
+                    self.changed.wait()
+
+    def _check_reader(self, rank: int, source: int, step: int, what: str) -> None:
+        if self.world.failed:
+            raise _OtherRankFailed(f"rank {rank}: {what}: another rank failed")
+        if self.ended.get(source, 0) >= step:
+            raise RankError(f"rank {rank} waits in {what}, but rank {source} has ended the step")
+        if source in self.world.left:
+            raise RankError(f"rank {rank} waits in {what}, but rank {source} has finished")
+        ring = [rank]
+        while source in self.readers and source not in ring and not self.boxes[self.readers[source][0], source]:
+            ring.append(source)
+            source = self.readers[source][0]
+        if source == rank:
+            raise RankError("ranks wait for each other: " + "; ".join(f"rank {r} in {self.readers[r][1]}" for r in ring))
+
+
 class ThreadComm(Placed):
     """A rank that is a thread. Made by `run_ranks`."""
 
     def __init__(self, mesh: Mesh, rank: int, world: _World, device: torch.device) -> None:
         super().__init__(mesh, rank, device)
         self._world = world
+        self._ledger = Ledger(rank, num_ranks(mesh))
 
     def all_gather(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
         return self._meet(f"all_gather({axis}, {dim}, {stride}) of {_text(x)}", axis, x, lambda xs: merge_digit(torch.stack(xs), dim, stride))
@@ -112,6 +191,44 @@ class ThreadComm(Placed):
             x,
             lambda xs: merge_digit(torch.stack([take_digit(t, to_dim, to_stride, size, c) for t in xs]), from_dim, from_stride),
         )
+
+    def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
+        here = self._coordinate[axis] == source
+        return self._meet(
+            f"broadcast({axis}, {source}) of {_text(x)}",
+            axis,
+            x,
+            lambda xs: x.contiguous() if here else xs[source].clone(memory_format=torch.contiguous_format),
+        )
+
+    def open_links(self, links: Sequence[tuple[int, int]]) -> None:
+        self._ledger.open(links)
+
+    def begin_step(self, arrivals: Mapping[int, Sequence[Arrival]]) -> None:
+        self._ledger.begin(arrivals)
+
+    def send(self, x: Tensor, target: int, key: Key) -> None:
+        self._ledger.send(target, key)
+        arrival, copy = arrival_of(key, x), x.clone(memory_format=torch.contiguous_format)
+        if target == self.rank:
+            self._ledger.put_own(arrival, copy)
+        else:
+            self._world.mail.post(self.rank, target, _Letter(self._ledger.step, arrival, copy))
+
+    def expect(self, source: int, key: Key) -> None:
+        self._ledger.announced(source, key)
+
+    def receive(self, source: int, key: Key) -> Tensor:
+        for arrival in self._ledger.due(source, key):
+            what = f"receive of {arrival_text(arrival)} from rank {source}"
+            letter = self._world.mail.read(self.rank, source, self._ledger.step, what)
+            self._ledger.check(source, arrival, letter.arrival)
+            self._ledger.put(source, arrival.key, letter.x)
+        return self._ledger.take(source, key)
+
+    def end_step(self) -> None:
+        self._ledger.end()
+        self._world.mail.end(self.rank, self._ledger.step)
 
     def collect(self, value: Any) -> list[Any]:
         return self._world.everyone.exchange(self.rank, "collect", value)

@@ -1,8 +1,9 @@
-"""A `Comm` that tells how long each collective took, packing and the waiting for other ranks included. Local cuts count as compute."""
+"""A `Comm` that tells how long each collective took, and each receive: packing and the waiting for other ranks included. Local cuts count as compute, and
+so does a send, which waits for nobody."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from .clock import Clock, Stamp
 from .comm import Comm
+from .messages import Arrival, Key
+from .stages import STAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,30 @@ class TimedComm:
 
     def keep(self, x: Tensor, axis: str) -> Tensor:
         return self._comm.keep(x, axis)
+
+    def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
+        return self._time("broadcast", axis, x, lambda: self._comm.broadcast(x, axis, source))
+
+    def open_links(self, links: Sequence[tuple[int, int]]) -> None:
+        self._comm.open_links(links)
+
+    def begin_step(self, arrivals: Mapping[int, Sequence[Arrival]]) -> None:
+        self._comm.begin_step(arrivals)
+
+    def send(self, x: Tensor, target: int, key: Key) -> None:
+        self._comm.send(x, target, key)
+
+    def expect(self, source: int, key: Key) -> None:
+        self._comm.expect(source, key)
+
+    def receive(self, source: int, key: Key) -> Tensor:
+        begin = self._clock.stamp()
+        x = self._comm.receive(source, key)
+        self._tell(Call(self._phase(), "receive", STAGES, x.numel() * x.element_size(), begin, self._clock.stamp()))
+        return x
+
+    def end_step(self) -> None:
+        self._comm.end_step()
 
     def collect(self, value: Any) -> list[Any]:
         return self._comm.collect(value)

@@ -23,6 +23,7 @@ from ..graph.node import Node, Phase
 from ..graph.partition import assigned_strategies, node_cuts, partition
 from ..graph.program import Program
 from ..graph.roles import Roles
+from ..graph.sections import weight_nodes
 from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
 from ..graph.stages import Stage
 from ..graph.strategy import list_strategies
@@ -190,7 +191,7 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
     hidden = hidden_seconds(model, program, seconds)
     turns = count_microbatches(program.graph)
-    weights = _weight_nodes(program)
+    weights = weight_nodes(program.graph)
     total = {phase: 0.0 for phase in Phase}
     weight_s = 0.0
     for node in program.graph.nodes:
@@ -198,18 +199,6 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
         total[node.phase] += once
         weight_s += once if node.name in weights else 0.0
     return StageTimes(total[Phase.PREPARE], total[Phase.FORWARD], total[Phase.BACKWARD], weight_s, total[Phase.UPDATE])
-
-
-def _weight_nodes(program: Program) -> set[str]:
-    """Backward nodes from which nothing leads to another stage: they can wait (the weight gradients)."""
-    needed: set[str] = set()
-    found = set()
-    for node in reversed(program.graph.nodes):
-        if node.phase is Phase.BACKWARD and node.op != SEND and not needed.intersection(node.outputs):
-            found.add(node.name)
-        elif node.phase is Phase.BACKWARD:
-            needed.update(node.inputs)
-    return found
 
 
 def align(stage: Stage, other: Stage) -> dict[str, str] | None:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..api import compile_workload
+from ..api import compile_workload, staged_programs
 from ..cluster import Cluster, num_devices, parse_cluster
 from ..codegen.emit import ModelFacts, print_source
+from ..codegen.emit_stages import print_stages
 from ..errors import ModelError
 from ..graph.case import Case, build_case, decided_case
 from ..graph.cuts import resolve_all
@@ -21,15 +22,16 @@ from ..graph.graph import Graph
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.partition import partition
 from ..graph.plan import Plan
-from ..graph.program import check_program
+from ..graph.program import Program, check_program
 from ..graph.random_plans import Assigner, draw_recomputed, list_turns, mesh_shapes, plain_mesh
 from ..graph.recompute import Recomputed, recomputed_names
 from ..graph.registry import rules_in_force
 from ..graph.repeats import Fold, fold_graph
 from ..graph.rules.random_numbers import STATE as RANDOM_STATE
 from ..graph.sharding import Sharding, parse_sharding
+from ..graph.stage_programs import plan_mesh
 from ..options import Options
-from ..runtime import ProgramSpec, compile_program, initial_state, read_program, run_ranks
+from ..runtime import ProgramSpec, compile_program, here, initial_state, open_stages, read_program, run_ranks
 from ..runtime.shards import cut, join
 from ..trace import Traced, Workload
 from ..trace.discovery.discover import NOT_THE_SAME
@@ -70,7 +72,7 @@ def verify_workload(
     if room is not None and room < limit:
         say(f"planning for {room / 2**20:,.0f} MiB per rank, so that all {num_devices(found)} ranks and the reference fit this machine")
         limit = room
-    compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit, stages=False), report=say)
+    compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit), report=say)
     _refuse_unrepeatable(compiled.plan)
     reports = [compare_plan(workload, compiled.traced, compiled.plan, options.seed, say)]
     case = build_case(compiled.traced.graph, rules_in_force(compiled.plan.rules))
@@ -102,7 +104,7 @@ def draw_plans(case: Case, plan: Plan, ranks: int, count: int) -> Iterator[tuple
         assignment = assigners[turn, again, sizes].draw(random.Random(number), fold if number // len(shapes) // 2 % 2 else None)
         told = f", {assignment.microbatches} microbatches" if assignment.microbatches > 1 else ""
         told += f", {len(assignment.again)} nodes run again" if assignment.again else ""
-        drawn = replace(plan, assignment=assignment, num_microbatches=assignment.microbatches)
+        drawn = replace(plan, assignment=assignment, num_microbatches=assignment.microbatches, num_stages=1, pipeline=None)
         yield f"random plan {number} on {print_mesh(assignment.mesh)}{told}", drawn
 
 
@@ -132,7 +134,7 @@ def _room_per_rank(workload: Workload, num_ranks: int) -> int | None:
 
 def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say: Callable[[str], None] = lambda line: None) -> VerifyReport:
     """Compare the program of any float64 plan of a workload with plain PyTorch (see `verify_workload`)."""
-    graph, mesh = traced.graph, plan.assignment.mesh
+    graph, mesh = traced.graph, plan_mesh(plan)
     facts, given = first_values(workload, traced)
     emitted = _build_program(graph, plan, facts)
     program = emitted.spec
@@ -145,7 +147,7 @@ def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say:
             inputs, targets = make_batch(workload, graph, seed, step)
             say(f"step {step}: {len(ranks)} ranks")
             whole = dict(find_tensors("input:", inputs)) | dict(find_tensors("target:", targets))
-            parts = [{n: cut(whole[n], parse_sharding(b.sharding), mesh, r) for n, b in program.batch.items()} for r in ranks]
+            parts = [{n: cut(whole[n], parse_sharding(b.sharding), mesh, r) for n, b in here(program, r).batch.items()} for r in ranks]
             losses, returned = _run(emitted, mesh, local, parts, bool(graph.loss))
             say(f"step {step}: plain PyTorch")
             outputs, grads = reference.forward_backward(inputs, targets)
@@ -155,34 +157,50 @@ def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say:
             else:
                 for k, (ours, theirs) in enumerate(zip(returned, outputs, strict=True)):
                     found.note("output", f"output {k}", step, ours, theirs)
-            ours_by_name = {p.rpartition("@")[0]: g for (p, _), g in zip(graph.grads, returned)} if graph.loss else {}
+            ours_by_name = dict(zip(emitted.names, returned)) if graph.loss else {}
             for name in {**ours_by_name, **grads}:
                 if name not in ours_by_name or name not in grads:
                     side = "the program" if name in ours_by_name else "plain PyTorch"
                     raise ModelError(f"{name}: only {side} gives it a gradient; is its requires_grad changed while the step runs?")
                 found.note("gradient", name, step, ours_by_name[name], grads[name])
             reference.update(ours_by_name)
-            _check_draws(local[0], reference.draws.count)
+            _check_draws({name: t for pieces in local for name, t in pieces.items()}, reference.draws.count)
             _compare_states(found, program, mesh, local, reference, step)
     return found.report(plan, len(ranks), STEPS)
 
 
 @dataclass(frozen=True, slots=True)
 class _Emitted:
-    """The plan's program as emitted, which also returns every gradient, and how ranks hold what it returns: (whole shape, sharding)."""
+    """The plan's program as emitted, which also returns every gradient.
+
+    Args:
+        names: of the parameters whose gradients it returns, stage by stage; of a forward-only program nothing.
+        returned: per stage, how its ranks hold what they return: (whole shape, sharding on the mesh of the stage).
+    """
 
     spec: ProgramSpec
-    returned: tuple[tuple[tuple[int, ...], Sharding], ...]
+    names: tuple[str, ...]
+    returned: tuple[tuple[tuple[tuple[int, ...], Sharding], ...], ...]
 
 
 def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> _Emitted:
-    case = decided_case(build_case(graph, rules_in_force(plan.rules)), plan.assignment)
+    traced = build_case(graph, rules_in_force(plan.rules))
+    if plan.pipeline is not None:
+        stages, schedule = staged_programs(traced, plan, keep_grads=True)
+        files = print_stages(stages, graph, schedule, plan.model.name, plan.cluster.spec, plan.summary, facts)
+        names = tuple(p.rpartition("@")[0] for stage in stages for p, _ in stage.graph.grads)
+        return _Emitted(read_program(compile_program(files)), names, tuple(_returned(stage.program) for stage in stages))
+    case = decided_case(traced, plan.assignment)
     program = partition(case.graph, case.sites, case.signatures, case.cuts, plan.assignment, keep_grads=True)
     check_program(program)
     text = print_source(program, case.graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
+    names = tuple(p.rpartition("@")[0] for p, _ in graph.grads)
+    return _Emitted(read_program(compile_program({"program.py": text})), names, (_returned(program),))
+
+
+def _returned(program: Program) -> tuple[tuple[tuple[int, ...], Sharding], ...]:
     place, shapes = {local: (whole, s) for local, whole, s in program.shardings}, dict(program.whole)
-    returned = tuple((shapes[place[name][0]], place[name][1]) for name in program.graph.outputs)
-    return _Emitted(read_program(compile_program({"program.py": text})), returned)
+    return tuple((shapes[place[name][0]], place[name][1]) for name in program.graph.outputs)
 
 
 def _run(
@@ -195,6 +213,7 @@ def _run(
     """
 
     def one(comm: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+        open_stages(comm, emitted.spec)
         result = emitted.spec.step(comm, local[comm.rank], parts[comm.rank])
         if not has_loss:
             return torch.zeros(()), result
@@ -206,8 +225,12 @@ def _run(
     held = [list(tensors) for _, tensors in results]
     del results
     whole = []
-    for shape, sharding in emitted.returned:  # piece by piece, so that pieces and wholes are never all there at once
-        whole.append(join([pieces.pop(0) for pieces in held], shape, sharding, mesh))
+    staged = len(emitted.returned) > 1
+    inside = Mesh(mesh.axes[1:]) if staged else mesh
+    size = num_ranks(inside)
+    for stage, rows in enumerate(emitted.returned):
+        for shape, sharding in rows:  # piece by piece, so that pieces and wholes are never all there at once
+            whole.append(join([pieces.pop(0) for pieces in held[stage * size : (stage + 1) * size]], shape, sharding, inside))
     return losses, whole
 
 
@@ -223,10 +246,12 @@ def _check_draws(state: Mapping[str, Tensor], count: int) -> None:
 
 def _compare_states(found: Findings, program: ProgramSpec, mesh: Mesh, local: list[dict[str, Tensor]], reference: Reference, step: int) -> None:
     names = {"param": "parameter", "buffer": "buffer", "optim": "optimizer state"}
+    own = [here(program, rank) for rank in range(len(local))]
     for name, state in program.states.items():
         theirs = reference.state(state.kind, name)
         if theirs is None or tuple(theirs.shape) != state.shape:
             continue  # a constant of the program, or a number that only the program keeps as a tensor
-        sharding = parse_sharding(state.sharding)
         for rank, pieces in enumerate(local):  # every rank's own piece: copies must not drift apart
-            found.note(names[state.kind], name, step, pieces[name], cut(theirs.detach(), sharding, mesh, rank))
+            if own[rank].holds(name):
+                sharding = parse_sharding(own[rank].states[name].sharding)
+                found.note(names[state.kind], name, step, pieces[name], cut(theirs.detach(), sharding, mesh, rank))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..graph.mesh import print_mesh
 from ..graph.plan import Plan
+from ..graph.stage_programs import plan_mesh
 from .report import KINDS, TOLERANCE, Difference, KindReport, VerifyReport
 
 _KIND_SHARE = 1e-3  # of the largest magnitude in its kind: the least scale of a tensor
@@ -50,7 +51,7 @@ class Findings:
             if own:
                 kinds.append(KindReport(kind, len({r.name for r in own}), max(own, key=lambda r: r.absolute), max(own, key=lambda r: r.relative)))
         failures = sorted((r for r in rows if not r.relative <= TOLERANCE), key=lambda r: -r.relative)
-        mesh = print_mesh(plan.assignment.mesh)
+        mesh = print_mesh(plan_mesh(plan))
         in_turns = int(plan.assignment.microbatches > 1)
         return VerifyReport(
             plan.model.name, plan.cluster.spec, mesh, plan.labels, ranks, steps, TOLERANCE, tuple(kinds), tuple(failures), plans_in_turns=in_turns

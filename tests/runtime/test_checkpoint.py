@@ -13,7 +13,7 @@ from autopar.errors import CheckpointError
 from autopar.runtime import Executable, checkpoint, run_ranks
 from autopar.runtime.checkpoint import MANIFEST, load_state, read_manifest, save_state
 from autopar.runtime.shards import cut
-from autopar.runtime.spec import State, local_piece
+from autopar.runtime.spec import ProgramSpec, State, local_piece
 
 from .conftest import all_shardings, mesh_of, some
 from .programs import zero3
@@ -27,6 +27,10 @@ def shaped(mesh, rng):
     return {n: State("param", shape, dtype, str(some(rng, all_shardings(shape, mesh), 1)[0])) for n, (shape, dtype) in shapes.items()}
 
 
+def spec(states, mesh):
+    return ProgramSpec(mesh, states, {}, None, {}, lambda *_: None)
+
+
 def test_any_plan_reads_what_any_plan_wrote(tmp_path):
     rng = random.Random(0)
     for number in range(12):
@@ -38,11 +42,11 @@ def test_any_plan_reads_what_any_plan_wrote(tmp_path):
         def piece(states, mesh, rank):
             return {n: cut(wholes[n], local_piece(s, mesh)[0], mesh, rank) for n, s in states.items()}
 
-        run_ranks(source, lambda comm: save_state(comm, wrote, piece(wrote, source, comm.rank), tmp_path / "c", {"name": "m"}))
+        run_ranks(source, lambda comm: save_state(comm, spec(wrote, source), piece(wrote, source, comm.rank), tmp_path / "c", {"name": "m"}))
 
         def load(comm):
             state = {n: torch.zeros_like(t) for n, t in piece(reads, target, comm.rank).items()}
-            load_state(comm, reads, state, tmp_path / "c")
+            load_state(comm, spec(reads, target), state, tmp_path / "c")
             return state
 
         for rank, got in enumerate(run_ranks(target, load)):

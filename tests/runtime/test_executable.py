@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from autopar.errors import InputError, ProgramError
 from autopar.runtime import Executable, run_ranks, solo_comm
 from autopar.runtime.folder import read_files, write_program
-from autopar.runtime.spec import compile_program, read_program
+from autopar.runtime.reading import compile_program, read_program
 
 from .conftest import mesh_of
 from .programs import zero3

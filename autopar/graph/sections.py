@@ -1,0 +1,78 @@
+"""Sections: the parts of a step that run at once. A schedule's actions are sections; so are what runs before and after the turns.
+
+In: the local graph of a program. Out: for each node its section. Without a pipeline the sections are the phases. A stage that runs several chunks of the
+model has a forward and a backward section for each; where a schedule splits the backward, what leads to another stage (`input`) comes first, and what only
+the weights need (`weight`) may wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .graph import Graph
+from .node import Phase
+from .turns import SEND
+
+INPUT, WEIGHT = "input", "weight"
+_ORDER = {phase: k for k, phase in enumerate(Phase)}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Args:
+    chunk: number of the chunk on its stage, None where the stage has one.
+    part: of a backward that is split: `INPUT` or `WEIGHT`.
+    """
+
+    phase: Phase
+    chunk: int | None = None
+    part: str = ""
+
+    @property
+    def name(self) -> str:
+        """`forward`, `backward_1`, `backward_weight`: the name of its function."""
+        return "_".join(str(p) for p in (self.phase.value, self.part, self.chunk) if p not in ("", None))
+
+
+def phase_sections(graph: Graph) -> tuple[Section, ...]:
+    """Each phase is a section."""
+    return tuple(Section(node.phase) for node in graph.nodes)
+
+
+def stage_sections(graph: Graph, chunk_of: Mapping[str, int], chunks: int, splits_backward: bool) -> tuple[Section, ...]:
+    """The sections of a stage.
+
+    Args:
+        chunk_of: node -> the chunk on its stage, for nodes of forward and backward.
+        splits_backward: whether the schedule has actions I and W.
+    """
+    late = weight_nodes(graph) if splits_backward else frozenset()
+    found = []
+    for node in graph.nodes:
+        if node.phase in (Phase.PREPARE, Phase.UPDATE):
+            found.append(Section(node.phase))
+            continue
+        part = (WEIGHT if node.name in late else INPUT) if splits_backward and node.phase is Phase.BACKWARD else ""
+        found.append(Section(node.phase, chunk_of[node.name] if chunks > 1 else None, part))
+    return tuple(found)
+
+
+def list_sections(sections: Sequence[Section]) -> tuple[Section, ...]:
+    """The sections in the order in which one microbatch goes through them."""
+    first: dict[Section, int] = {}
+    for i, section in enumerate(sections):
+        first.setdefault(section, i)
+    return tuple(sorted(first, key=lambda s: (_ORDER[s.phase], s.part == WEIGHT, first[s])))
+
+
+def weight_nodes(graph: Graph) -> frozenset[str]:
+    """Backward nodes from which nothing leads to another stage: they can wait (the weight gradients)."""
+    needed: set[str] = set()
+    found = set()
+    for node in reversed(graph.nodes):
+        if node.phase is Phase.BACKWARD and node.op != SEND and not needed.intersection(node.outputs):
+            found.add(node.name)
+        elif node.phase is Phase.BACKWARD:
+            needed.update(node.inputs)
+    return frozenset(found)

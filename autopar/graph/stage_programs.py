@@ -1,0 +1,181 @@
+"""Stage programs: a plan in pipeline stages as one program per stage, with the sections that a schedule's actions run and the messages between stages.
+
+In: the case of the traced graph, the assignment of all stages, where they begin. Out: a `StageProgram` for each. Invariants:
+
+* what a stage runs is what the solver priced: its own graph (`graph.stages`), partitioned on the mesh of a stage;
+* a message is told by the stage that it comes from (as so many stages ahead or back) and its number among what that stage sends to this one, so equal
+  stages have equal programs. Each rank sends its own piece to the rank at the same place on the mesh of the other stage;
+* all ranks are one mesh whose outermost axis is the stages (`pipeline_mesh`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..errors import PlanError, ProgramError
+from .case import Case, build_case, copy_case, split_case
+from .choice import Assignment
+from .graph import Graph, producer_table
+from .mesh import Mesh, MeshAxis
+from .node import Node, Phase
+from .partition import partition
+from .plan import Plan
+from .program import Program
+from .recompute import AGAIN
+from .sections import Section, list_sections, stage_sections
+from .stages import COPY, Stage, cut_stages, sum_at_home
+from .turns import LOOP, RECEIVE, SEND
+
+STAGES = "pp"  # the mesh axis of the stages
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """One stage, as each of its ranks executes it.
+
+    Args:
+        program: its sends and receives have `stage` (so many ahead, negative: back), `message` (number) and `turn` (whether once per turn).
+        graph: the stage's whole graph.
+        sections: of each node of the program.
+    """
+
+    program: Program
+    graph: Graph
+    sections: tuple[Section, ...]
+
+
+def pipeline_mesh(mesh: Mesh, num_stages: int) -> Mesh:
+    """All ranks: the stages, each on its mesh."""
+    return Mesh((MeshAxis(STAGES, num_stages), *mesh.axes)) if num_stages > 1 else mesh
+
+
+def plan_mesh(plan: Plan) -> Mesh:
+    """All ranks of a plan."""
+    return pipeline_mesh(plan.assignment.mesh, plan.num_stages)
+
+
+def stage_cases(case: Case, assignment: Assignment, starts: Sequence[str], num_stages: int) -> tuple[tuple[Stage, Case, Assignment], ...]:
+    """Each stage, the case of its graph with its copies, and its own part of the assignment.
+
+    Args:
+        case: of the traced graph.
+        assignment: of all stages.
+        starts: forward nodes at which the second and every later chunk begins; chunk k is on stage k modulo their number.
+    Raises:
+        PlanError: the assignment is not that of these stages.
+    """
+    turns = split_case(case, assignment.microbatches)
+    storages, strategies = dict(assignment.storages), dict(assignment.strategies)
+    found = []
+    for stage in cut_stages(turns.graph, starts, num_stages):
+        mine = build_case(stage.graph, case.rules)
+        own = {n.name for n in stage.graph.nodes}
+        mine = copy_case(mine, tuple(name for name in assignment.again if name in own))
+        missing = [n for n in mine.graph.inputs if n not in storages] + [n.name for n in mine.graph.nodes if n.name not in strategies]
+        if missing:
+            raise PlanError(f"{case.graph.name}: the plan has no choice for {missing[0]}, which is on stage {len(found)}")
+        part = replace(
+            assignment,
+            storages=tuple((n, storages[n]) for n in mine.graph.inputs),
+            strategies=tuple((n.name, strategies[n.name]) for n in mine.graph.nodes),
+            again=tuple(name for name in assignment.again if name in own),
+        )
+        found.append((stage, mine, part))
+    return tuple(found)
+
+
+def build_stage_programs(
+    case: Case, assignment: Assignment, starts: Sequence[str], num_stages: int, splits_backward: bool = False, keep_grads: bool = False
+) -> tuple[StageProgram, ...]:
+    """The programs of all stages (arguments as of `stage_cases`).
+
+    Args:
+        splits_backward: the schedule runs backward for inputs and for weights apart.
+        keep_grads: as of `partition`.
+    """
+    parts = stage_cases(case, assignment, starts, num_stages)
+    numbers = _number_messages([stage for stage, _, _ in parts])
+    chunks = _chunk_table(split_case(case, assignment.microbatches).graph, starts, num_stages)
+    found = []
+    for number, (_, mine, part) in enumerate(parts):
+        program = partition(mine.graph, mine.sites, mine.signatures, mine.cuts, part, keep_grads)
+        program = _tell_messages(program, number, numbers)
+        sections = stage_sections(program.graph, _chunk_of(program, chunks), (len(starts) + 1) // num_stages, splits_backward)
+        _check_sections(program.graph, sections)
+        found.append(StageProgram(program, mine.graph, sections))
+    return tuple(found)
+
+
+def _number_messages(stages: Sequence[Stage]) -> dict[str, tuple[int, int, int]]:
+    """Name of a send or receive -> (source, target, its number among what goes from the one to the other)."""
+    found: dict[str, tuple[int, int, int]] = {}
+    counts: dict[tuple[int, int], int] = {}
+    for stage in stages:
+        rows = {f"send_{crossing.sent}": crossing for crossing in stage.sent}
+        for node in stage.graph.nodes:
+            if node.op == SEND:
+                crossing = rows[node.name]
+                ends = (crossing.source, crossing.target)
+                number = counts[ends] = counts.get(ends, -1) + 1
+                found[node.name] = found[f"receive_{crossing.value}_on_{crossing.target}"] = (*ends, number)
+    return found
+
+
+def _tell_messages(program: Program, stage: int, numbers: dict[str, tuple[int, int, int]]) -> Program:
+    """The program whose sends and receives say which message they are. They, and what brings their values into place, are of no module: where
+    a block is the first or last of its stage, it is still like the others."""
+    received = {o for n in program.graph.nodes if n.op == RECEIVE for o in n.outputs}
+    nodes = []
+    for node, origin in zip(program.graph.nodes, program.origins):
+        if node.op in (SEND, RECEIVE):
+            source, target, number = numbers[node.name]
+            other = target if node.op == SEND else source
+            args = (*((k, v) for k, v in node.args if k != "stage"), ("stage", other - stage), ("message", number), ("turn", node.phase in LOOP))
+            node = replace(node, args=args, path="", source="")
+        elif node.op.startswith("comm.") and (origin.node in numbers or origin.value in received):
+            node = replace(node, path="", source="")
+        nodes.append(node)
+    return replace(program, graph=replace(program.graph, nodes=tuple(nodes)))
+
+
+def _chunk_table(graph: Graph, starts: Sequence[str], num_stages: int) -> dict[str, int]:
+    """Node of the graph in turns -> the chunk of its stage that runs it; those that run on every stage that reads them are left out."""
+    graph, table = sum_at_home(graph, starts, num_stages)
+    return {node.name: chunk // num_stages for node, chunk in zip(graph.nodes, table) if chunk >= 0}
+
+
+def _chunk_of(program: Program, chunks: dict[str, int]) -> dict[str, int]:
+    """Program node -> its chunk; what has none of its own goes with its first reader, and a send with what made its value."""
+    graph = program.graph
+    found: dict[str, int] = {}
+    for node, origin in zip(graph.nodes, program.origins):
+        known = chunks.get((origin.node or node.name).removesuffix(AGAIN).partition(COPY)[0])
+        if known is not None and node.op not in (SEND, RECEIVE):
+            found[node.name] = known
+    makers = producer_table(graph)
+    sends = [node for node in graph.nodes if node.op == SEND]
+    for node in sends:
+        chain = [node]
+        while chain[-1].op == SEND or (chain[-1].op.startswith("comm.") and chain[-1].name not in found):
+            chain.append(graph.nodes[makers[chain[-1].inputs[0]][0]])
+        found.update({n.name: found.get(chain[-1].name, 0) for n in chain})
+    first: dict[tuple[str, Phase], Node] = {}
+    for node in reversed(graph.nodes):
+        for name in node.inputs:
+            first[name, node.phase] = node
+        if node.name not in found:
+            readers = [first[o, phase] for phase in (node.phase, Phase.BACKWARD) for o in node.outputs if (o, phase) in first]
+            found[node.name] = found[readers[0].name] if readers else 0
+    return found
+
+
+def _check_sections(graph: Graph, sections: Sequence[Section]) -> None:
+    """Raise `ProgramError` where a section needs what a later one makes."""
+    order = {section: k for k, section in enumerate(list_sections(sections))}
+    makers = producer_table(graph)
+    for node, section in zip(graph.nodes, sections):
+        for name in node.inputs:
+            if name in makers and order[sections[makers[name][0]]] > order[section]:
+                made = sections[makers[name][0]]
+                raise ProgramError(f"{graph.name}: {node.name} of {section.name} reads {name}, which {made.name} makes only later")
