@@ -66,7 +66,7 @@ class Constraints:
         recompute: `none`, `selective`, `full`, `free`.
         sequence_parallel: along the axes of `tp`, what tensor parallelism leaves whole is split by the sequence (or never is).
         only: `data`: all ranks are `dp`.
-        vpp, microbatches, microbatch, schedule: of a pipeline.
+        vpp, microbatches, microbatch, schedule: of a pipeline. The schedule is a name or the text of a grid (CSV).
         whole: globs over module paths: split along the batch at most.
         alike: globs over module paths: every rank does the same.
         pins, modules: see `Pin`, `ModuleForbid`.
@@ -160,7 +160,8 @@ def print_constraints(found: Constraints) -> tuple[str, ...]:
     for name in _SCALAR:
         value = getattr(found, name)
         if value is not None:
-            lines.append(f"{name}={int(value) if isinstance(value, bool) else value}")
+            shown = value.strip().replace(",", ":").replace("\n", ";") if isinstance(value, str) else value
+            lines.append(f"{name}={int(value) if isinstance(value, bool) else shown}")
     lines += [f"{word} {glob}" for word in ("whole", "alike") for glob in getattr(found, word)]
     lines += [f"pin {pin.value} {pin.sharding}" + (f" on {pin.on}" if pin.on else "") for pin in found.pins]
     return (*lines, *(f"module {row.path} forbid {','.join(row.forbid)}" for row in found.modules))
@@ -246,7 +247,7 @@ def _read(words: Mapping[str, object], where: str) -> Constraints:
             _flag(words.get("sequence_parallel"), where),
             _one_of(words.get("only"), ("data",), where, "only"),
             _maybe_count(words, "vpp", where), _maybe_count(words, "microbatches", where), _maybe_count(words, "microbatch", where),
-            _one_of(words.get("schedule"), SCHEDULES, where, "schedule"),
+            _schedule(words.get("schedule"), where),
             _texts(words.get("whole", ()), where, "whole"), _texts(words.get("alike", ()), where, "alike"),
             tuple(_pin(item, where, f"pin[{k}]") for k, item in enumerate(_list(words.get("pin", ()), where, "pin"))),
             tuple(_module(item, where, f"module[{k}]") for k, item in enumerate(_list(words.get("module", ()), where, "module"))),
@@ -282,7 +283,7 @@ def _check(found: Constraints, where: str) -> Constraints:
             f"{where}: {asked} and {', '.join([*turns, *piped])}: plans in stages or in several microbatches have no axis of their own for the "
             "sequence (tp splits it beside its matmuls, sequence_parallel=1); leave one out"
         )
-    if found.schedule is not None and ((found.vpp or 1) > 1) != (found.schedule == "interleaved") and found.vpp is not None:
+    if found.schedule in SCHEDULES and ((found.vpp or 1) > 1) != (found.schedule == "interleaved") and found.vpp is not None:
         raise ConstraintError(f"{where}: vpp={found.vpp} and schedule={found.schedule}: several chunks on a stage and interleaved go together; leave one out")
     if found.sequence_parallel and (degrees.get(TENSOR) == 1 or found.only is not None):
         raise ConstraintError(f"{where}: sequence_parallel=1 is about the axes of tp, but there are none; give tp, or leave sequence_parallel out")
@@ -315,6 +316,21 @@ def _one_of(found, known: tuple, where: str, key: str):
         return found
     words = ", ".join(map(str, known[:-1])) + (" or " if len(known) > 1 else "") + str(known[-1])
     raise ConstraintError(f"{where}: {key}: expected {words}, found {_show(found)}")
+
+
+def _schedule(found: object, where: str) -> str | None:
+    """A name, or the text of a grid: from a CSV file, or in one line (`0F0:0F1:0B0:0B1;1F0:1B0:1F1:1B1`)."""
+    if isinstance(found, str) and found.endswith(".csv"):
+        try:
+            with open(found, encoding="utf-8") as file:
+                return file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConstraintError(f"{where}: schedule: cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
+    if isinstance(found, str) and re.search(r"\dF\d", found):
+        return found.replace(":", ",").replace(";", "\n")
+    if found is None or found in SCHEDULES:
+        return found  # type: ignore[return-value]
+    raise ConstraintError(f"{where}: schedule: expected {', '.join(SCHEDULES)} or a grid in a file ending in .csv, found {_show(found)}{_nearest(found, SCHEDULES)}")
 
 
 def _flag(found: object, where: str) -> bool | None:

@@ -22,14 +22,17 @@ from ..cluster import parse_cluster
 from ..cost.model import build_cost_model
 from ..cost.profile import measure_cpu
 from ..errors import RankError, VerificationError
+from ..graph.mesh import num_ranks
 from ..graph.plan import ModelInfo, Plan
 from ..graph.plan_json import save_plan
+from ..graph.stage_programs import plan_mesh
 from ..options import Options, parse_bytes
 from ..runtime import write_program
 from ..trace import Workload, trace_step
 from ..trace.load import load_workload
 from ..verify import first_values, real_model
 from ..view.html import save_html
+from ..view.stages import state_sums
 from .data_parallel import data_parallel_memory
 from .text import draw_batches, load_text
 from .worker import DATA_SEED
@@ -64,14 +67,14 @@ class DemoResult:
     Args:
         data_parallel_bytes: what plain data parallelism would need on each device.
         measured: for each rank, bytes of `param`, `grad`, `optim`.
-        predicted: the same as the plan says, alike on all ranks.
+        predicted: the same as the plan says.
     """
 
     plan: Plan
     data_parallel_bytes: int
     losses: tuple[Losses, ...]
     measured: tuple[dict[str, int], ...]
-    predicted: dict[str, int]
+    predicted: tuple[dict[str, int], ...]
     folder: str
 
 
@@ -109,9 +112,13 @@ def run_demo(folder: str, steps: int, say: Say, show_plan: Callable[[Plan, int],
     return DemoResult(compiled.plan, needed, losses, measured, predicted_bytes(compiled.plan), folder)
 
 
-def predicted_bytes(plan: Plan) -> dict[str, int]:
-    """Bytes on each rank, as the plan's table of parameters says."""
-    return {kind: sum(getattr(p, f"{kind}_bytes") for p in plan.params) for kind in ("param", "grad", "optim")}
+def predicted_bytes(plan: Plan) -> tuple[dict[str, int], ...]:
+    """Bytes on each rank, as the plan's tables say."""
+    ranks = num_ranks(plan.assignment.mesh)
+    if plan.pipeline is None:
+        return ({kind: sum(getattr(p, f"{kind}_bytes") for p in plan.params) for kind in ("param", "grad", "optim")},) * ranks
+    rows = [{"param": s.param_bytes, "grad": s.grad_bytes, "optim": s.optim_bytes} for s in state_sums(plan)]
+    return tuple(row for row in rows for _ in range(ranks))
 
 
 def _data_parallel_bytes(workload: Workload) -> int:
@@ -192,8 +199,8 @@ def check_result(result: DemoResult) -> VerificationError | None:
     worst = max(abs(row.distributed - row.plain) for row in result.losses)
     if not worst <= LOSS_TOLERANCE:
         return VerificationError(f"the losses differ by up to {worst:.2g} from plain PyTorch, expected at most {LOSS_TOLERANCE:g}")
-    for rank, measured in enumerate(result.measured):
-        for kind, expected in result.predicted.items():
+    for rank, (measured, predicted) in enumerate(zip(result.measured, result.predicted, strict=True)):
+        for kind, expected in predicted.items():
             if abs(measured[kind] - expected) > BYTES_TOLERANCE * expected:
                 return VerificationError(f"rank {rank} holds {measured[kind]:,} bytes of {kind}, the plan says {expected:,}")
     return None
@@ -204,7 +211,7 @@ def result_to_json(result: DemoResult) -> dict[str, Any]:
     return {
         "model": result.plan.model.name,
         "cluster": result.plan.cluster.spec,
-        "mesh": [{"name": a.name, "size": a.size} for a in result.plan.assignment.mesh.axes],
+        "mesh": [{"name": a.name, "size": a.size} for a in plan_mesh(result.plan).axes],
         "labels": {axis: list(names) for axis, names in result.plan.labels},
         "memory_bytes": result.plan.cluster.memory_bytes,
         "peak_bytes": max(result.plan.cost.peak_bytes),
@@ -214,6 +221,6 @@ def result_to_json(result: DemoResult) -> dict[str, Any]:
             {"distributed": r.distributed, "plain": r.plain, "distributed_s": r.distributed_s, "plain_s": r.plain_s} for r in result.losses
         ],
         "measured_bytes": list(result.measured),
-        "predicted_bytes": result.predicted,
+        "predicted_bytes": list(result.predicted),
         "directory": result.folder,
     }

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import AutoparError
 from ..runtime import Executable, compile_program, read_files, read_program, read_torchrun_env, start_process_group, stop_process_group
+from ..runtime.recording import list_sections
 from .text import draw_batches, load_text
 
 TIMEOUT_S = 60.0
@@ -27,13 +28,14 @@ class GradientWatch:
 
     def __init__(self, executable: Executable) -> None:
         self.bytes = 0
-        program = executable.program.step.__globals__  # the emitted module: `step` calls its `update`
+        assert executable.comm is not None
+        program = next(table for table, name in list_sections(executable.program, executable.comm) if name == "update")
         update = program["update"]
 
-        def weighed(comm: Any, state: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> None:
+        def weighed(comm: Any, state: Mapping[str, Tensor], grads: Mapping[str, Tensor], *more: Any) -> None:
             storages = [g.untyped_storage() for g in grads.values()]
             self.bytes = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
-            update(comm, state, grads)
+            update(comm, state, grads, *more)
 
         program["update"] = weighed
 

@@ -201,6 +201,7 @@ class WaitedSends:
         self._changed = threading.Condition()
         self._held: dict[int, deque[tuple[str, Tensor, Any]]] = {}
         self._threads: dict[int, threading.Thread] = {}
+        self._gone: list[Tensor] = []  # freed by the thread that made them: torch's memory profiler sees only what that one does
         self._lost: tuple[str, str] | None = None
         atexit.register(self.close)
 
@@ -219,11 +220,13 @@ class WaitedSends:
         self.let_go()
 
     def let_go(self) -> None:
-        """Nothing to free here, the threads do.
+        """Free what is gone.
 
         Raises:
             Lost: a message did not arrive.
         """
+        with self._changed:
+            self._gone = []
         if self._lost:
             raise Lost(*self._lost)
 
@@ -235,7 +238,8 @@ class WaitedSends:
         """
         with self._changed:
             self._changed.wait_for(lambda: bool(self._lost) or not self._threads, timeout_s)
-            self.let_go()
+        self.let_go()
+        with self._changed:
             for held in self._held.values():
                 if held:
                     raise Lost(held[0][0], f"not received within {timeout_s:g} s")
@@ -261,14 +265,15 @@ class WaitedSends:
                     del self._threads[target]
                     self._changed.notify_all()
                     return
-                what, _, work = self._held[target][0]
+                what, x, work = self._held[target][0]
             lost = None
             try:
                 work.wait(_FOREVER)  # it may lie there while its receiver is busy; `finish` has the timeout
             except RuntimeError as error:
                 lost = what, str(error).strip().splitlines()[0]
-            del work
             with self._changed:
                 self._lost = self._lost or lost
+                self._gone.append(x)
                 self._held[target].popleft()
+                del x, work
                 self._changed.notify_all()

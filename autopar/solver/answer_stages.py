@@ -16,6 +16,7 @@ from ..graph.choice import Assignment
 from ..graph.graph import Graph, count_params
 from ..graph.node import Phase
 from ..graph.plan import Certificate, ClusterInfo, Cost, ModelInfo, ParamPlan, Pipeline, Plan, StagePlan
+from ..graph.schedules.known import kind_name
 from ..graph.stages import COPY, stage_table
 from ..graph.tensor import STATE_KINDS
 from .answer import build_answer
@@ -72,11 +73,11 @@ def build_staged_answer(
 def print_schedule(layout: Layout) -> str:
     """`8 stages, 1f1b`; `8 stages of 4 chunks, interleaved`."""
     chunks = f" of {layout.chunks} chunks" if layout.chunks > 1 else ""
-    return f"{layout.place.num_stages} stages{chunks}, {layout.schedule}"
+    return f"{layout.place.num_stages} stages{chunks}, {kind_name(layout.schedule)}"
 
 
 def _label(staged: Staged) -> str:
-    return f"{staged.layout.place.num_stages} pipeline stages, {staged.layout.schedule}"
+    return f"{staged.layout.place.num_stages} pipeline stages, {kind_name(staged.layout.schedule)}"
 
 
 def _sentence(staged: Staged) -> str:
@@ -85,11 +86,11 @@ def _sentence(staged: Staged) -> str:
     turns = f"{layout.num_microbatches} microbatches pass" if layout.num_microbatches > 1 else "the whole batch passes"
     return (
         f"Pipeline parallelism: the model is cut into {layout.place.num_stages} stages{chunks}; {turns} through them by "
-        f"{_NAMES[layout.schedule]}, with at most {max(staged.in_flight):.3g} in flight on a stage. Inside of a stage:"
+        f"{_NAMES[kind_name(layout.schedule)]}, with at most {max(staged.in_flight):.3g} in flight on a stage. Inside of a stage:"
     )
 
 
-_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "the zero-bubble schedule ZB-H1"}
+_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "the zero-bubble schedule ZB-H1", "own": "a schedule of your own"}
 
 
 def _stage_rows(case: Case, staged: Staged) -> tuple[StagePlan, ...]:

@@ -157,7 +157,7 @@ class _Decide:
             staged = None
         if staged is None and (found is None or found.assignment is None):
             assert layouts is not None
-            said = ", ".join(print_constraints(self.ask.constraints))
+            said = ", ".join("a schedule of your own" if line.startswith("schedule=0F") else line for line in print_constraints(self.ask.constraints))
             reasons = "; ".join(f"{p.what}: {p.why}" for p in layouts.pruned[:4]) or self._why_none()
             raise (InfeasibleError if "fits the memory" in reasons else ConstraintError)(f"{said or 'no constraints'}: no plan was found: {reasons}")
         objective = staged.step_s if staged is not None else found.certificate.objective_s  # type: ignore[union-attr]

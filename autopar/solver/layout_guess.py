@@ -11,7 +11,7 @@ from math import inf
 import numpy as np
 
 from ..graph.schedules.held import peak_held
-from ..graph.schedules.known import build_order
+from ..graph.schedules.known import build_order, is_grid, splits_backward
 from ..graph.schedules.timeline import Durations, simulate
 from .layouts import Layout
 from .stage_cuts import bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts
@@ -57,7 +57,7 @@ def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float
     if layout.chunks > 1:
         cuts = cut_units(costs, stages * layout.chunks)
         return max(bound_layout(layout, costs), bound_turns(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, cuts, stages))
-    if layout.schedule == "zero-bubble" or stages == 1:
+    if splits_backward(layout.schedule) or stages == 1:
         return bound_layout(layout, costs)
     return bound_drain(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, stages)
 
@@ -88,7 +88,7 @@ def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limi
     sums = [max(0.0, float(table[a, b]) - sum(costs.once_s[a:b])) / layout.num_microbatches for a, b in ends]
     order = build_order(layout.schedule, stages, layout.num_microbatches, layout.chunks)
     thirds = tuple(s / 3 for s in sums)
-    line = simulate(order, Durations(thirds, tuple(s * 2 / 3 for s in sums), thirds if layout.schedule == "zero-bubble" else ()))
+    line = simulate(order, Durations(thirds, tuple(s * 2 / 3 for s in sums), thirds if splits_backward(layout.schedule) else ()))
     once = [sum(costs.once_s[a:b]) for a, b in ends]
     after = [sum(once[r::stages]) for r in range(stages)]
     return max(end + update for end, update in zip(line.end_s, after)) * memory_factor(layout, costs, cuts, limit_bytes)
@@ -110,10 +110,10 @@ def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit
 
 
 def _held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
-    """Microbatches in flight per stage. Only GPipe holds more of them the more there are."""
+    """Microbatches in flight per stage. Of the named ones only GPipe holds more of them the more there are."""
     if stages == 1:
         return (1.0,)
-    few = count if schedule == "gpipe" or count < 3 * stages else 2 * stages + count % stages
+    few = count if schedule == "gpipe" or is_grid(schedule) or count < 3 * stages else 2 * stages + count % stages
     return _peak_held(schedule, stages, few, chunks)
 
 

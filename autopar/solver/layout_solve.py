@@ -17,7 +17,7 @@ from ..graph.case import Case, build_case
 from ..graph.choice import Assignment
 from ..graph.roles import Roles
 from ..graph.schedules.held import peak_held
-from ..graph.schedules.known import build_order
+from ..graph.schedules.known import build_order, splits_backward
 from ..graph.schedules.timeline import Durations, simulate
 from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
@@ -313,7 +313,7 @@ def _simulated(
     stages, chunks = layout.place.num_stages, layout.chunks
     each = [times[k % stages] for k in range(stages * chunks)]
     order = build_order(layout.schedule if stages > 1 else "gpipe", stages, layout.num_microbatches, chunks)
-    weight = tuple(t.weight_s / chunks for t in each) if layout.schedule == "zero-bubble" and stages > 1 else ()
+    weight = tuple(t.weight_s / chunks for t in each) if splits_backward(layout.schedule) and stages > 1 else ()
     line = simulate(order, Durations(tuple(t.forward_s / chunks for t in each), tuple(t.backward_s / chunks for t in each), weight))
     before = max(t.prepare_s for t in times)
     step = before + max(end + t.update_s for end, t in zip(line.end_s, times))

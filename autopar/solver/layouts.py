@@ -13,7 +13,7 @@ from math import gcd, prod
 from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
 from ..graph.mesh import Mesh, MeshAxis, num_ranks, print_mesh
 from ..graph.roles import Roles
-from ..graph.schedules.known import why_impossible
+from ..graph.schedules.known import is_grid, kind_name, splits_backward, why_impossible
 from .role_meshes import SPARE
 
 MOST_CHUNKS = 8
@@ -42,7 +42,7 @@ def print_layout(layout: Layout) -> str:
     place = layout.place
     stages = f"pp={place.num_stages} " if place.num_stages > 1 else ""
     turns = f"{layout.num_microbatches} microbatch{'es' if layout.num_microbatches > 1 else ''}"
-    how = f", {layout.schedule}{f' {layout.chunks}' if layout.chunks > 1 else ''}" if place.num_stages > 1 else ""
+    how = f", {kind_name(layout.schedule)}{f' {layout.chunks}' if layout.chunks > 1 else ''}" if place.num_stages > 1 else ""
     return f"{stages}{print_mesh(place.mesh)}, {turns}{how}"
 
 
@@ -124,7 +124,7 @@ def list_schedules(place: Place, turns: int, num_units: int, constraints: Constr
     asked, chunks = constraints.schedule, constraints.vpp
     kinds = (asked,) if asked else (("interleaved",) if chunks and chunks > 1 else ("1f1b",) if chunks == 1 else ("1f1b", "interleaved"))
     for kind in kinds:
-        for count in range(2, MOST_CHUNKS + 1) if kind == "interleaved" else (1,):
+        for count in range(1, MOST_CHUNKS + 1) if kind == "interleaved" or is_grid(kind) else (1,):
             if chunks not in (None, count) or place.num_stages * count > num_units:
                 continue
             if why_impossible(kind, place.num_stages, turns, count) is None:
@@ -145,7 +145,7 @@ def least_seconds(layout: Layout, turn_s: float, extra_s: float = 0.0) -> float:
     if stages == 1:
         return count * turn_s + extra_s
     plain = (count * turn_s + extra_s) / stages
-    if layout.chunks > 1 or layout.schedule == "zero-bubble":
+    if layout.chunks > 1 or splits_backward(layout.schedule):
         return plain
     return max(plain, turn_s / (1.0 - (1.0 - 1.0 / count) ** stages))
 

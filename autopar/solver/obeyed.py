@@ -24,6 +24,7 @@ from ..graph.partition import assigned_strategies, node_cuts
 from ..graph.recompute import list_recomputable
 from ..graph.roles import Roles, role_of_choice
 from ..graph.rule import Signature, Site, is_contraction
+from ..graph.schedules.known import kind_name
 from ..graph.sharding import Partial, Shard, Sharding
 from ..graph.stages import COPY
 from ..graph.strategy import REPLICATED, Strategy, build_strategy
@@ -135,9 +136,9 @@ def _layout_faults(constraints: Constraints, layout: Layout, roles: Roles) -> It
     if constraints.vpp not in (None, layout.chunks):
         yield f"vpp={constraints.vpp}: each stage has {layout.chunks} chunk{'s' if layout.chunks > 1 else ''} of the model"
     if constraints.schedule is not None and place.num_stages == 1:
-        yield f"schedule={constraints.schedule}: the plan has one stage, and no schedule"
+        yield f"schedule={kind_name(constraints.schedule)}: the plan has one stage, and no schedule"
     elif constraints.schedule not in (None, layout.schedule):
-        yield f"schedule={constraints.schedule}: the plan has {layout.schedule}"
+        yield f"schedule={kind_name(constraints.schedule)}: the plan has {kind_name(layout.schedule)}"
 
 
 def _copy_faults(constraints: Constraints, graph: Graph, assignment: Assignment) -> Iterator[str]:

@@ -11,7 +11,7 @@ from math import prod
 
 from ..constraints import DATA, PIPELINE, TENSOR, Constraints
 from ..graph.mesh import print_mesh
-from ..graph.schedules.known import why_impossible
+from ..graph.schedules.known import is_grid, why_impossible
 from .layouts import MOST_CHUNKS, Place, list_places, list_schedules, list_turns
 
 _MOST_SHOWN = 6
@@ -53,6 +53,9 @@ def _why_no_schedule(place: Place, turns: int, num_units: int, constraints: Cons
     kind = constraints.schedule or ("interleaved" if chunks > 1 else "1f1b")
     if kind == "interleaved" and constraints.vpp is None:
         chunks = 2
+    if is_grid(kind) and why_impossible(kind, place.num_stages, turns, chunks) is not None:
+        yield str(why_impossible(kind, place.num_stages, turns, chunks))
+        return
     why = why_impossible(kind, place.num_stages, turns, chunks)
     if why is not None:
         yield why

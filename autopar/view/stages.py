@@ -15,7 +15,7 @@ from ..graph.schedules.schedule import settle_slots
 from ..graph.schedules.timeline import Durations, action_times
 from ..graph.stages import COPY
 from ..graph.tensor import Kind
-from ..graph.turns import RECEIVE, times_of
+from ..graph.turns import ACCUMULATE, RECEIVE, times_of
 from .fold import print_numbers
 
 MOST_STAGES, MOST_MICROBATCHES = 8, 16  # of a schedule that is drawn as a grid
@@ -115,11 +115,15 @@ def most_on_a_stage(plan: Plan, params: Sequence[ParamPlan], homes: dict[str, in
 
 
 def state_sums(plan: Plan) -> tuple[StateSums, ...]:
-    """Per stage."""
+    """Per stage. A stage that has a copy of a parameter holds its part of the gradient, too, until the turns are over."""
     homes = param_stages(plan)
     grads, optims, params = ([0] * plan.num_stages for _ in range(3))
+    table = {t.name: t for t in plan.tensors}
+    summed = [table[o] for n in plan.nodes if n.op == ACCUMULATE for o in n.outputs if table[o].kind is Kind.GRAD]
+    for t in summed:
+        grads[t.stage] += t.bytes
     for p in plan.params:
-        grads[homes.get(p.name, 0)] += p.grad_bytes
+        grads[homes.get(p.name, 0)] += 0 if summed else p.grad_bytes
         optims[homes.get(p.name, 0)] += p.optim_bytes
     for t in plan.tensors:
         if t.kind is Kind.PARAM and t.version == 0:

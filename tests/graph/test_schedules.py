@@ -12,7 +12,7 @@ from autopar.constraints import SCHEDULES
 from autopar.errors import ScheduleError
 from autopar.graph.schedules.check import channels_of, check_schedule, peer_of, without_sends
 from autopar.graph.schedules.held import count_held, peak_held
-from autopar.graph.schedules.known import KINDS, build_order, build_schedule, why_impossible
+from autopar.graph.schedules.known import KINDS, build_order, build_schedule, is_grid, kind_name, splits_backward, why_impossible
 from autopar.graph.schedules.order import Order, order_of, schedule_of
 from autopar.graph.schedules.schedule import SENDS, Action, ActionKind, Schedule, inputs_of, parse_csv, print_csv, print_schedule
 from autopar.graph.schedules.sends import lower_sends
@@ -492,3 +492,24 @@ def assert_runs(schedule: Schedule) -> None:
                 places[rank] += 1
                 moved = True
     assert places == [len(row) for row in lowered.actions] and not any(links.values())
+
+
+@pytest.mark.parametrize("kind, ranks, microbatches, chunks", [case for case in ALL if case[0] != "forward-only" and case[2] < 5])
+def test_a_grid_is_a_kind(kind, ranks, microbatches, chunks):
+    """Any schedule, written down with its sends or without, is one that can be asked for."""
+    schedule = build_schedule(kind, ranks, microbatches, chunks)
+    for text in (print_csv(schedule), print_csv(lower_sends(schedule))):
+        assert is_grid(text) and kind_name(text) == "own" and splits_backward(text) == splits_backward(kind)
+        assert why_impossible(text, ranks, microbatches, chunks) is None
+        assert build_order(text, ranks, microbatches, chunks).rows == build_order(kind, ranks, microbatches, chunks).rows
+        assert "has %d ranks, %d microbatches, %d chunks" % (ranks, microbatches, chunks) in why_impossible(text, ranks, microbatches + 1, chunks)
+
+
+def test_a_grid_that_cannot_run_is_shown():
+    late = "0F0,0F1,0B0,0B1\n1F0,1B1,1F1,1B0\n"
+    why = why_impossible(late, 2, 2)
+    assert "1B1 at place 1 comes before 1F1 at place 2; swap them" in why and ">1B1<" in why
+    lacks = print_csv(lower_sends(build_schedule("1f1b", 2, 2))).replace("1RECV_F1,", "")
+    assert "RECV_F1 is missing" in why_impossible(lacks, 2, 2) and "rank 1" in why_impossible(lacks, 2, 2)
+    assert "expected as many stages on each" in why_impossible("0F0,1F0,1B0,0B0\n2F0,2B0\n", 2, 1)
+    assert not any(map(is_grid, KINDS))

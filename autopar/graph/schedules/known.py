@@ -11,23 +11,74 @@ question for `timeline`.
   every rank holds as much as the first one, and the last ranks do weights while others still pass gradients back.
   Its bubble is the published one where the weight gradient takes no longer than the forward and the input gradient each.
 * `forward-only`: no backward; for inference.
+
+A kind may also be a grid: the text of a CSV (`schedule.parse_csv`) that somebody wrote; with sends and receives or without.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 from ...constraints import SCHEDULES
 from ...errors import ScheduleError
-from .order import Order, schedule_of
-from .schedule import Schedule
+from .check import check_schedule, without_sends
+from .order import Order, order_of, schedule_of
+from .schedule import Schedule, parse_csv
 
 KINDS = (*SCHEDULES, "forward-only")
 
 
+def is_grid(kind: str) -> bool:
+    """True where a kind is no name but a grid."""
+    return kind not in KINDS and re.search(r"\dF\d", kind) is not None
+
+
+def kind_name(kind: str) -> str:
+    """A kind for people: its name, `own` where it is a grid."""
+    return "own" if is_grid(kind) else kind
+
+
+def splits_backward(kind: str) -> bool:
+    """True where the backward for the weights is an action of its own."""
+    return kind == "zero-bubble" or is_grid(kind) and re.search(r"\dW\d", kind) is not None
+
+
+def grid_sizes(kind: str) -> tuple[int, int, int]:
+    """(ranks, microbatches, chunks a rank) of a grid.
+
+    Raises:
+        ScheduleError: it cannot run.
+    """
+    schedule = _read_grid(kind)
+    return schedule.num_ranks, schedule.num_microbatches, schedule.num_stages // schedule.num_ranks
+
+
+@lru_cache(maxsize=8)
+def _read_grid(text: str) -> Schedule:
+    schedule = parse_csv(text, "the schedule of your own")
+    check_schedule(schedule)
+    for stage, rank in enumerate(schedule.rank_of):
+        if rank != stage % schedule.num_ranks or schedule.num_stages % schedule.num_ranks:
+            raise ScheduleError(
+                f"{schedule.name}: stage {stage} of {schedule.num_stages} is on rank {rank} of {schedule.num_ranks}; expected as many stages on each, "
+                f"stage s on rank s modulo {schedule.num_ranks}"
+            )
+    return without_sends(schedule)
+
+
 def why_impossible(kind: str, num_ranks: int, num_microbatches: int, chunks: int = 1) -> str | None:
     """Why there is no such schedule, and what fits; None where there is one."""
+    if is_grid(kind):
+        try:
+            sizes = grid_sizes(kind)
+        except ScheduleError as error:
+            return str(error)
+        told = f"the schedule of your own has {sizes[0]} ranks, {sizes[1]} microbatches, {sizes[2]} chunks a rank"
+        return None if sizes == (num_ranks, num_microbatches, chunks) else f"{told}, not {num_ranks}, {num_microbatches}, {chunks}"
     if kind not in KINDS:
         close = difflib.get_close_matches(kind, KINDS, n=1, cutoff=0.6)
         return f"unknown schedule {kind!r}; " + (f"did you mean {close[0]}?" if close else f"known are {', '.join(KINDS)}")
@@ -56,8 +107,8 @@ def build_order(kind: str, num_ranks: int, num_microbatches: int, chunks: int = 
     """A schedule as rows of integers.
 
     Args:
-        kind: one of `KINDS`.
-        chunks: stages on each rank; more than 1 only for `interleaved` and `forward-only`.
+        kind: one of `KINDS`, or a grid.
+        chunks: stages on each rank; more than 1 only for `interleaved`, `forward-only` and grids.
 
     Raises:
         ScheduleError: there is none (`why_impossible`).
@@ -65,6 +116,8 @@ def build_order(kind: str, num_ranks: int, num_microbatches: int, chunks: int = 
     why = why_impossible(kind, num_ranks, num_microbatches, chunks)
     if why is not None:
         raise ScheduleError(why)
+    if is_grid(kind):
+        return replace(order_of(_read_grid(kind)), name="own")
     size = num_ranks * chunks * num_microbatches
     rows = []
     for rank in range(num_ranks):
