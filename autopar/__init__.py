@@ -12,7 +12,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
-    "api": ("compile", "opportunities", "plan", "compile_workload", "launch", "Compiled"),
+    "api": ("compile", "opportunities", "plan", "compile_workload", "plan_workload", "launch", "Compiled"),
     "alternatives": ("explain", "Explained"),
     "trace": ("Workload",),
     "trace.discovery.region": ("region",),

@@ -72,6 +72,22 @@ class Compiled:
     files: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What planning gives.
+
+    Args:
+        case: of the traced graph.
+        program: None where the plan has pipeline stages; `staged_programs` builds theirs.
+    """
+
+    workload: Workload
+    traced: Traced
+    case: Case
+    plan: ShownPlan
+    program: Program | None
+
+
 def plan(
     model: torch.nn.Module,
     cluster_spec: str | Cluster,
@@ -96,7 +112,7 @@ def plan(
         AutoparError: of the kind that fits; its text says what to do. `InfeasibleError` where nothing fits the memory.
     """
     workload = Workload(model=model, example_inputs=example_inputs, example_targets=example_targets, loss=loss, optimizer=optimizer)
-    return compile_workload(workload, cluster_spec, options or Options()).plan
+    return plan_workload(workload, cluster_spec, options or Options()).plan
 
 
 def opportunities(
@@ -236,7 +252,34 @@ def compile_workload(
     rows_path: Path = PROFILE_PATH,
     cache_path: Path | None = CACHE_PATH,
 ) -> Compiled:
-    """All passes, in order.
+    """All passes, in order: `plan_workload`, and its program (arguments as there)."""
+    dump = _Dump(options.dump_dir)
+    planned = _plan(workload, cluster_spec, options, given_plan, source, report or (lambda line: None), rows_path, cache_path, dump)
+    case, plan, facts = planned.case, planned.plan, model_facts(planned.workload, planned.traced)
+    if plan.pipeline is not None:
+        stages, schedule = staged_programs(case, plan)
+        dump("program", lambda: "\n".join(print_program(stage.program) for stage in stages))
+        files = emit_stage_files(stages, case.graph, schedule, plan, facts, print_plan_json(plan))
+        dump("emitted", lambda: "\n".join(files[name] for name in sorted(files) if name.startswith(("program", "stage"))))
+        return Compiled(planned.workload, planned.traced, plan, tuple(stage.program for stage in stages), files)
+    assert planned.program is not None
+    files = emit_files(planned.program, decided_case(case, plan.assignment).graph, plan, facts, print_plan_json(plan))
+    dump("emitted", lambda: files["program.py"])
+    return Compiled(planned.workload, planned.traced, plan, (planned.program,), files)
+
+
+def plan_workload(
+    workload: Workload,
+    cluster_spec: str | Cluster,
+    options: Options,
+    *,
+    given_plan: Plan | None = None,
+    source: ModelInfo | None = None,
+    report: Report | None = None,
+    rows_path: Path = PROFILE_PATH,
+    cache_path: Path | None = CACHE_PATH,
+) -> Planned:
+    """The passes up to the plan, in order.
 
     Args:
         given_plan: its assignment is used instead of solving.
@@ -245,10 +288,23 @@ def compile_workload(
         rows_path: the measured figures of this machine's CPU, if `autopar profile` made them.
         cache_path: folder in which discovered rules are kept; None: nowhere.
     """
-    say = report or (lambda line: None)
-    dump = _Dump(options.dump_dir)
+    return _plan(workload, cluster_spec, options, given_plan, source, report or (lambda line: None), rows_path, cache_path, _Dump(options.dump_dir))
+
+
+def _plan(
+    workload: Workload,
+    cluster_spec: str | Cluster,
+    options: Options,
+    given_plan: Plan | None,
+    source: ModelInfo | None,
+    say: Report,
+    rows_path: Path,
+    cache_path: Path | None,
+    dump: _Dump,
+) -> Planned:
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     precision = options.precision or ("bf16" if cluster.device.kind == "cuda" else "fp32")
+    workload = _with_norm_turns(workload, options, given_plan)
     began = time.perf_counter()
 
     say(f"tracing {workload.name or type(workload.model).__name__} in {precision}")
@@ -283,32 +339,38 @@ def compile_workload(
         demanded = print_constraints(options.constraints)
         if decision.staged is not None:
             given_plan = _staged_plan(decision, decision.staged, workload, cluster, model, options, precision, source)
-            given_plan = replace(given_plan, rules=rows, constraints=demanded, free_step_s=free_s)
+            given_plan = replace(given_plan, rules=rows, constraints=demanded, free_step_s=free_s, summary=given_plan.summary + _tell_norms(workload))
         else:
             assert decision.assignment is not None
             case, assignment, certificate = decision.case, decision.assignment, decision.certificate
     if given_plan is not None and given_plan.pipeline is not None:
         check_plan(given_plan)
-        dump("assignment", lambda: _print_assignment(given_plan.assignment))
-        stages, schedule = staged_programs(case, given_plan)
-        dump("program", lambda: "\n".join(print_program(stage.program) for stage in stages))
-        files = emit_stage_files(stages, case.graph, schedule, given_plan, model_facts(workload, traced), print_plan_json(given_plan))
-        dump("emitted", lambda: "\n".join(files[name] for name in sorted(files) if name.startswith(("program", "stage"))))
-        return Compiled(workload, traced, show_plan(given_plan), tuple(stage.program for stage in stages), files)
+        chosen = given_plan
+        dump("assignment", lambda: _print_assignment(chosen.assignment))
+        return Planned(workload, traced, case, show_plan(chosen), None)
     if given_plan is not None:
         assignment, certificate, free_s, demanded = given_plan.assignment, given_plan.solve, given_plan.free_step_s, given_plan.constraints
     dump("assignment", lambda: _print_assignment(assignment))
 
     answered = answer_of(case, assignment, certificate, cluster, model, options, precision, source, workload, rows)
-    answered = replace(answered, plan=replace(answered.plan, constraints=demanded, free_step_s=free_s))
+    summary = answered.plan.summary + _tell_norms(workload)
+    answered = replace(answered, plan=replace(answered.plan, constraints=demanded, free_step_s=free_s, summary=summary))
     check_plan(answered.plan)
     check_program(answered.program)
     dump("program", lambda: print_program(answered.program))
+    return Planned(workload, traced, case, show_plan(answered.plan), answered.program)
 
-    whole = decided_case(case, assignment).graph
-    files = emit_files(answered.program, whole, answered.plan, model_facts(workload, traced), print_plan_json(answered.plan))
-    dump("emitted", lambda: files["program.py"])
-    return Compiled(workload, traced, show_plan(answered.plan), (answered.program,), files)
+
+def _with_norm_turns(workload: Workload, options: Options, given_plan: Plan | None) -> Workload:
+    """The workload with the statistics of batch norm that the options, or the given plan, ask for."""
+    if given_plan is not None:
+        return replace(workload, norm_turns=given_plan.model.norm_turns)
+    return replace(workload, norm_turns=options.constraints.microbatches or 1) if options.batchnorm == "microbatch" else workload
+
+
+def _tell_norms(workload: Workload) -> str:
+    """A sentence of the plan's summary."""
+    return f" Batch norm takes its statistics from each of {workload.norm_turns} microbatches, not from the whole batch." if workload.norm_turns > 1 else ""
 
 
 def _staged_plan(
@@ -412,7 +474,7 @@ def answer_of(
 
 def model_info(case: Case, workload: Workload, precision: str, source: ModelInfo | None) -> ModelInfo:
     """The plan's record of the model."""
-    info = ModelInfo(workload.name or case.graph.name, count_params(case.graph), graph_hash(case.graph), precision)
+    info = ModelInfo(workload.name or case.graph.name, count_params(case.graph), graph_hash(case.graph), precision, norm_turns=workload.norm_turns)
     return info if source is None else replace(info, source=source.source, args=source.args, batch=source.batch, seq=source.seq)
 
 
@@ -501,4 +563,4 @@ def _print_assignment(assignment: Assignment) -> str:
     return "\n".join(lines) + "\n"
 
 
-__all__ = ["Compiled", "Executable", "Options", "Plan", "Workload", "compile", "compile_workload", "launch", "load_plan", "opportunities", "plan"]
+__all__ = ["Compiled", "Executable", "Options", "Plan", "Workload", "compile", "Planned", "compile_workload", "launch", "load_plan", "opportunities", "plan", "plan_workload"]

@@ -8,6 +8,7 @@ from .constraints import Constraints
 from .errors import OptionsError
 
 PRECISIONS = ("fp32", "bf16", "fp64")
+BATCHNORM = ("batch", "microbatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Options:
         dump_dir: each stage of the compiler is written there as a numbered text file.
         seed: of initial values and of random numbers.
         constraints: what the plan must be (`autopar.constrain`, docs/constraints.md); what they do not name stays free.
+        batchnorm: `batch`: statistics of the whole batch, so no microbatches where a model has them; `microbatch`: of each microbatch, as many as the constraints say
+            (`microbatches=N`).
         price: solve again: without the constraints, so that the plan can say what they cost; where nothing fits, with changes that may.
     """
 
@@ -31,6 +34,7 @@ class Options:
     seed: int = 0
     constraints: Constraints = Constraints()
     price: bool = True
+    batchnorm: str = "batch"
 
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in PRECISIONS:
@@ -39,6 +43,10 @@ class Options:
             raise OptionsError(f"memory: expected a positive number of bytes, found {self.memory_bytes}")
         if not isinstance(self.constraints, Constraints):
             raise OptionsError(f"constraints: expected autopar.constrain(tp=2, ...), found {type(self.constraints).__name__}")
+        if self.batchnorm not in BATCHNORM:
+            raise OptionsError(f"batchnorm: expected {' or '.join(BATCHNORM)}, found {self.batchnorm!r}")
+        if self.batchnorm == "microbatch" and self.constraints.microbatches is None:
+            raise OptionsError("batchnorm: microbatch needs the number of microbatches, for it decides the result: say microbatches=N (--fix microbatches=4)")
         if not self.time_limit_s > 0:
             raise OptionsError(f"time limit: expected a positive number of seconds, found {self.time_limit_s}")
 

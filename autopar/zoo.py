@@ -237,9 +237,9 @@ class _Run:
         self.found["kept"] = tuple(KeptRow(k.op, k.source, k.flops_share, k.bytes_share, k.reason) for k in share.kept)
 
     def _plan(self, workload: Workload, cluster: Cluster) -> None:
-        from .api import compile_workload
+        from .api import plan_workload
 
-        plan = compile_workload(workload, cluster, Options(time_limit_s=self.options.time_limit_s)).plan
+        plan = plan_workload(workload, cluster, Options(time_limit_s=self.options.time_limit_s)).plan
         self.found["plans"] = (*self.found.get("plans", ()), (cluster.spec, plan.cost.step_s))  # type: ignore[misc]
 
     def _verify(self, workload: Workload) -> None:

@@ -105,7 +105,7 @@ def plan_states(dp: int, stage: int) -> StateBytes:
 def _plan(dp: int, zero: int | None, microbatches: int):  # noqa: ANN202 - torch is imported inside
     import torch
 
-    from autopar.api import compile_workload
+    from autopar.api import plan_workload
     from autopar.constraints import Constraints, constrain
     from autopar.options import Options
     from autopar.trace import Workload
@@ -116,13 +116,13 @@ def _plan(dp: int, zero: int | None, microbatches: int):  # noqa: ANN202 - torch
     cluster = f"{dp // _PER_HOST}x{_PER_HOST}xV100-32GB" if dp % _PER_HOST == 0 else f"1x{dp}xV100-32GB"
     words = {"dp": dp, "zero": zero} if zero is not None else {}
     options = Options(precision="bf16", constraints=constrain(microbatches=microbatches, **words), stages=False, price=False)
-    plan = compile_workload(workload, cluster, options, cache_path=None).plan
+    plan = plan_workload(workload, cluster, options, cache_path=None).plan
     if microbatches == 1:
         return plan
     sums = _gradient_sums(plan)
     whole = tuple((name, ("P(x)",) * len(choices) if name in sums else choices) for name, choices in plan.assignment.strategies)
     given = replace(plan, assignment=replace(plan.assignment, strategies=whole))
-    return compile_workload(workload, cluster, replace(options, constraints=Constraints()), given_plan=given, cache_path=None).plan
+    return plan_workload(workload, cluster, replace(options, constraints=Constraints()), given_plan=given, cache_path=None).plan
 
 
 def _gradient_sums(plan) -> dict[str, str]:  # noqa: ANN001

@@ -75,7 +75,7 @@ MODELS = {
     "gpt": (f"{DEMO}:build", {"batch": "8", "seq": "128", "vocab": "4096", "layers": "4", "hidden": "256", "heads": "4"}),
     "mlp": (f"{HERE}:build_mlp", {}),
 }
-PLANS = {"dp": "dp={n},zero=0", "zero3": "dp={n},zero=3", "tp": "tp={n}"}
+PLANS = {"dp": "dp={n},zero=0,pp=1", "zero3": "dp={n},zero=3,pp=1", "tp": "tp={n},pp=1"}
 WARM_STEPS, DRIFT_SHAPE, DRIFT_BYTES = 3, (512, 512, 512), 2**24
 CLASSES = 256  # whole numbers of a batch are below
 
@@ -257,11 +257,11 @@ def _start(folder: str, ranks: int, steps: int, nodes: str) -> list[Any]:
 
 def _op_table(compiled: Compiled, rows: ProfileRows, ranks: int, folder: str, repeats: int) -> Iterable[str]:
     """Predicted and measured seconds of the program's nodes, by op, the largest difference first."""
-    assert compiled.program is not None
-    plan, graph = compiled.plan, compiled.program.graph
+    plan, [program] = compiled.plan, compiled.programs  # its plans are of one stage
+    graph = program.graph
     case = decided_case(build_case(compiled.traced.graph, rules_in_force(plan.rules)), plan.assignment)
     strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, plan.assignment)
-    predicted = node_seconds(build_cost_model(_cluster(ranks), rows), compiled.program, case.sites, case.signatures, strategies)
+    predicted = node_seconds(build_cost_model(_cluster(ranks), rows), program, case.sites, case.signatures, strategies)
     nodes = Path(folder) / "nodes.pickle"
     nodes.write_bytes(pickle.dumps(graph))
     told = _start(folder, ranks, repeats, str(nodes))
@@ -335,7 +335,7 @@ def main() -> None:
                     print(f"{name:14} {cost.step_s * 1e3:12.1f} {both * 1e3:12.1f} {max(one.spread, two.spread):7.1%} {apart:7.1%}"
                           f" {drift:6.2f} {error:+7.1%} {(1 + error) * drift - 1:+8.1%} {(one.busy_s + two.busy_s) / 2 * 1e3:8.1f}"
                           f" {max(cost.peak_bytes) / 2**20:14.2f} {peak / 2**20:9.2f} {size:+7.1%}"
-                          f"  {compiled.plan.labels} {count_microbatches(compiled.program.graph)} turns", flush=True)  # fmt: skip
+                          f"  {compiled.plan.labels} {compiled.plan.num_microbatches} turns", flush=True)  # fmt: skip
                     times.append(abs(error))
                     sizes.append(abs(size))
                     if asked.ops:

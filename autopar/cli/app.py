@@ -37,6 +37,9 @@ Args = Annotated[Optional[list[str]], typer.Option("--arg", help="argument of th
 TimeLimit = Annotated[Optional[float], typer.Option("--time-limit", help="seconds for the solver; then the best so far and its gap", metavar="S")]
 Fix = Annotated[Optional[str], typer.Option("--fix", help="what the plan must be: dp=4,tp=2,zero=1,recompute=none,...; the rest stays free", metavar="K=V,..")]
 ConstraintFile = Annotated[Optional[str], typer.Option("--constraints", help="the same and finer ones in a TOML file (docs/constraints.md)", metavar="F")]
+Batchnorm = Annotated[
+    Optional[str], typer.Option("--batchnorm", help="statistics of the whole batch, or of each microbatch (needs --fix microbatches=N)", metavar="batch|microbatch")
+]
 Dump = Annotated[Optional[str], typer.Option("--dump", help="folder for each stage of the compiler as numbered text", metavar="DIR")]
 Html = Annotated[Optional[str], typer.Option("--html", help="write the plan as one page that opens offline", metavar="F")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")]
@@ -64,13 +67,14 @@ def plan(
     html: Html = None,
     fix: Fix = None,
     constraints: ConstraintFile = None,
+    batchnorm: Batchnorm = None,
     no_price: Annotated[bool, typer.Option("--no-price", help="do not solve again to tell what constraints cost, or what would fit")] = False,
     dump: Dump = None,
     as_json: Json = False,
 ) -> int:
     """Decide how to split MODEL over a cluster; needs no GPU and no memory for weights."""
     asked = read_asked(model, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=not no_price)
+    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=not no_price, batchnorm=batchnorm)
     return Ending(as_json).answer(lambda say: commands.make_plan(asked, cluster, options, output, html, say))
 
 
@@ -133,15 +137,17 @@ def emit(
     time_limit: TimeLimit = None,
     fix: Fix = None,
     constraints: ConstraintFile = None,
+    batchnorm: Batchnorm = None,
     dump: Dump = None,
     as_json: Json = False,
 ) -> int:
     """Write the program as a folder of readable Python: program.py, train.py, plan.json."""
     given = list_given(
-        cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints
-    )
+        cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints,
+        batchnorm=batchnorm,
+    )  # fmt: skip
     asked = read_asked(word, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False)
+    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm)
     return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
 
 
@@ -157,6 +163,7 @@ def simulate(
     time_limit: TimeLimit = None,
     fix: Fix = None,
     constraints: ConstraintFile = None,
+    batchnorm: Batchnorm = None,
     trace: Annotated[Optional[str], typer.Option("--trace", help="write the step for Perfetto or chrome://tracing", metavar="F")] = None,
     against: Annotated[
         Optional[str], typer.Option("--against", help="print it beside what `autopar run` measured, line by line", metavar="run.json")
@@ -165,10 +172,11 @@ def simulate(
 ) -> int:
     """Replay one step, of a plan or of MODEL under your own recipe: when what runs, where the seconds go."""
     given = list_given(
-        cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints
-    )
+        cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints,
+        batchnorm=batchnorm,
+    )  # fmt: skip
     asked = read_asked(word, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, None, constraints=read_constraints(fix, constraints), price=False)
+    options = read_options(memory, precision, time_limit, None, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm)
     return Ending(as_json).answer(lambda say: commands.simulate_step(word, asked, cluster, options, given, trace, against, say))
 
 
@@ -198,6 +206,7 @@ def verify(
     time_limit: TimeLimit = None,
     fix: Fix = None,
     constraints: ConstraintFile = None,
+    batchnorm: Batchnorm = None,
     dump: Dump = None,
     seed: Annotated[int, typer.Option("--seed", help="of first values and random inputs", metavar="N")] = 0,
     random_plans: Annotated[
@@ -207,7 +216,7 @@ def verify(
 ) -> int:
     """Run the program of MODEL on all ranks in one process, in float64, against plain PyTorch."""
     asked = read_asked(model, arg or (), batch, seq)
-    options = read_options(memory, "fp64", time_limit, dump, seed, read_constraints(fix, constraints), price=False)
+    options = read_options(memory, "fp64", time_limit, dump, seed, read_constraints(fix, constraints), price=False, batchnorm=batchnorm)
     return Ending(as_json).answer(lambda say: commands.verify_model(asked, cluster, options, random_plans, say))
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..cluster import Cluster, parse_cluster
 from ..constraints import Constraints, load_constraints, merge_constraints, parse_fix
@@ -65,14 +65,15 @@ def read_constraints(fix: str | None, path: str | None) -> Constraints:
 
 def read_options(
     memory: str | None, precision: str | None, time_limit: float | None, dump: str | None, seed: int = 0,
-    constraints: Constraints = Constraints(), price: bool = True,
+    constraints: Constraints = Constraints(), price: bool = True, batchnorm: str | None = None,
 ) -> Options:
     """The options of a compilation.
 
     Raises:
         OptionsError: one of them cannot be used.
     """
-    limits = {} if time_limit is None else {"time_limit_s": time_limit}
+    limits: dict[str, Any] = {} if time_limit is None else {"time_limit_s": time_limit}
+    limits |= {} if batchnorm is None else {"batchnorm": batchnorm}
     size = None if memory is None else parse_bytes(memory, "--memory")
     if size == 0:
         raise OptionsError(f"--memory: expected at least one byte, found {memory!r}")
@@ -144,7 +145,8 @@ def load_again(plan: Plan, where: str) -> tuple[Workload, ModelInfo]:
     found = next((str(p) for p in (Path(file), beside) if p.is_file()), None)
     if found is None:
         raise PlanError(f"{where}: its model {source} is not there, nor {beside.name} beside the plan; put the file back, or plan the model again")
-    return load_asked(Asked(f"{found}{colon}{factory}", plan.model.args, plan.model.batch, plan.model.seq))
+    workload, again = load_asked(Asked(f"{found}{colon}{factory}", plan.model.args, plan.model.batch, plan.model.seq))
+    return replace(workload, norm_turns=plan.model.norm_turns), again
 
 
 def cluster_again(plan: Plan, where: str) -> Cluster:

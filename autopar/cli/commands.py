@@ -39,10 +39,10 @@ def make_plan(asked: Asked, cluster: str, options: Options, output: str | None, 
     check_file_place(html, "--html")
     found = parse_cluster(cluster)
     say(f"loading {asked.model}")
-    from ..api import compile_workload
+    from ..api import plan_workload
 
     workload, source = load_asked(asked)
-    plan = compile_workload(workload, found, options, source=source, report=say).plan
+    plan = plan_workload(workload, found, options, source=source, report=say).plan
     written = _write(plan, output, html)
     return _plan_outcome(plan, written)
 
@@ -234,10 +234,10 @@ def simulate_step(
     else:
         found = need_cluster(word, cluster)
         say(f"loading {asked.model}")
-        from ..api import compile_workload
+        from ..api import plan_workload
 
         workload, source = load_asked(asked)
-        plan = compile_workload(workload, found, options, source=source, report=say).plan
+        plan = plan_workload(workload, found, options, source=source, report=say).plan
     simulation = simulate_plan(plan)
     if trace is not None:
         save_trace(simulation, plan.model.name, trace)

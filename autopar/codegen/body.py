@@ -10,7 +10,7 @@ forward and backward keep nothing outlives the turn. Nodes of the update phase o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ProgramError
@@ -19,6 +19,8 @@ from ..graph.node import Node, Phase
 from ..graph.program import Program
 from ..graph.repeats import relative_name
 from ..graph.sections import INPUT, WEIGHT, Section
+from ..graph.stages import COPY
+from ..graph.tensor import STATE_KINDS, Kind, Value
 from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier
@@ -95,7 +97,7 @@ def print_bodies(
     written = {n.inputs[1] for n in graph.nodes if n.op == "state.write"}
     dead = frozenset(v for v, places in uses.items() if not places and v not in leaving and v not in written)
     tail = _find_tail(graph, leaving)
-    state_keys = {v.name: f'batch["{v.name}"]' if v.kind.value == "batch" else f'state["{v.storage}"]' for v in graph.values if v.name in set(graph.inputs)}
+    state_keys = {v.name: _entry(v) for v in graph.values if v.name in set(graph.inputs)}
     held = frozenset() if in_turns else leaving
     frame = _Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes)
     frame.grad_keys = _name_grads(program, grads, crossings, tail, leaving - held)
@@ -109,6 +111,11 @@ def print_bodies(
     sizes = {f: 1 + max(b.index for t in crossings.loops if t.loop.family == f for b in t.loop.blocks) for f in families}
     boxes = tuple((containers[f], f, sizes[f]) for f in families)
     return Body(tuple(f for f in functions if f), boxes, _leaving_texts(frame), frozenset(_boxes(frame, Section(Phase.PREPARE))), frame.update_boxes, tuple(items), _list_messages(frame))
+
+
+def _entry(value: Value) -> str:
+    """Where a program finds a graph input; on a stage a batch entry may be a copy, but has the model's name."""
+    return f'batch["{value.name.partition(COPY)[0]}"]' if value.kind is Kind.BATCH else f'state["{value.storage}"]'
 
 
 def _list_messages(frame: _Frame) -> dict[Section, tuple[Node, ...]]:
@@ -136,14 +143,28 @@ def _leaving(graph: Graph) -> frozenset[str]:
 
 
 def _find_tail(graph: Graph, leaving: frozenset[str]) -> tuple[int, ...]:
-    """The nodes of the update phase on which what the user gets depends, in order."""
-    wanted, found = set(leaving), []
+    """The nodes of the update phase on which what the user gets depends, in order. Where they wait for another stage, what is sent without the optimizer's
+    states goes out among them, for the other stage may wait, too."""
+    found = _update_nodes(graph, leaving)
+    if any(graph.nodes[i].op == RECEIVE for i in found):
+        optimizer = {v.name for v in graph.values if v.kind is Kind.OPTIM or v.kind in STATE_KINDS and v.name not in graph.inputs}
+        for node in graph.nodes:
+            if node.op == SEND and node.phase is Phase.UPDATE:
+                needed = _update_nodes(graph, node.outputs)
+                if not any(optimizer.intersection((*graph.nodes[i].inputs, *graph.nodes[i].outputs)) for i in needed):
+                    found |= needed
+    return tuple(sorted(found))
+
+
+def _update_nodes(graph: Graph, names: Iterable[str]) -> set[int]:
+    """The nodes of the update phase on which these values depend."""
+    wanted, found = set(names), set()
     for i in reversed(range(len(graph.nodes))):
         node = graph.nodes[i]
         if node.phase is Phase.UPDATE and wanted & set(node.outputs):
             wanted |= set(node.inputs)
-            found.append(i)
-    return tuple(reversed(found))
+            found.add(i)
+    return found
 
 
 def _is_taken_by_update(frame: _Frame, name: str) -> bool:
@@ -448,10 +469,10 @@ def _print_update(frame: _Frame) -> list[str]:
     groups, rest = split_update(frame.graph, frame.grad_keys, frozenset(frame.tail))
     if not groups and not rest and not frame.tail:
         return []
-    functions, calls = [], []
+    functions, calls, shared = [], [], _shared(frame.graph, rest, groups)
     for number, group in enumerate(groups):
         title = f"update_{number}" if len(groups) > 1 else "update_param"
-        functions.append(_print_part(frame, title, group[0]))
+        functions.append(_print_part(frame, title, group[0], shared))
         names = fold_names([part.param for part in group])
         calls += ["for name in expand_names(", *(f'    "{n}",' for n in names), "):"]
         calls.append(f"    {title}(comm, state, grads, name)")
@@ -462,7 +483,7 @@ def _print_update(frame: _Frame) -> list[str]:
         node = frame.graph.nodes[i]
         for name in dict.fromkeys(node.inputs):
             if name in frame.grad_keys and name not in writer.names:
-                writer.line(f'{writer.bind(name, "grad")} = grads.pop("{frame.grad_keys[name]}")')
+                writer.line(f'{writer.bind(name, "grad")} = {_take(_quoted(frame.grad_keys[name]), name in shared)}')
         writer.node(node, frame.program.origins[i], _dead_here(frame, node))
         writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
     doc = '"""The optimizer\'s update, parameter by parameter."""'
@@ -479,7 +500,7 @@ def _print_tail(frame: _Frame, writer: Writer) -> None:
         for name in dict.fromkeys(node.inputs):
             if name in frame.grad_keys and name not in writer.names:
                 stays = name in frame.leaving_keys or _is_taken_by_update(frame, name)
-                writer.line(f"{writer.bind(name, 'total')} = grads{'[%s]' if stays else '.pop(%s)'}" % f'"{frame.grad_keys[name]}"')
+                writer.line(f"{writer.bind(name, 'total')} = {_take(_quoted(frame.grad_keys[name]), stays)}")
         writer.node(node, frame.program.origins[i], _dead_here(frame, node))
         for name in node.outputs:
             keys = [frame.leaving_keys.get(name), frame.grad_keys[name] if name in frame.grad_keys and _is_taken_by_update(frame, name) else None]
@@ -492,7 +513,25 @@ def _print_tail(frame: _Frame, writer: Writer) -> None:
             writer.line(f'grads["{key}"] = grads["{frame.grad_keys[name]}"]')
 
 
-def _print_part(frame: _Frame, title: str, part: Part) -> str:
+def _shared(graph: Graph, rest: list[int], groups: list[tuple[Part, ...]]) -> frozenset[str]:
+    """What several of the parts of the update read."""
+    counts: dict[str, int] = {}
+    for nodes in (rest, *(part.nodes for group in groups for part in group)):
+        for name in {name for i in nodes for name in graph.nodes[i].inputs}:
+            counts[name] = counts.get(name, 0) + 1
+    return frozenset(name for name, count in counts.items() if count > 1)
+
+
+def _quoted(key: str) -> str:
+    return f'"{key}"'
+
+
+def _take(key: str, stays: bool) -> str:
+    """An entry of `grads`, which goes unless somebody else reads it."""
+    return f"grads[{key}]" if stays else f"grads.pop({key})"
+
+
+def _print_part(frame: _Frame, title: str, part: Part, shared: frozenset[str]) -> str:
     storage = {v.name: v.storage for v in frame.graph.values}
 
     def state_text(name: str) -> str:
@@ -507,7 +546,7 @@ def _print_part(frame: _Frame, title: str, part: Part) -> str:
         node = frame.graph.nodes[i]
         for name in dict.fromkeys(node.inputs):
             if name in frame.grad_keys and name not in writer.names:
-                writer.line(f"{writer.bind(name, 'grad')} = grads.pop({grad_text(frame.grad_keys[name], part.param)})")
+                writer.line(f"{writer.bind(name, 'grad')} = {_take(grad_text(frame.grad_keys[name], part.param), name in shared)}")
         origin = frame.program.origins[i]
         writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, _dead_here(frame, node))
         if node.op == "state.write" and node.inputs[1] not in frame.grad_keys:

@@ -24,7 +24,7 @@ from ..graph.tensor import STATE_KINDS
 from ..graph.turns import RECEIVE
 from .alike import find_shift
 from .body import Body, print_bodies
-from .delivery import check_delivery
+from .delivery import check_messages
 from .emit import (
     ModelFacts,
     mesh_text,
@@ -110,9 +110,9 @@ def print_stages(
         ProgramError: the messages of the stages would not all arrive.
     """
     bodies = [print_bodies(s.program, s.graph.grads, notes, s.sections, True) for s in stages]
-    check_delivery([body.messages for body in bodies], schedule)
+    check_messages([body.messages for body in bodies], schedule)
     shared = _share(stages, facts)
-    files = {"program.py": _print_program(stages, shared, whole, name, cluster, summary, facts)}
+    files = {"program.py": _print_program(stages, shared, whole, schedule.num_microbatches, name, cluster, summary, facts)}
     for k in dict.fromkeys(row.stage for row in shared):
         also = _also(shared, k)
         files[f"{_file(k)}.py"] = _print_stage(stages[k], bodies[k], k, len(stages), name, modules[k] if modules else "a part of the model", also, facts)
@@ -146,7 +146,14 @@ def _also(shared: Sequence[Shared], stage: int) -> str:
 
 
 def _print_program(
-    stages: Sequence[StageProgram], shared: Sequence[Shared], whole: Graph, name: str, cluster: str, summary: str, facts: ModelFacts
+    stages: Sequence[StageProgram],
+    shared: Sequence[Shared],
+    whole: Graph,
+    microbatches: int,
+    name: str,
+    cluster: str,
+    summary: str,
+    facts: ModelFacts,
 ) -> str:
     mesh = stages[0].program.mesh
     files = ", ".join(dict.fromkeys(_file(row.stage) for row in shared))
@@ -171,6 +178,7 @@ def _print_program(
         f"MESH = {mesh_text(pipeline_mesh(mesh, len(stages)))}", "",
         "STAGES = (  # `shift`: what to add to the numbers of these blocks in the names of the file", *rows, ")", "",
         f'SCHEDULE = "{SCHEDULE}"', "",
+        f"MICROBATCHES = {microbatches}  # into so many the files of the stages cut the batch", "",
         "# whole; of what a stage reads, its file says how ranks hold it", "BATCH = {", *batch, "}", "", print_aliases(facts), "", "",
         "def step(comm, state, batch):",
         '    """One step on this rank: that of its stage. Rewrites `state` in place, returns the loss."""',

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from ..graph.graph import Graph, producer_table
+from ..graph.graph import Graph, producer_table, use_table
 from ..graph.node import Phase
 from ..graph.repeats import Block, Repeat, find_repeats
 from ..graph.sections import Section, list_sections
@@ -36,7 +36,7 @@ def order_items(graph: Graph, sections: Sequence[Section]) -> dict[Section, list
     Args:
         sections: of each node (`graph.sections`).
     """
-    candidates = [loop for repeat in find_repeats(graph) if repeat.phase is not Phase.UPDATE for loop in _loops(repeat, sections)]
+    candidates = [loop for repeat in find_repeats(graph) if repeat.phase is not Phase.UPDATE for loop in _loops(graph, repeat, sections)]
     found: dict[Section, list[Item]] = {}
     for section in list_sections(sections):
         if section.phase is Phase.UPDATE:
@@ -51,14 +51,18 @@ def order_items(graph: Graph, sections: Sequence[Section]) -> dict[Section, list
     return found
 
 
-def _loops(repeat: Repeat, sections: Sequence[Section]) -> list[Loop]:
-    """The loops of equal blocks: of each section those that have the same part of themselves there."""
-    groups: dict[tuple[Section, tuple[int, ...]], list[Block]] = {}
+def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section]) -> list[Loop]:
+    """The loops of equal blocks: of each section those that have the same part of themselves there, of which others read the same."""
+    groups: dict[tuple, list[Block]] = {}
+    uses = use_table(graph)
     for block in repeat.blocks:
         for section in dict.fromkeys(sections[i] for i in block.nodes):
             places = tuple(p for p, i in enumerate(block.nodes) if sections[i] == section)
-            groups.setdefault((section, places), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
-    return [Loop(repeat.family, section, run) for (section, _), blocks in groups.items() for run in _runs(blocks)]
+            mine = {block.nodes[p] for p in places}
+            made = {(p, k): out for p in places for k, out in enumerate(graph.nodes[block.nodes[p]].outputs) if out}
+            left = tuple(place for place, out in made.items() if any(i not in mine for i, _ in uses[out]))
+            groups.setdefault((section, places, left), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
+    return [Loop(repeat.family, section, run) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
 
 
 def _runs(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:

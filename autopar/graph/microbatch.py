@@ -231,7 +231,8 @@ class _Turns:
         owed += [name for name in node.inputs if not isinstance(self.made[name], Replicate)]
         where = f"{node.name} ({node.op}, {node.source or 'no source line'} in {node.path or 'the root module'})"
         return MicrobatchError(
-            f"{self.graph.name} cannot run in {self.count} microbatches: {where} needs {owed[0] if owed else 'its inputs'} of the whole batch; plan with one microbatch"
+            f"{self.graph.name} cannot run in {self.count} microbatches: {where} needs {owed[0] if owed else 'its inputs'} of the whole batch; plan with one microbatch "
+            "(or, if that is batch norm, let it take each microbatch's own statistics: --batchnorm microbatch)"
         )
 
     def _ancestors(self, name: str) -> set[int] | None:

@@ -14,15 +14,21 @@ from .node import Node, Phase, get_arg
 from .turns import ACCUMULATE, LOOP
 
 
-def parted_sum(graph: Graph, stage: Sequence[int]) -> tuple[int, int] | None:
-    """(the addition, the sum over turns of what it makes) of which the two parts are made on different stages, and nobody else reads it."""
+def parted_sum(graph: Graph, stage: Sequence[int], starts: Sequence[str] = ()) -> tuple[int, int] | None:
+    """(the addition, the sum over turns of what it makes) of which the two parts are made on different stages, and nobody else reads it.
+
+    Args:
+        starts: nodes that stay where they are, for a stage begins with them.
+    """
     makers, uses = producer_table(graph), use_table(graph)
     for k, node in enumerate(graph.nodes):
-        if node.op != ACCUMULATE or node.inputs[0] not in makers or len(uses[node.inputs[0]]) != 1:
+        if node.op != ACCUMULATE or node.name in starts or node.inputs[0] not in makers or len(uses[node.inputs[0]]) != 1:
             continue
         i = makers[node.inputs[0]][0]
         add = graph.nodes[i]
-        if add.op == "aten.add.Tensor" and len(add.inputs) == 2 and get_arg(add, "alpha", 1) == 1 and all(name in makers for name in add.inputs):
+        if add.op != "aten.add.Tensor" or add.name in starts or get_arg(add, "alpha", 1) != 1:
+            continue
+        if len(add.inputs) == 2 and all(name in makers for name in add.inputs):
             if len({stage[makers[name][0]] for name in add.inputs}) > 1 and all(graph.nodes[makers[name][0]].phase in LOOP for name in add.inputs):
                 return i, k
     return None

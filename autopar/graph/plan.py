@@ -20,7 +20,10 @@ FORMAT = "autopar-plan-1"
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Which model: `source` and `args` say how to make it again (`file.py:factory`), "" where it came as an object."""
+    """Which model: `source` and `args` say how to make it again (`file.py:factory`), "" where it came as an object.
+
+    `norm_turns`: so many microbatches have statistics of batch norm of their own.
+    """
 
     name: str
     num_params: int
@@ -30,6 +33,7 @@ class ModelInfo:
     args: tuple[tuple[str, str], ...] = ()
     batch: int | None = None
     seq: int | None = None
+    norm_turns: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ _DECIDES = ("mesh", "num_microbatches", "pipeline", "assignment")  # of a plan's
 
 @dataclass(frozen=True, slots=True)
 class ActionTimes:
-    """One action: a phase (`forward`), of one turn where the step takes its batch in turns (else 0)."""
+    """One action: a phase (`forward`), of one turn where the step takes its batch in turns (else 0). Of a program in stages `phase` is a
+    section: of a chunk (`forward_1`), or of a backward that is split (`backward_input`)."""
 
     phase: str
     turn: int
@@ -28,7 +29,7 @@ class ActionTimes:
 
 @dataclass(frozen=True, slots=True)
 class CommTimes:
-    """The collectives of one kind along one mesh axis in one phase, all turns together.
+    """The collectives of one kind along one mesh axis in one phase, all turns together; of a program in stages what it receives, too.
 
     Args:
         phase: "" outside of the actions.

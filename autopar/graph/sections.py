@@ -59,11 +59,13 @@ def stage_sections(graph: Graph, chunk_of: Mapping[str, int], chunks: int, split
 
 
 def list_sections(sections: Sequence[Section]) -> tuple[Section, ...]:
-    """The sections in the order in which one microbatch goes through them."""
-    first: dict[Section, int] = {}
-    for i, section in enumerate(sections):
-        first.setdefault(section, i)
-    return tuple(sorted(first, key=lambda s: (_ORDER[s.phase], s.part == WEIGHT, first[s])))
+    """The sections in the order in which one microbatch goes through them: forward from the first chunk to the last, backward from the last to the first."""
+
+    def place(section: Section) -> tuple[int, bool, int]:
+        chunk = section.chunk or 0
+        return _ORDER[section.phase], section.part == WEIGHT, -chunk if section.phase is Phase.BACKWARD else chunk
+
+    return tuple(sorted(dict.fromkeys(sections), key=place))
 
 
 def weight_nodes(graph: Graph) -> frozenset[str]:

@@ -18,7 +18,7 @@ from .case import Case, build_case, copy_case, split_case
 from .choice import Assignment
 from .graph import Graph, producer_table
 from .mesh import Mesh, MeshAxis
-from .node import Node, Phase
+from .node import Phase
 from .partition import partition
 from .plan import Plan
 from .program import Program
@@ -146,12 +146,13 @@ def _chunk_table(graph: Graph, starts: Sequence[str], num_stages: int) -> dict[s
 
 
 def _chunk_of(program: Program, chunks: dict[str, int]) -> dict[str, int]:
-    """Program node -> its chunk; what has none of its own goes with its first reader, and a send with what made its value."""
+    """Program node -> its chunk; what has none of its own goes with the first to run of its readers, and what the turns do not read (a send) with what made
+    its value."""
     graph = program.graph
     found: dict[str, int] = {}
     for node, origin in zip(graph.nodes, program.origins):
         known = chunks.get((origin.node or node.name).removesuffix(AGAIN).partition(COPY)[0])
-        if known is not None and node.op not in (SEND, RECEIVE):
+        if known is not None and node.op not in (SEND, RECEIVE) and not node.op.startswith("comm."):
             found[node.name] = known
     makers = producer_table(graph)
     sends = [node for node in graph.nodes if node.op == SEND]
@@ -160,13 +161,16 @@ def _chunk_of(program: Program, chunks: dict[str, int]) -> dict[str, int]:
         while chain[-1].op == SEND or (chain[-1].op.startswith("comm.") and chain[-1].name not in found):
             chain.append(graph.nodes[makers[chain[-1].inputs[0]][0]])
         found.update({n.name: found.get(chain[-1].name, 0) for n in chain})
-    first: dict[tuple[str, Phase], Node] = {}
+    read: dict[tuple[str, Phase], list[int]] = {}
     for node in reversed(graph.nodes):
-        for name in node.inputs:
-            first[name, node.phase] = node
         if node.name not in found:
-            readers = [first[o, phase] for phase in (node.phase, Phase.BACKWARD) for o in node.outputs if (o, phase) in first]
-            found[node.name] = found[readers[0].name] if readers else 0
+            turns = [(phase, read.get((out, phase))) for phase in (node.phase, Phase.BACKWARD) for out in node.outputs]
+            found.update({node.name: max(rows) if phase is Phase.BACKWARD else min(rows) for phase, rows in reversed(turns) if rows})
+        for name in node.inputs if node.name in found else ():
+            read.setdefault((name, node.phase), []).append(found[node.name])
+    for node in graph.nodes:
+        made = makers.get(node.inputs[0]) if node.inputs else None
+        found.setdefault(node.name, found[graph.nodes[made[0]].name] if made else 0)
     return found
 
 

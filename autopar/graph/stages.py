@@ -6,7 +6,7 @@ graph of its own with the forward, backward and update of its part. The law of w
     forward     by position: all forward nodes between two cuts. What depends on batch inputs and constants alone, or is prepared before the
                 turns, runs on every stage that reads it
     backward    where the forward nodes of its module run; where those are on several stages, with the saved values that it reads
-    update      with the state that it writes
+    update      with the state that it writes or reads; what has none with the largest of what it reads
     states      with their first reader in the forward pass; a parameter that is read on several stages (tied embeddings) is stored on each, is
                 updated on the first, and is sent to the others then; its gradient is summed over the turns where its parts are made, and crosses once
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from ..errors import PlanError
 from .graph import Graph, producer_table, use_table, value_table
@@ -134,12 +135,18 @@ class _Table:
         for i, node in enumerate(self.graph.nodes):
             if node.phase is Phase.BACKWARD:
                 self.stage[i] = self._backward(node, by_path.get(node.path, set()))
+        written = {new: home[self._state(old)] for old, new in self.graph.updates}
         for i, node in enumerate(self.graph.nodes):
             if node.phase is Phase.UPDATE:
+                writes = [written[name] for name in node.outputs if name in written]
                 owners = [home[self._state(name)] for name in node.inputs if self._state(name) in home]
-                made = [s for s in map(self._made, node.inputs) if s >= 0]
-                self.stage[i] = min(owners or made or [0])
+                self.stage[i] = min(writes or owners or self._largest(node) or [0])
         return tuple(self.stage)
+
+    def _largest(self, node: Node) -> list[int]:
+        """The stages that make its largest inputs: a gradient is clipped where it is."""
+        made = [(prod(self.values[name].shape), s) for name in node.inputs if (s := self._made(name)) >= 0]
+        return [s for size, s in made if size == max(made)[0]]
 
     def _state(self, name: str) -> str:
         return self.values[name].storage.rpartition(":")[2] if self.values[name].kind in STATE_KINDS else ""
@@ -162,14 +169,14 @@ class _Table:
 
 
 def state_stages(graph: Graph, stage: Sequence[int]) -> dict[str, int]:
-    """State (parameters and buffers by storage; optimizer states go with their parameter) -> the first stage that reads it in the forward pass."""
+    """State (by the last part of its storage: optimizer states go with their parameter) -> the first stage that reads it in the forward pass."""
     values, uses = value_table(graph), use_table(graph)
     found: dict[str, int] = {}
-    for name in graph.inputs:
-        value = values[name]
-        if value.kind in (Kind.PARAM, Kind.BUFFER):
-            readers = [stage[i] for i in _forward_readers(graph, uses, name)]
-            found[value.storage] = min([s for s in readers if s >= 0], default=0)
+    states = [name for name in graph.inputs if values[name].kind in STATE_KINDS]
+    for name in sorted(states, key=lambda name: values[name].kind not in (Kind.PARAM, Kind.BUFFER)):
+        key = values[name].storage.rpartition(":")[2]
+        if key not in found:
+            found[key] = next((stage[i] for i in sorted(_forward_readers(graph, uses, name)) if stage[i] >= 0), 0)
     return found
 
 
@@ -210,7 +217,7 @@ def sum_at_home(graph: Graph, starts: Sequence[str], count: int) -> tuple[Graph,
     """
     while True:
         table = stage_table(graph, starts)
-        found = parted_sum(graph, [s % count if s >= 0 else s for s in table])
+        found = parted_sum(graph, [s % count if s >= 0 else s for s in table], starts)
         if found is None:
             return graph, table
         graph = sum_parts(graph, *found)
@@ -233,7 +240,8 @@ class Cutter:
         self._homes: dict[int, int] = {}  # node -> the first stage that runs it
         self.received: list[dict[str, Crossing]] = [{} for _ in range(count)]
         self.sent: list[dict[str, list[Crossing]]] = [{} for _ in range(count)]
-        self.late: list[dict[str, Crossing]] = [{} for _ in range(count)]  # new versions of states that are stored on several stages
+        self.late: list[dict[str, Crossing]] = [{} for _ in range(count)]  # new versions of states that another stage makes
+        self.after: set[tuple[int, str]] = set()  # (target, value) of what is read there only after the turns, and crosses then
         self.entering: list[dict[str, None]] = [{} for _ in range(count)]
         for name in graph.inputs:
             if self.values[name].kind in STATE_KINDS and name not in self._read_inputs():
@@ -241,24 +249,41 @@ class Cutter:
         for s, mine in enumerate(self.members):
             for i in mine:
                 for name in graph.nodes[i].inputs:
-                    self._note(s, name)
+                    self._note(s, name, graph.nodes[i].phase)
+            for name in self.entering[s]:
+                self._note_new(s, name)
+        self._settle_homes()
+
+    def _settle_homes(self) -> None:
+        """A state that the forward pass does not read is at home on the first stage that has it."""
+        for name in self.graph.inputs:
+            holders = [s for s, entering in enumerate(self.entering) if name in entering]
+            if holders and self.values[name].kind in STATE_KINDS and self._home(name) not in holders:
+                self.home[self.values[name].storage.rpartition(":")[2]] = holders[0]
 
     def _read_inputs(self) -> set[str]:
         if not hasattr(self, "_read"):
             self._read = {name for node in self.graph.nodes for name in node.inputs if name not in self.makers}
         return self._read
 
-    def _note(self, s: int, name: str) -> None:
-        """Stage `s` reads this value."""
+    def _note(self, s: int, name: str, phase: Phase) -> None:
+        """Stage `s` reads this value, first in this phase."""
         if name not in self.makers:
-            if name not in self.entering[s]:
-                self.entering[s][name] = None
-                if self.is_tied(name, s) and name in self.updated:
-                    self._cross(self.updated[name], self._home(name), s, self.late)
+            self.entering[s][name] = None
             return
         made = self.stage[self.makers[name][0]]
         if made >= 0 and made != s and name not in self.received[s]:
             self._cross(name, made, s, self.received)
+            if phase is Phase.UPDATE:
+                self.after.add((s, name))
+
+    def _note_new(self, s: int, name: str) -> None:
+        """Stage `s` has this input; of a state that another stage makes anew it gets the new version."""
+        new = self.updated.get(name)
+        made = self.stage[self.makers[new][0]] if new in self.makers else -1
+        if made >= 0 and made != s and new not in self.received[s]:
+            self._cross(new, made, s, self.late)
+            self.after.add((s, new))
 
     def _cross(self, name: str, source: int, target: int, table: list[dict[str, Crossing]]) -> None:
         crossing = table[target][name] = Crossing(name, source, target, f"{name}_to_{target}")
@@ -270,14 +295,14 @@ class Cutter:
         for i, s in enumerate(self.stage):
             if s >= 0:
                 found[s].add(i)
-        for old, new in self.graph.updates:  # what is prepared for a state alone
-            if new in self.makers and self.stage[self.makers[new][0]] < 0:
-                found[self._home(old)].add(self.makers[new][0])
+        everywhere = {old: i for old, new in self.graph.updates if new in self.makers and self.stage[i := self.makers[new][0]] < 0}
+        for old, i in everywhere.items():  # what is prepared for a state alone
+            found[self._home(old)].add(i)
         for mine in found:
             todo = [name for i in mine for name in self.graph.nodes[i].inputs]
             while todo:
                 name = todo.pop()
-                i = self.makers[name][0] if name in self.makers else -1
+                i = self.makers[name][0] if name in self.makers else everywhere.get(name, -1)
                 if i >= 0 and self.stage[i] < 0 and i not in mine:
                     mine.add(i)
                     todo += self.graph.nodes[i].inputs
@@ -349,13 +374,16 @@ class Cutter:
         return self._homes[i]
 
     def _lay_out(self, s: int) -> tuple[tuple[Node, ...], tuple[Value, ...]]:
-        """Nodes in order: a receive right before its first reader, a send right after what it sends is made; of a sum over turns after the turns."""
+        """Nodes in order: a receive right before its first reader, a send right after what it sends is made, or after the turns where it is read then."""
         graph, waiting = self.graph, set(self.received[s])
         nodes: list[Node] = []
         values: list[Value] = []
 
         def send(name: str, near: Node) -> None:
+            late = near.phase is Phase.UPDATE
             for crossing in self.sent[s].get(name, ()):
+                if ((crossing.target, name) in self.after) is not late:
+                    continue
                 args = (("x", Ref(0)), ("stage", crossing.target))
                 nodes.append(Node(f"send_{crossing.sent}", SEND, (name,), args, (crossing.sent,), near.phase, near.path, near.source))
                 values.append(replace(self.values[name], name=crossing.sent, storage=crossing.sent, kind=Kind.ACTIVATION))
@@ -367,12 +395,12 @@ class Cutter:
             nodes.append(Node(f"receive_{value.name}_on_{s}", RECEIVE, (), args, (value.name,), near.phase, near.path, near.source))
             values.append(value)
 
-        sums: list[tuple[str, Node]] = []
+        waiting_sends: list[tuple[str, Node]] = []
         for i in self.members[s]:
             node = graph.nodes[i]
             if node.phase is Phase.UPDATE:
-                while sums:
-                    send(*sums.pop(0))
+                while waiting_sends:
+                    send(*waiting_sends.pop(0))
             for name in node.inputs:
                 if name in waiting:
                     waiting.remove(name)
@@ -380,11 +408,10 @@ class Cutter:
             nodes.append(node)
             values += [self.values[o] for o in node.outputs if o]
             for name in node.outputs:
-                if name in self.sent[s] and node.op == ACCUMULATE:
-                    sums.append((name, replace(node, phase=Phase.UPDATE)))
-                elif name in self.sent[s]:
-                    send(name, node)
-        for name, node in sums:
+                send(name, node)
+                if node.phase is not Phase.UPDATE:
+                    waiting_sends.append((name, replace(node, phase=Phase.UPDATE)))
+        for name, node in waiting_sends:
             send(name, node)
         for crossing in self.late[s].values():
             receive(crossing, replace(nodes[-1], phase=Phase.UPDATE))

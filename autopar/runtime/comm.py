@@ -12,6 +12,7 @@ and `end_step`. What is sent may not be written until the step has ended. Every 
 from __future__ import annotations
 
 import pickle
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -131,6 +132,7 @@ class ProcessComm(Placed):
         super().__init__(mesh, dist.get_rank(), device or torch.device("cpu"))
         self._timeout_s = timeout_s
         self._groups: dict[str, Any] = {}
+        self._others: dict[str, str] = {}  # axis -> the other ranks along it, for errors
         self._link_groups: dict[tuple[int, int], Any] = {}
         self._ledger = Ledger(self.rank, world)
         self._sends = self._new_sends()
@@ -140,6 +142,7 @@ class ProcessComm(Placed):
                 group = self._new_group(list(ranks), axis.name)
                 if self.rank in ranks:
                     self._groups[axis.name] = group
+                    self._others[axis.name] = _print_ranks([r for r in ranks if r != self.rank])
 
     def all_gather(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
         pieces = x.new_empty((self._size[axis], *x.shape))
@@ -259,8 +262,9 @@ class ProcessComm(Placed):
         except (RuntimeError, pickle.UnpicklingError) as error:
             if isinstance(error, Lost):
                 what, axis = error.what, ""
-            where = f"{what} along mesh axis {axis!r}" if axis else what
+            where = f"{what} along mesh axis {axis!r}{self._others.get(axis, '')}" if axis else what
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            first = re.sub(r"^\[\S*\.cc:\d+\] |\. This is typically .*$", "", first)  # gloo's own file, and what it guesses
             raise RankError(
                 f"rank {self.rank}: {where} failed: another rank is gone or did not answer within the timeout. "
                 f"The first rank that stopped says why; restart from the last checkpoint. ({first})"
@@ -271,6 +275,12 @@ def world_size_text(mesh: Mesh, found: int) -> str:
     """The message for a world size that is not the plan's."""
     need = num_ranks(mesh)
     return f"the plan needs {need} ranks (mesh {print_mesh(mesh)}), torchrun started {found}: use --nproc-per-node {need}"
+
+
+def _print_ranks(ranks: Sequence[int]) -> str:
+    """` with rank 3`, ` with ranks 1, 2`; of many the first."""
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    return f" with rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{more}" if ranks else ""
 
 
 def _bytes(x: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def read_program(namespace: Mapping[str, object]) -> ProgramSpec:
         ProgramError: a constant is missing or a sharding does not fit its tensor.
     """
     staged = "STAGES" in namespace
-    constants = ("MESH", "STAGES", "SCHEDULE", "BATCH", "step") if staged else ("MESH", "STATES", "BATCH", "step")
+    constants = ("MESH", "STAGES", "SCHEDULE", "MICROBATCHES", "BATCH", "step") if staged else ("MESH", "STATES", "BATCH", "step")
     missing = [name for name in constants if name not in namespace]
     if missing:
         raise ProgramError(f"program.py: expected {', '.join(constants[:-1])} and step, {', '.join(missing)} missing; emit it again")

@@ -1,8 +1,9 @@
 """Recording: the steps of an executable, with what each took: phase by phase, collective by collective, and the most memory held.
 
 In: an `Executable`. Out: this rank's `RankRun`, and the `Run` that all ranks' make. The emitted program knows nothing of it: while a step is
-recorded, the functions of sections that its `step` calls (`prepare`, `forward`, `backward`, `update`) and its comm are their timed twins. So a program
-that was edited until it has no such functions is timed whole. Nothing is changed between steps, and nothing once `MAX_STEPS` are recorded.
+recorded, the functions of sections that its `step` calls (`prepare`, `forward`, `backward`, `update`; in stages `backward_input_1` and the
+like) and its comm are their timed twins. So a program that was edited until it has no such functions is timed whole. Nothing is changed
+between steps, and nothing once `MAX_STEPS` are recorded.
 
 The first `WARMUP` steps are not counted. The second one weighs memory: on a CPU through the profiler, which slows it; on CUDA the
 allocator's peak counts from there on.
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from inspect import signature
 from typing import Any
 
 import torch
@@ -66,7 +68,7 @@ class Recorder:
         self._batch_bytes = 0
         self._peak: int | None = None
         self._phase = ""
-        self._spans: list[tuple[str, Stamp, Stamp]] = []
+        self._spans: list[tuple[str, int, Stamp, Stamp]] = []
         self._calls: list[Call] = []
 
     @property
@@ -116,7 +118,7 @@ class Recorder:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """The program's sections and the comm tell what they take."""
-        places = [(table, name, table[name]) for table, name in _list_sections(self._executable.program, self._comm)]
+        places = [(table, name, table[name]) for table, name in list_sections(self._executable.program, self._comm)]
         self._executable.comm = TimedComm(self._comm, self._clock, lambda: self._phase, self._calls.append)
         for table, name, run in places:
             table[name] = self._timed(name, run)
@@ -128,24 +130,25 @@ class Recorder:
             self._executable.comm = self._comm
 
     def _timed(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        named = list(signature(run).parameters)
+        place = named.index("turn") if "turn" in named else None
+
         def timed(*args: Any, **keywords: Any) -> Any:
             outer, self._phase = self._phase, name
             begin = self._clock.stamp()
             try:
                 return run(*args, **keywords)
             finally:
-                self._spans.append((name, begin, self._clock.stamp()))
+                turn = 0 if place is None else keywords.get("turn", args[place] if place < len(args) else 0)
+                self._spans.append((name, turn, begin, self._clock.stamp()))
                 self._phase = outer
 
         return timed
 
     def _sum_up(self, seconds: float) -> _Step:
         actions: dict[tuple[str, int], float] = {}
-        turns: dict[str, int] = {}
-        for name, begin, end in self._spans:
-            turn = turns.get(name, 0)
-            turns[name] = turn + 1
-            actions[name, turn] = self._clock.seconds(begin, end)
+        for name, turn, begin, end in self._spans:
+            actions[name, turn] = actions.get((name, turn), 0.0) + self._clock.seconds(begin, end)
         comms: dict[tuple[str, str, str], tuple[int, int, float]] = {}
         for call in self._calls:
             key = (call.phase, call.kind, call.axis)
@@ -204,7 +207,7 @@ class Recorder:
         return None
 
 
-def _list_sections(program: ProgramSpec, comm: Comm) -> list[tuple[dict[str, Any], str]]:
+def list_sections(program: ProgramSpec, comm: Comm) -> list[tuple[dict[str, Any], str]]:
     """Where this rank's step looks up the functions of its sections: (table, name)."""
     if program.pipeline is None:
         tables = [program.step.__globals__]

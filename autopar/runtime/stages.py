@@ -7,6 +7,7 @@ asked for before the one at hand begins, so that it arrives meanwhile.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -15,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ProgramError, RankError
+from ..errors import ProgramError, RankError, ScheduleError
 from ..graph.mesh import Mesh, coordinates, num_ranks
 from ..graph.repeats import block_of
-from ..graph.schedules.schedule import Action, ActionKind, Schedule, parse_csv
+from ..graph.schedules.check import AROUND, check_schedule, without_sends
+from ..graph.schedules.delivery import Event, check_delivery
+from ..graph.schedules.schedule import Action, ActionKind, Schedule, parse_csv, print_schedule
 from ..graph.sharding import REPLICATE, Sharding, parse_sharding
 from .comm import Comm
 from .messages import Arrival
@@ -27,6 +30,7 @@ from .spec import Batch, ProgramSpec, State, torch_dtype
 STAGES = "pp"  # the outermost mesh axis
 UPDATE = "update"
 _NAMES = {ActionKind.F: "forward", ActionKind.B: "backward", ActionKind.I: "backward_input", ActionKind.W: "backward_weight"}
+_WORDS = {ActionKind.F: "forward", ActionKind.B: "backward", ActionKind.I: "backward for its inputs", ActionKind.W: "backward for its weights"}
 _ONCE = -1  # the turn of what crosses once a step
 
 
@@ -86,19 +90,21 @@ def read_pipeline(namespace: Mapping[str, Any], schedule_text: str | None) -> Pi
     """The stages that the constants of a `program.py` name.
 
     Raises:
-        ProgramError: a file lacks a constant, or there is no schedule of these stages.
-        ScheduleError: the schedule is none.
+        ProgramError: a file lacks a constant; the schedule is not of these stages, or does not run what their files have; or a message
+            would not arrive.
+        ScheduleError: the schedule is none, or cannot run.
     """
     name, stages = namespace["SCHEDULE"], tuple(namespace["STAGES"])
     if schedule_text is None:
         raise ProgramError(f"program.py: its schedule {name} is not beside it; emit it again")
+    if namespace["MESH"][:1] != ((STAGES, len(stages)),):
+        found = namespace["MESH"][:1]
+        raise ProgramError(f"program.py: MESH: expected {(STAGES, len(stages))} first, as STAGES has {len(stages)}, found {found}")
     for number, stage in enumerate(stages):
         missing = [c for c in ("STATES", "BATCH", "COPIES", "SENDS", "WAITS", "RECEIVES", "SECTIONS", "step") if not hasattr(stage.module, c)]
         if missing:
             raise ProgramError(f"the file of stage {number} lacks {', '.join(missing)}; emit it again")
-    schedule = parse_csv(schedule_text, name)
-    if schedule.num_ranks != len(stages) or schedule.num_stages % len(stages):
-        raise ProgramError(f"{name}: expected a row for each of {len(stages)} stages, found {schedule.num_ranks}, with {schedule.num_stages} chunks in all")
+    schedule = _read_schedule(schedule_text, name, len(stages), namespace["MICROBATCHES"])
     states = tuple({s.own_name(n): _over_all(_renamed(s, state)) for n, state in s.module.STATES.items()} for s in stages)
     batches = tuple({n: _over_all(entry) for n, entry in s.module.BATCH.items()} for s in stages)
     homes: dict[str, int] = {}
@@ -110,7 +116,62 @@ def read_pipeline(namespace: Mapping[str, Any], schedule_text: str | None) -> Pi
     if lost is not None:
         raise ProgramError(f"{lost}: every stage that has it says that another one updates it (COPIES)")
     pipeline = Pipeline(stages, schedule, states, batches, homes, ())
+    _check_sections(pipeline)
+    check_delivery(schedule, [_list_events(pipeline, k) for k in range(len(stages))])
     return replace(pipeline, arrivals=tuple(_list_arrivals(pipeline, k) for k in range(len(stages))))
+
+
+def _read_schedule(text: str, name: str, count: int, microbatches: int) -> Schedule:
+    """The schedule of so many stages; sends and receives, if it has any, are checked and left out: the stages' files say what crosses."""
+    schedule = parse_csv(text, name)
+    last = schedule.num_microbatches - 1
+    every = [(a, (row, place)) for row, actions in enumerate(schedule.actions) for place, a in enumerate(actions)]
+    if schedule.num_ranks != count:
+        told = f"expected {count} rows, one for each of STAGES in program.py, found {schedule.num_ranks}"
+        raise _refuse(schedule, told, (schedule.num_ranks - 1, 0))
+    for action, at in every:
+        if at[0] != action.stage % count:
+            told = f"expected {action} in row {action.stage % count + 1}, found it in row {at[0] + 1}"
+            raise _refuse(schedule, f"{told}: rows are in the order of STAGES in program.py", at)
+    if schedule.num_stages % count:
+        action, at = next(found for found in every if found[0].stage == schedule.num_stages - 1)
+        told = f"expected equally many chunks of the model in each row, found {schedule.num_stages} in {count} rows"
+        raise _refuse(schedule, f"{told}: {action} is of the last", at)
+    if last != microbatches - 1:
+        action, at = next(found for found in every if found[0].microbatch == last)
+        told = f"expected microbatches 0 to {microbatches - 1} (MICROBATCHES in program.py), found 0 to {last}"
+        raise _refuse(schedule, f"{told}: {action} in row {at[0] + 1} is of the last", at)
+    try:
+        check_schedule(schedule)
+    except ScheduleError as error:
+        many = ", and a stage a chunk of the model" if schedule.num_stages > count else ""
+        raise ScheduleError(f"{error}\nA rank of this grid is a stage of program.py, with all ranks of its mesh{many}.") from None
+    return without_sends(schedule)
+
+
+def _check_sections(pipeline: Pipeline) -> None:
+    """Each section of each stage's file must be run on each microbatch, and the forward of each chunk must be there."""
+    schedule = pipeline.schedule
+    for k, stage in enumerate(pipeline.stages):
+        sections = stage.module.SECTIONS
+        has = f"the file of stage {k} has {', '.join(sections)}"
+        runs = {(pipeline.section_of(a), a.microbatch): place for place, a in enumerate(schedule.actions[k])}
+        for place, action in enumerate(schedule.actions[k]):
+            if action.kind is ActionKind.F and pipeline.section_of(action) not in sections:
+                told = f"row {k + 1}: {action} runs {pipeline.section_of(action)}, but {has}"
+                raise _refuse(schedule, f"{told}; emit it again with as many chunks", (k, place))
+        asked = [(name, turn) for name in sections for turn in range(schedule.num_microbatches)]
+        lacks = next((found for found in asked if found not in runs), None)
+        if lacks is not None:
+            name, turn = lacks
+            every = [Action(chunk, kind, turn) for chunk in range(k, schedule.num_stages, len(pipeline.stages)) for kind in _NAMES]
+            missing = next((f"{a} is missing" for a in every if pipeline.section_of(a) == name), f"nothing runs {name} on microbatch {turn}")
+            near = [place for place, a in enumerate(schedule.actions[k]) if a.microbatch == turn and a.kind is not ActionKind.F]
+            raise _refuse(schedule, f"row {k + 1}: {missing}: {has}; to have other sections run, emit it again", (k, near[0] if near else 0))
+
+
+def _refuse(schedule: Schedule, text: str, mark: tuple[int, int]) -> ProgramError:
+    return ProgramError(f"{schedule.name}: {text}\n{print_schedule(schedule, [mark], AROUND).rstrip()}")
 
 
 def _renamed(stage: Stage, state: State) -> State:
@@ -123,19 +184,35 @@ def _over_all(entry: Any) -> Any:
     return replace(entry, sharding=str(Sharding((REPLICATE, *inside.placements))))
 
 
+def _list_sections(pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:
+    """(section, turn) of all that a stage runs in a step and that may send or wait, in order."""
+    return [*((pipeline.section_of(action), action.microbatch) for action in pipeline.schedule.actions[stage]), (UPDATE, _ONCE)]
+
+
+def _list_events(pipeline: Pipeline, stage: int) -> list[Event]:
+    """What a stage sends and receives, section by section. Which comes first inside of a section only its text says: here what it sends, so
+    that nothing which could run is refused."""
+    module = pipeline.stages[stage].module
+    found = []
+    for place, (section, turn) in enumerate(_list_sections(pipeline, stage)):
+        found += [Event(True, (stage, stage + ahead, number, turn), place) for ahead, number in module.SENDS.get(section, ())]
+        found += [Event(False, (stage + ahead, stage, number, turn), place) for ahead, number in module.WAITS.get(section, ())]
+    return found
+
+
 def _list_arrivals(pipeline: Pipeline, stage: int) -> dict[int, tuple[Arrival, ...]]:
     """Stage -> what it sends to this one, in the order of its own actions."""
     receives = pipeline.stages[stage].module.RECEIVES
     found: dict[int, tuple[Arrival, ...]] = {}
     for source in range(len(pipeline.stages)):
         sends = pipeline.stages[source].module.SENDS
-        steps = [(pipeline.section_of(action), action.microbatch) for action in pipeline.schedule.actions[source]]
         rows = []
-        for section, turn in [*steps, (UPDATE, _ONCE)]:
+        for section, turn in _list_sections(pipeline, source):
             for ahead, number in sends.get(section, ()):
                 if source + ahead == stage:
                     if (source - stage, number) not in receives:
-                        raise ProgramError(f"stage {source} sends message {number} in its {section} to stage {stage}, whose file does not receive it")
+                        told = f"stage {source} sends message {number} in its {section} to stage {stage}"
+                        raise ProgramError(f"{told}, whose file lacks it in RECEIVES")
                     shape, dtype = receives[source - stage, number]
                     rows.append(Arrival((number, turn), tuple(shape), dtype))
         if rows:
@@ -174,7 +251,8 @@ class StageComm:
         self.rank, self.mesh, self.device = comm.rank, comm.mesh, comm.device
         self.stage = comm.coordinate(STAGES)
         self._size = num_ranks(Mesh(comm.mesh.axes[1:]))
-        self.doing = "the start of the step"
+        self.doing = "at the start of the step"
+        self.waiting = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
@@ -185,17 +263,20 @@ class StageComm:
 
     def receive(self, *, stage: int, message: int, turn: int = _ONCE) -> Tensor:
         """What the rank at the same place so many stages ahead (negative: back) sends."""
-        return self._comm.receive(self.rank + stage * self._size, (message, turn))
+        self.waiting = f", waiting for stage {self.stage + stage}"
+        x = self._comm.receive(self.rank + stage * self._size, (message, turn))
+        self.waiting = ""
+        return x
 
     def actions(self) -> Iterator[tuple[str, int]]:
         """(section, microbatch) of each action of this stage, in the order of the schedule."""
         todo = [a for a in self._pipeline.schedule.actions[self.stage] if self._runs(a)]
         for action, following in zip(todo, (*todo[1:], None)):
-            self.doing = str(action)
+            self.doing = f"in {action} ({_WORDS[action.kind]} of microbatch {action.microbatch})"
             if following is not None:
                 self._expect(self._pipeline.section_of(following), following.microbatch)
             yield self._pipeline.section_of(action), action.microbatch
-        self.doing = "its update"
+        self.doing = "in its update"
 
     def _runs(self, action: Action) -> bool:
         return self._pipeline.section_of(action) in self._pipeline.stages[self.stage].module.SECTIONS
@@ -208,6 +289,7 @@ class StageComm:
     def share_loss(self, result: Any, *, stage: int, dtype: str) -> Any:
         """The loss, which one stage has made, on all ranks. Where a stage returns more than its loss, the rest stays on it."""
         loss, rest = result if isinstance(result, tuple) else (result, None)
+        self.doing = "sharing the loss"
         if loss is None:
             loss = torch.empty((), dtype=torch_dtype(dtype), device=self.device)
         loss = self._comm.broadcast(loss, STAGES, stage)
@@ -218,7 +300,9 @@ def run_step(program: ProgramSpec, step: Any, comm: Comm, state: Mapping[str, Te
     """One step of an emitted program in stages on this rank.
 
     Raises:
-        RankError: another rank is gone; it says in which action this rank has noticed.
+        RankError: another rank is gone; it says in which action this rank has noticed, and which rank it waited for.
+        ProgramError: the program does not keep to its messages; it says in which action.
+        what an op of the program raises, with a note (from Python 3.11 on) that says in which action, and the line of the program.
     """
     assert program.pipeline is not None
     mine = StageComm(comm, program.pipeline)
@@ -226,7 +310,18 @@ def run_step(program: ProgramSpec, step: Any, comm: Comm, state: Mapping[str, Te
     try:
         comm.begin_step({mine.rank + (source - mine.stage) * size: rows for source, rows in program.pipeline.arrivals[mine.stage].items()})
         result = step(mine, state, batch)
+        mine.doing = "at the end of the step"
         comm.end_step()
-    except RankError as error:
-        raise type(error)(f"stage {mine.stage}, in {mine.doing}: {error}") from error
+    except (RankError, ProgramError) as error:
+        raise type(error)(f"stage {mine.stage}, {mine.doing}{mine.waiting}: {error}") from error
+    except Exception as error:
+        if hasattr(error, "add_note"):
+            error.add_note(f"rank {mine.rank}: stage {mine.stage}, {mine.doing}{_print_line(error)}")
+        raise
     return result
+
+
+def _print_line(error: Exception) -> str:
+    """The last line of an emitted file on the way to an error: Python's own traceback shows no lines of texts that were run from memory."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<autopar ")]
+    return f": {frames[-1].filename.split()[1]}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""

@@ -118,7 +118,7 @@ def price_run(
     if count > FEW and not part.second:
         return 0.0, 0.0
     case = part.case
-    steer = Steer(constraints, part.roles, crossing_choices(case, mesh, part.roles, constraints.zero))
+    steer = Steer(constraints, part.roles, crossing_choices(case, mesh, part.roles, constraints))
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     problem = build_problem(
         case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, skeletons=part.skeletons, turn_weight=float(turns),

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from math import inf
 
-from ..constraints import DATA
+from ..constraints import DATA, SEQUENCE, Constraints
 from ..cost.estimate import hidden_seconds, node_seconds
 from ..cost.memory import Memory, estimate_memory
 from ..cost.model import CostModel
@@ -62,20 +62,23 @@ class StageAnswer:
     times: StageTimes | None
 
 
-def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool) -> Sharding:
+def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool, tp_takes_sequence: bool = True) -> Sharding:
     """How a value crosses: the batch along dp, then each other axis takes the largest dim that divides.
 
     Args:
-        dp_takes_any: dp does so, too, where the value has no batch (a gradient).
+        dp_takes_any: dp does so, too, where the value has no batch (a gradient), with any dim but the sequence.
+        tp_takes_sequence: the other axes may take the sequence.
     """
     batch = [(dim, upper) for dim, _, upper, role in roles.pieces.get(value.name, ()) if role == DATA]
+    sequence = {dim for dim, _, _, role in roles.pieces.get(value.name, ()) if role == SEQUENCE}
     placements: list[Placement] = [REPLICATE] * len(mesh.axes)
     sizes, left = axis_sizes(mesh), list(value.shape)
     for k, axis in enumerate(mesh.axes):
         if axis.name == SPARE or not dp_takes_any and axis_role(axis.name) == DATA and not batch:
             continue
         of_batch = axis_role(axis.name) == DATA and bool(batch)
-        dims = [dim for dim, _ in batch] if of_batch else [d for d in range(len(left)) if d not in {dim for dim, _ in batch}]
+        taken = {dim for dim, _ in batch} | (sequence if axis_role(axis.name) == DATA or not tp_takes_sequence else set())
+        dims = [dim for dim, _ in batch] if of_batch else [d for d in range(len(left)) if d not in taken]
         for dim in sorted(dims, key=lambda d: -left[d]):
             stride = left[dim] // axis.size
             placements[k] = Shard(dim, stride) if stride and left[dim] % axis.size == 0 else REPLICATE
@@ -86,13 +89,14 @@ def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool
     return Sharding(tuple(placements))
 
 
-def crossing_choices(case: Case, mesh: Mesh, roles: Roles, zero: int | None = None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def crossing_choices(case: Case, mesh: Mesh, roles: Roles, constraints: Constraints = Constraints()) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The strategy of every send and receive: that of its value's crossing sharding, or the nearest that the rule has."""
     values = {v.name: v for v in case.graph.values}
     found = []
     for node, site, signature in zip(case.graph.nodes, case.sites, case.signatures):
         if node.op in (SEND, RECEIVE):
-            wanted = crossing_sharding(values[node.outputs[0]], mesh, roles, zero != 0 and node.phase not in (Phase.PREPARE, Phase.FORWARD))
+            dp_takes_any = constraints.zero != 0 and node.phase not in (Phase.PREPARE, Phase.FORWARD)
+            wanted = crossing_sharding(values[node.outputs[0]], mesh, roles, dp_takes_any, constraints.sequence_parallel is not False)
             menu = list_strategies(signature, site, axis_sizes(mesh), node_cuts(site, signature, case.cuts))[0]
             best = max(menu, key=lambda s: sum(a == b for a, b in zip(s.outputs[0].placements, wanted.placements)))
             found.append((node.name, best.choices))
@@ -121,7 +125,7 @@ def solve_stage(
         ConstraintError: the mesh cannot obey.
     """
     deadline = time.monotonic() + time_limit_s
-    steer = replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles, steer.constraints.zero)))
+    steer = replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles, steer.constraints)))
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     said = steer.constraints.recompute or "free"
 

@@ -73,7 +73,7 @@ def _trace(workload: Workload, precision: str) -> tuple[Traced, tuple[Counted, .
         start = time.perf_counter()
         captured = capture_step(workload, precision)
         middle = time.perf_counter()
-        graph, constants = lower(captured, workload.name or type(workload.model).__name__)
+        graph, constants = lower(captured, workload.name or type(workload.model).__name__, workload.norm_turns)
         end = time.perf_counter()
     batch = [n for n in graph.inputs if n.startswith(("input:", "target:")) and "@" not in n]
     traced = Traced(

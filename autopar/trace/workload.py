@@ -23,6 +23,8 @@ class Workload:
         init: for parameters whose making was recorded: (op, arguments) in order, e.g. `(("normal_", (0.0, 0.02)),)`. Empty where
             unknown: then the model's own values are used.
         name: for people.
+        norm_turns: batch norm takes its statistics from each of so many microbatches, one after the other, as a loop over them would; 1: from the
+            whole batch. (`Options.batchnorm` sets it.)
     """
 
     model: torch.nn.Module
@@ -32,6 +34,7 @@ class Workload:
     optimizer: Callable[..., object] | None = None
     init: Mapping[str, tuple[tuple[str, tuple], ...]] = field(default_factory=dict)
     name: str = ""
+    norm_turns: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, torch.nn.Module):

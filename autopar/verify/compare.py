@@ -74,6 +74,7 @@ def verify_workload(
         limit = room
     compiled = compile_workload(workload, found, replace(options, precision="fp64", memory_bytes=limit), report=say)
     _refuse_unrepeatable(compiled.plan)
+    workload = compiled.workload
     reports = [compare_plan(workload, compiled.traced, compiled.plan, options.seed, say)]
     case = build_case(compiled.traced.graph, rules_in_force(compiled.plan.rules))
     for name, plan in draw_plans(case, compiled.plan, num_devices(found), random_plans):

@@ -105,7 +105,7 @@ class Reference:
     """Plain PyTorch: the module, its backward, its optimizer; its random numbers are those of the program (`draws`)."""
 
     def __init__(self, model: torch.nn.Module, workload: Workload, seed: int) -> None:
-        self.model, self.loss, self.draws = model, workload.loss, first_draws(seed)
+        self.model, self.loss, self.draws, self.norm_turns = model, workload.loss, first_draws(seed), workload.norm_turns
         with float64_everywhere():
             self.optimizer: Any = workload.optimizer(list(model.parameters())) if workload.optimizer else None
 
@@ -114,7 +114,7 @@ class Reference:
         for p in self.model.parameters():
             p.grad = None
         try:
-            with same_draws(self.draws), float64_everywhere(), widened(self.loss), torch.set_grad_enabled(self.loss is not None):
+            with same_draws(self.draws), float64_everywhere(), widened(self.loss), norms_in_turns(self.norm_turns), torch.set_grad_enabled(self.loss is not None):
                 output = self.model(**inputs) if isinstance(inputs, dict) else self.model(*inputs)
                 if self.loss is None:
                     return tuple(t for _, t in find_tensors("", _plain(output))), {}
@@ -144,6 +144,25 @@ class Reference:
         key, _, param = name.partition(":")
         found = self.optimizer.state.get(dict(self.model.named_parameters()).get(param), {}).get(key)
         return torch.tensor(float(found), dtype=torch.float64) if isinstance(found, (int, float)) else found
+
+
+@contextlib.contextmanager
+def norms_in_turns(turns: int) -> Iterator[None]:
+    """Batch norm on each of so many microbatches of the batch, one after the other, as a loop over them does it."""
+    whole = torch.nn.functional.batch_norm
+
+    def in_turns(x: Tensor, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False, *rest: Any, **more: Any) -> Tensor:
+        parts = x.chunk(turns) if training else (x,)
+        return torch.cat([whole(part, running_mean, running_var, weight, bias, training, *rest, **more) for part in parts])
+
+    if turns == 1:
+        yield
+        return
+    torch.nn.functional.batch_norm = in_turns
+    try:
+        yield
+    finally:
+        torch.nn.functional.batch_norm = whole
 
 
 def _plain(output: Any) -> Any:

@@ -1,21 +1,28 @@
-"""Random legal assignments, and the emitted program of an assignment run on all ranks in one process."""
+"""Random legal assignments, in one stage or in several, and the emitted program of an assignment run on all ranks in one process."""
 
 import random
+import sys
+import threading
+import traceback
 
 from autopar.codegen.emit import ModelFacts, print_source
+from autopar.codegen.emit_stages import print_stages
 from autopar.graph import random_plans
 from autopar.graph.case import build_case, split_case
 from autopar.graph.cuts import resolve_all
 from autopar.graph.graph import check_graph
 from autopar.graph.partition import partition
 from autopar.graph.program import check_program
-from autopar.graph.random_plans import plain_mesh
+from autopar.graph.random_plans import StagedAssigner, count_stages, draw_pipeline, plain_mesh
 from autopar.graph.recompute import recomputed_names
 from autopar.graph.rules import RULES
+from autopar.graph.schedules.known import build_schedule
+from autopar.graph.stage_programs import build_stage_programs
 from autopar.graph.tensor import STATE_KINDS, Kind
 
 SMALL = 1e-10  # a difference up to here is a rounding
 ROUNDINGS = 1000.0  # a plan adds up in another order: so many roundings are no mistake
+TIMEOUT_S = 60.0  # of a step of tiny stages
 
 
 def make_mesh(sizes):
@@ -80,6 +87,67 @@ def run_source(text, program, graph, states, batch):
     return results, after
 
 
+class Hung(AssertionError):
+    """Ranks of one process wait for ever."""
+
+
+def run_within(mesh, rank_main, timeout_s=TIMEOUT_S):
+    """As `run_ranks`.
+
+    Raises:
+        Hung: it is not over in time; the ranks stay where they are (as daemons, which do not keep the process), and the text says where.
+    """
+    from autopar.runtime import run_ranks
+
+    found = []
+
+    def main():
+        try:
+            found.append((run_ranks(mesh, rank_main), None))
+        except BaseException as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=main, daemon=True)  # its ranks are daemons, too
+    thread.start()
+    thread.join(timeout_s)
+    if not found:
+        frames = sys._current_frames()
+        ranks = [t for t in threading.enumerate() if t.name.startswith("rank ") and t.ident in frames]
+        raise Hung("\n".join(f"{t.name}:\n{''.join(traceback.format_stack(frames[t.ident])[-6:])}" for t in ranks))
+    results, error = found[0]
+    if error is not None:
+        raise error
+    return results
+
+
+class StagedPlan:
+    """A random plan in stages of a step, from a seed.
+
+    Args:
+        turned: the case of the step in its turns.
+        seed: decides the schedule, the cuts, the mesh of a stage, what is recomputed (in half of the plans), every strategy and storage; in a
+            quarter equal blocks decide alike, and half of these are cut between units, as the solver cuts.
+    Raises:
+        ValueError: too few nodes to cut between.
+    """
+
+    def __init__(self, turned, seed, meshes=((), (2,))):
+        rng = random.Random(seed)
+        alike, between_units, again = rng.random() < 0.25, rng.random() < 0.5, rng.random() < 0.5
+        self.pipeline = (draw_pipeline(turned.graph, rng, True) if alike and between_units else None) or draw_pipeline(turned.graph, rng)
+        if self.pipeline is None:
+            raise ValueError("too few nodes to cut between")
+        self.num_stages, self.mesh = count_stages(self.pipeline), plain_mesh(rng.choice(meshes))
+        assigner = StagedAssigner(turned, self.pipeline, self.mesh, rng if again else None, turned.fold if alike else None)
+        self.assignment = assigner.draw(rng)
+        self.schedule = build_schedule(self.pipeline.kind, self.num_stages, self.assignment.microbatches, self.pipeline.chunks)
+
+    def __str__(self):
+        told = f"{self.num_stages} stages of {self.pipeline.chunks}, {self.pipeline.kind}, {self.assignment.microbatches} microbatches"
+        sizes = "x".join(str(axis.size) for axis in self.mesh.axes) or "1"
+        return f"{told}, {sizes} ranks each, {len(self.assignment.again)} nodes again, from {', '.join(self.pipeline.starts)}"
+
+
 def zoo_control(name):
     """The control of a model of `tests.trace.zoo`."""
     import torch
@@ -118,13 +186,34 @@ class Control:
 
         `graph`: the one that the program is of, where that is not the traced one but that of a step in turns.
         """
-        pairs = self._pairs(program, graph or self.graph)
-        name, found, wanted = max(pairs, key=lambda pair: relative_difference(*pair[1:]))
-        if relative_difference(found, wanted) > SMALL:  # rare, so that what is moved is worked out once it matters
-            pairs = [pair for pair in pairs if not relative_difference(*pair[1:]) <= ROUNDINGS * self._noise(pair[2])]
-        return max(((relative_difference(found, wanted), name) for name, found, wanted in pairs), default=(0.0, "nothing"))
+        return self._worst(self._pairs(program, graph or self.graph))
 
-    def _noise(self, wanted):
+    def worst_staged(self, plan, case=None, timeout_s=TIMEOUT_S):
+        """As `worst`, of a plan in stages; of states, what every rank holds.
+
+        Args:
+            case: of the traced graph, where it is known.
+        Raises:
+            Hung: the ranks wait for each other for ever.
+        """
+        return self._worst(self._staged_pairs(*self.staged(plan, case), timeout_s))
+
+    def staged(self, plan, case=None):
+        """(programs of the stages, the files that are emitted)."""
+        splits = plan.pipeline.kind == "zero-bubble"
+        stages = build_stage_programs(case or build_case(self.graph), plan.assignment, plan.pipeline.starts, plan.num_stages, splits, True)
+        for stage in stages:
+            check_program(stage.program)
+        return stages, print_stages(stages, self.graph, plan.schedule, self.graph.name, "test", "", ModelFacts())
+
+    def _worst(self, pairs):
+        """Of (whose, found, wanted, of which value of the traced graph)."""
+        rows = [(relative_difference(found, wanted), whose, value) for whose, found, wanted, value in pairs]
+        if max(rows)[0] > SMALL:  # rare, so that what is moved is worked out once it matters
+            rows = [row for row in rows if not row[0] <= ROUNDINGS * self._noise(row[2])]
+        return max(((difference, whose) for difference, whose, _ in rows), default=(0.0, "nothing"))
+
+    def _noise(self, name):
         """How far a value of `expected` moves when every input moves by a rounding."""
         import torch
 
@@ -139,16 +228,74 @@ class Control:
                 return t * (1 + 2.0**-52 * torch.randint(-1, 2, t.shape, generator=generator).to(t.dtype))
 
             self._moved = run_graph(self.graph, {k: move(v) for k, v in self._given.items()})
-        name = next(name for name, value in self.expected.items() if value is wanted)
-        return relative_difference(self._moved[name], wanted)
+        return relative_difference(self._moved[name], self.expected[name])
 
     def _pairs(self, program, graph):
         states = {k: v.clone() for k, v in self.states.items()}
         results, after = run_source(source_of(graph, program), program, self.graph, states, self.batch)
-        pairs = [(f"loss of rank {r}", loss, self.expected[self.graph.loss]) for r, (loss, _) in enumerate(results)]
-        pairs += [(f"gradient of {p}", g, self.expected[wanted]) for g, (p, wanted) in zip(results[0][1], self.graph.grads, strict=True)]
-        pairs += [(old, after[self.storage[old]], self.expected[new]) for old, new in self.graph.updates]
-        return pairs
+        rows = [(f"loss of rank {r}", loss, self.graph.loss) for r, (loss, _) in enumerate(results)]
+        rows += [(f"gradient of {p}", g, wanted) for g, (p, wanted) in zip(results[0][1], self.graph.grads, strict=True)]
+        rows += [(old, after[self.storage[old]], new) for old, new in self.graph.updates]
+        return [(whose, found, self.expected[value], value) for whose, found, value in rows]
+
+    def _staged_pairs(self, stages, files, timeout_s):
+        from autopar.graph.mesh import num_ranks
+        from autopar.graph.sharding import parse_sharding
+        from autopar.runtime.shards import cut
+
+        inside, (spec, results, local) = stages[0].program.mesh, run_stages(files, self.states, self.batch, timeout_s)
+        size, wanted_of, found = num_ranks(inside), dict(self.graph.grads), set()
+        rows = [(f"loss of rank {r}", loss, self.expected[self.graph.loss], self.graph.loss) for r, (loss, _) in enumerate(results)]
+        for k, stage in enumerate(stages):
+            place, shapes = {mine: (whole, s) for mine, whole, s in stage.program.shardings}, dict(stage.program.whole)
+            for j, (p, name) in enumerate(zip((p for p, _ in stage.graph.grads), stage.program.graph.outputs, strict=True)):
+                assert p not in found and shapes[place[name][0]] == tuple(self.expected[wanted_of[p]].shape), p
+                found.add(p)
+                for r in range(size):
+                    wanted = cut(self.expected[wanted_of[p]], place[name][1], inside, r)
+                    rows.append((f"gradient of {p} on rank {k * size + r}", results[k * size + r][1][j], wanted, wanted_of[p]))
+        assert found == set(wanted_of), f"no stage returns the gradient of {set(wanted_of) - found}"
+        last = dict(self.graph.updates)
+        for old, storage in self.storage.items():
+            for r, (held, pieces) in enumerate(local):
+                if storage in held:
+                    value = last.get(old, old)
+                    wanted = cut(self.expected[value], parse_sharding(held[storage].sharding), spec.mesh, r)
+                    rows.append((f"{storage} on rank {r}", pieces[storage], wanted, value))
+        return rows
+
+
+def run_stages(files, states, batch, timeout_s=TIMEOUT_S):
+    """Run an emitted program in stages on all ranks in one process.
+
+    Returns:
+        (the program, (loss, pieces of gradients) of each rank, (held states, their pieces afterwards) of each rank).
+    Raises:
+        Hung: the ranks wait for each other for ever.
+        AssertionError: a state is on no rank.
+    """
+    from autopar.graph.mesh import num_ranks
+    from autopar.graph.sharding import parse_sharding
+    from autopar.runtime import compile_program, here, open_stages, read_program
+    from autopar.runtime.shards import cut
+
+    spec = read_program(compile_program(files))
+    local, parts = [], []
+    for r in range(num_ranks(spec.mesh)):
+        mine = here(spec, r)
+        held = {n: s for n, s in mine.states.items() if mine.holds(n)}
+        local.append((held, {n: cut(states[n].clone(), parse_sharding(s.sharding), spec.mesh, r) for n, s in held.items()}))
+        parts.append({n: cut(batch[n], parse_sharding(b.sharding), spec.mesh, r) for n, b in mine.batch.items()})
+    missing = set(states).difference(*(held for held, _ in local))
+    assert not missing, f"{missing} are on no rank"
+
+    def one(comm):
+        open_stages(comm, spec)
+        result = spec.step(comm, local[comm.rank][1], parts[comm.rank])
+        loss, grads = result if isinstance(result, tuple) else (result, ())
+        return loss.clone(), grads
+
+    return spec, run_within(spec.mesh, one, timeout_s), local
 
 
 def relative_difference(found, wanted):
@@ -161,4 +308,4 @@ def relative_difference(found, wanted):
     return difference if difference == difference else float("inf")
 
 
-__all__ = ["Assigner", "Control", "Kind", "make_mesh", "random", "run_source", "source_of", "zoo_control"]
+__all__ = ["Assigner", "Control", "Hung", "Kind", "StagedPlan", "make_mesh", "random", "run_source", "run_stages", "run_within", "source_of", "zoo_control"]

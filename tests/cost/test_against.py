@@ -10,8 +10,9 @@ import pytest
 from autopar.cost.against import compare_run
 from autopar.cost.simulate import PHASES, simulate_plan
 from autopar.cost.streams import Role
-from autopar.errors import PlanError, RunError
+from autopar.errors import RunError
 from autopar.graph.machine import Machine
+from autopar.graph.mesh import num_ranks
 from autopar.graph.plan import Holder
 from autopar.graph.plan_json import plan_to_json
 from autopar.graph.run import ActionTimes, CommTimes, RankRun, Run, plan_key
@@ -168,9 +169,92 @@ def test_nothing_to_compare_with():
     run = made_up_run(plan, slower=())
     with pytest.raises(RunError, match=r"run.json: no step was timed: the first ones warm up, found 2 of them and no other; run more: autopar run DIR --steps 10"):
         compare_run(plan, simulate_plan(plan), run, "run.json")
-    staged = make_staged_plan("cpu:4", pp=2, dp=2, microbatches=4)
-    with pytest.raises(PlanError, match="--against: the plan has 2 stages; programs in stages are not emitted yet, so no run can be of it"):
-        compare_run(staged, simulate_plan(staged), made_up_run(plan))
+    staged = measured_plan(pp=2, dp=2, microbatches=4)
+    alone = replace(made_up_run(plan), ranks=made_up_run(plan).ranks[:3])
+    with pytest.raises(RunError, match="run.json: expected 4 ranks, 2 for each of 2 stages, found 3: the run was of a program of another plan"):
+        compare_run(staged, simulate_plan(staged), alone, "run.json")
+
+
+STAGED = (
+    {"pp": 2, "dp": 2, "microbatches": 4, "schedule": "1f1b"},
+    {"pp": 4, "microbatches": 4, "schedule": "zero-bubble"},
+    {"pp": 2, "tp": 2, "microbatches": 4, "vpp": 2},
+)
+
+
+def made_up_staged_run(plan, slower=SLOWER):
+    """A run of stages that takes, step by step, so many times what is predicted; what a stage waits is in its receives, a quarter at the loss."""
+    simulation, chunks = simulate_plan(plan), plan.pipeline.chunks
+    parts = ("_input", "_weight") if plan.pipeline.kind == "zero-bubble" else ("",)
+    size = num_ranks(plan.assignment.mesh)
+    ranks = []
+    for stage, found in enumerate(simulation.stages):
+        busy = {a.name: a.end_s - a.start_s for a in simulation.actions if a.stage == stage}
+        idle = simulation.step_s - sum(busy.values())
+        actions, comms = [], []
+        for phase, one in zip(PHASES, found.passes):
+            looped = phase.value in ("forward", "backward")
+            count = plan.num_microbatches if looped else 1
+            split = parts if phase.value == "backward" else ("",)
+            names = [f"{phase.value}{part}{f'_{c}' if chunks > 1 and looped else ''}" for part in split for c in range(chunks if looped else 1)]
+            trailing = {"backward": found.passes[2].left_s, "update": -found.passes[2].left_s}.get(phase.value, 0.0)
+            waits = 0.75 * idle / count if phase.value == "forward" else 0.0
+            whole = one.seconds + trailing / count + waits
+            received = count * (waits + sum(r.piece.seconds for r in one.ran if r.piece.name.startswith("receive")))
+            if not whole:
+                continue
+            actions += [ActionTimes(name, turn, tuple(s * whole / len(names) for s in slower)) for name in names for turn in range(count)]
+            comms.append(CommTimes(names[0], "receive", "pp", count, 8, tuple(s * received for s in slower)))
+            rows = {c.name: c for c in plan.comms if c.kind not in ("slice", "keep")}
+            ran = [(rows[r.piece.name], count * r.piece.seconds) for r in one.ran if r.piece.name in rows]
+            comms += [CommTimes(names[-1], c.kind, c.axis, count, c.bytes, tuple(s * seconds for s in slower)) for c, seconds in ran]
+        comms.append(CommTimes("", "broadcast", "pp", 1, 4, tuple(s * 0.25 * idle for s in slower)))
+        step = tuple(s * simulation.step_s for s in slower)
+        mine = RankRun(0, (1.0, 1.0), step, tuple(actions), tuple(comms), plan.cost.state_bytes[stage], 64, plan.cost.peak_bytes[stage])
+        ranks += [replace(mine, rank=stage * size + k) for k in range(size)]
+    return Run("2026-01-02T03:04:05+00:00", "0.1", HERE, plan.model.name, plan_key(plan_to_json(plan)), "pp=2 dp=2", tuple(ranks))
+
+
+@pytest.mark.parametrize("words", STAGED, ids=lambda words: words.get("schedule", "interleaved"))
+def test_each_stage_has_its_rows(words):
+    plan = measured_plan(**words)
+    simulation = simulate_plan(plan)
+    found = compare_run(plan, simulation, made_up_staged_run(plan))
+    assert found.notes == ()
+    step, waiting, bubble, messages = (row for row in found.rows if row.stage is None)
+    assert (step.what, waiting.what, bubble.what, messages.what) == ("step", "waiting for other stages", "bubble", "messages")
+    assert step.error == pytest.approx(-0.5) and waiting.measured.count == 20
+    assert waiting.predicted == pytest.approx(bubble.predicted + messages.predicted)
+    assert bubble.predicted == pytest.approx(sum(p.seconds for p in simulation.parts if p.group == "bubble")) and bubble.measured is None
+    for stage in range(plan.num_stages):
+        mine = [row for row in found.rows if row.stage == stage]
+        assert {row.group for row in mine} >= {"action", "compute", "memory"}
+        for row in mine:
+            if row.what == "outside of them":
+                assert row.predicted is None and row.measured.median == pytest.approx(0.0, abs=1e-12)
+            else:
+                assert row.error == pytest.approx(0.0 if row.unit == "bytes" else -0.5), row
+        actions = {row.what: row for row in mine if row.group == "action"}
+        assert sum(row.predicted for row in actions.values() if not row.part and row.predicted) == pytest.approx(simulation.step_s)
+        assert {"forward", "backward", "each of 4 microbatches", "waiting for other stages"} <= set(actions)
+        assert not any("pp" in row.what for row in mine if row.group == "communication")
+        assert [row.predicted for row in mine if row.unit == "bytes"] == [plan.cost.state_bytes[stage], plan.cost.peak_bytes[stage]]
+
+
+def test_the_text_of_stages_fits():
+    plan = measured_plan(**STAGED[0])
+    run = made_up_staged_run(plan)
+    found = compare_run(plan, simulate_plan(plan), run)
+    for width in (40, 60, 80, 120):
+        text = print_text(lambda console: print_comparison(plan, run, found, console), width)
+        assert all(len(line) <= width for line in text.splitlines())
+        flat = " ".join(text.split())
+        for word in ("Stage 0 ranks 0 to 1: ", "Stage 1 ranks 2 to 3: ", "waiting for other stages", "each of 4 microbatches", "stage 1: peak memory"):
+            assert word in flat, (width, word)
+    data = comparison_to_json(found)
+    assert json.loads(json.dumps(data, allow_nan=False)) == data and [row["stage"] for row in data["rows"]] == [row.stage for row in found.rows]
+    other = compare_run(plan, simulate_plan(plan), replace(run, plan="f" * 16))
+    assert "on mesh pp=2 dp=2" in other.notes[0]
 
 
 def test_the_text_fits_and_the_json_is_the_rows():

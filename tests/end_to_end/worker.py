@@ -6,6 +6,7 @@ Each task compiles through the front door, trains, and compares with plain PyTor
 from __future__ import annotations
 
 import functools
+import os
 import random
 import sys
 import warnings
@@ -17,12 +18,14 @@ from torch.nn import functional as F
 import autopar
 from autopar.api import model_facts
 from autopar.codegen.emit import print_source
+from autopar.constraints import parse_fix
 from autopar.demo.model import Gpt, token_loss
 from autopar.errors import AutoparError
 from autopar.graph.case import build_case, split_case
 from autopar.graph.partition import partition
 from autopar.graph.random_plans import Assigner, plain_mesh
 from autopar.graph.sharding import parse_sharding
+from autopar.graph.stage_programs import plan_mesh
 from autopar.runtime import (
     compile_program,
     initial_state,
@@ -36,6 +39,10 @@ from autopar.runtime.shards import cut
 from autopar.runtime.steps import gather_whole
 from autopar.trace import trace_step
 from autopar.trace.workload import find_tensors
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.end_to_end.staged_models import draw_targets, draw_tokens, make_gpt  # noqa: E402
+from tests.end_to_end.staged_models import token_loss as token_loss_of_counted  # noqa: E402
 
 STEPS = 5
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1, eps=1e-5)  # above the rounding noise of a zero gradient (key bias)
@@ -138,6 +145,53 @@ def compare(found, model):
     for name, tensor in want.items():
         scale = float(tensor.abs().max())
         assert float((found[name] - tensor).abs().max()) <= 2e-4 * max(scale, 1e-2), name
+
+
+def task_pipeline(folder, fix, other):
+    """Under a plan in stages five AdamW steps equal plain PyTorch, and every rank has the whole state dict; a checkpoint goes on under the other plan, and back."""
+    torch.manual_seed(0)
+    model = make_gpt()
+    batches = [(draw_tokens(), draw_targets()) for _ in range(STEPS + 2)]
+    staged, plain = (compile_gpt(model, batches[0], words) for words in (fix, other))
+    assert plan_mesh(staged.plan) != plan_mesh(plain.plan)
+    optimizer = ADAMW(model.parameters())
+
+    def follow(step, inputs, targets):
+        optimizer.zero_grad()
+        want = token_loss_of_counted(model(inputs), targets)
+        want.backward()
+        optimizer.step()
+        got, want = float(step(inputs, targets)), float(want.detach())
+        assert abs(got - want) <= 2e-5 * abs(want), (got, want)
+        return got
+
+    for inputs, targets in batches[:STEPS]:
+        follow(staged, inputs, targets)
+    compare(staged.state_dict(), model)
+    staged.save(Path(folder) / "staged")
+    plain.load(Path(folder) / "staged")
+    compare(plain.state_dict(), model)
+    follow(plain, *batches[STEPS])
+    plain.save(Path(folder) / "plain")
+    before = float(staged(*batches[STEPS]))
+    staged.load(Path(folder) / "plain")
+    after = follow(staged, *batches[STEPS + 1])
+    compare(staged.state_dict(), model)
+    staged.load_state_dict(initial := {name: t.detach().clone() for name, t in make_gpt().state_dict().items()})
+    assert all(torch.equal(t, initial[name]) for name, t in staged.state_dict().items())
+    assert before != after
+    staged.emit(Path(folder) / "program")
+    stop_process_group()
+
+
+def compile_gpt(model, batch, fix):
+    """The executable of a GPT whose targets do not all count, under the words of `--fix`."""
+    inputs, targets = batch
+    options = autopar.Options(constraints=parse_fix(fix), time_limit_s=10.0)
+    return autopar.compile(
+        model, f"cpu:{os.environ['WORLD_SIZE']}", example_inputs=(inputs,), example_targets=(targets,), loss=token_loss_of_counted, optimizer=ADAMW,
+        options=options,
+    )  # fmt: skip
 
 
 def task_refuse():

@@ -10,15 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.graph.run import plan_key
 from autopar.graph.run_file import load_run
-from autopar.runtime import Executable, recording, solo_comm
+from autopar.runtime import Executable, recording, run_ranks, solo_comm
 from autopar.runtime.folder import RUN, read_files, write_program
 from autopar.runtime.peak import measure_cpu_peak
 from autopar.runtime.recording import Recorder
 
 from .conftest import mesh_of
 from .programs import zero3
+from .staged_programs import staged
 from .test_processes import finish, start
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
@@ -99,6 +101,35 @@ def test_every_action_of_every_turn_and_every_collective(tmp_path, monkeypatch):
     saved = load_run(tmp_path / "run.json")
     assert saved.ranks == (found,) and saved.model == "turns" and saved.plan == plan_key({"model": {"name": "turns", "graph_hash": "h"}})
     assert saved.machine.device == "cpu" and saved.machine.torch == torch.__version__ and saved.mesh == "a=1"
+
+
+def test_stages_tell_their_sections_by_microbatch_and_what_they_receive(tmp_path, monkeypatch):
+    """A schedule of one's own, whose backwards run in another order than the forwards. Ranks are threads, of which torch's profiler knows one."""
+    monkeypatch.setattr(recording, "measure_cpu_peak", lambda run: (run(), 1))
+    files = {**staged(3, 2, 4), "schedule.csv": "".join(f"{s}F0,{s}F1,{s}F2,{s}F3,{s}B1,{s}B0,{s}B3,{s}B2\n" for s in range(3))}
+    mesh = Mesh((MeshAxis("pp", 3), MeshAxis("tp", 2)))
+
+    def main(comm):
+        plain, recorded = (Executable(None, files, comm) for _ in range(2))
+        recorder = Recorder(recorded, tmp_path / "run.json")
+        losses = [(float(plain.step(*batch)), float(recorder.step(*recorded.local_batch(*batch)))) for batch in [(torch.ones(8, 4), torch.zeros(8, 4))] * 4]
+        assert recorder.write() is None
+        return losses, recorder.finish()
+
+    results = run_ranks(mesh, main)
+    saved = load_run(tmp_path / "run.json")
+    assert saved.mesh == "pp=3 tp=2" and saved.ranks == tuple(found for _, found in results)
+    forwards, backwards = [("forward", turn) for turn in range(4)], [("backward", turn) for turn in (1, 0, 3, 2)]
+    for rank, (losses, found) in enumerate(results):
+        assert all(plain == recorded for plain, recorded in losses) and found.rank == rank and len(found.step_s) == 2
+        assert [(a.phase, a.turn) for a in found.actions] == [*forwards, *backwards, ("update", 0)]
+        received = {c.phase: (c.axis, c.calls, c.bytes) for c in found.comms if c.kind == "receive"}
+        message = ("pp", 4, 4 * 2 * 4 * 4)
+        assert received == {**({"forward": message} if rank >= 2 else {}), **({"backward": message} if rank < 4 else {})}
+        assert [(c.phase, c.axis, c.calls, c.bytes) for c in found.comms if c.kind == "broadcast"] == [("", "pp", 1, 4)]
+        for k, step in enumerate(found.step_s):
+            assert sum(a.seconds[k] for a in found.actions) <= step
+            assert sum(c.seconds[k] for c in found.comms if c.phase) <= sum(a.seconds[k] for a in found.actions)
 
 
 def test_a_step_that_fails_leaves_the_program_as_it_was(tmp_path):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...errors import ScheduleError
 from .schedule import COMPUTE, RECEIVES, SENDS, Action, ActionKind, Place, Schedule, inputs_of, print_schedule, settle_slots
 
-_AROUND = 6
+AROUND = 6
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -30,7 +30,7 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def _fail(schedule: Schedule, text: str, marks: Sequence[Place] = ()) -> ScheduleError:
-    return ScheduleError(f"{schedule.name}: {text}\n{print_schedule(schedule, marks, _AROUND).rstrip()}")
+    return ScheduleError(f"{schedule.name}: {text}\n{print_schedule(schedule, marks, AROUND).rstrip()}")
 
 
 def _check_form(schedule: Schedule) -> None:

@@ -96,6 +96,8 @@ class Draft:
         self.phase = Phase.FORWARD
         self.path = ""
         self.source = ""
+        self.norm_turns = 1  # so many microbatches have statistics of batch norm of their own
+        self.norm_saved: dict[Val, Val] = {}  # what stands for saved statistics -> those of each microbatch
         self.leads: dict[Val, Shape] = {}  # the leading dims with which a weight was used in forward (see linears.py)
         self.specs: list[tuple[Shape, torch.dtype] | None] = []  # what the op that is being rewritten returns
         self._results: dict[object, tuple[bool, list[tuple[Shape, torch.dtype] | None]]] = {}  # of `call`, which asks torch once

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ...errors import GraphError, TraceError
+from ...errors import GraphError, MicrobatchError, TraceError
 from ...graph.graph import Graph
 from ...graph.node import Phase
 from ...graph.rules.random_numbers import STATE as RANDOM_STATE
@@ -33,26 +33,28 @@ _PROMOTING = frozenset("add sub rsub mul div true_divide pow exp log log1p sqrt 
 _MAX_UNIFORM = 2**22  # constants up to this many elements are looked at for being one number everywhere
 
 
-def lower(captured: Captured, name: str) -> tuple[Graph, dict[str, torch.Tensor]]:
+def lower(captured: Captured, name: str, norm_turns: int = 1) -> tuple[Graph, dict[str, torch.Tensor]]:
     """Write the graph.
 
     Args:
         captured: a step on tape.
         name: of the model, for people.
+        norm_turns: so many microbatches have statistics of batch norm of their own.
 
     Returns:
         The graph, and the real tensors of its `const:K@0` inputs.
     """
-    return _Lowering(captured).run(name)
+    return _Lowering(captured, norm_turns).run(name)
 
 
 class _Lowering:
     """One pass over the tape. Lives for one call of `run`."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, norm_turns: int) -> None:
         self.captured = captured
         self.tape = captured.tape
         self.draft = Draft()
+        self.draft.norm_turns = norm_turns
         self.handles = Handles(self.draft)
         self.constants: dict[str, torch.Tensor] = {}
         self.inputs: dict[str, Val] = {}
@@ -160,7 +162,7 @@ class _Lowering:
                 self._add_constant(uid)
         try:
             self._rewrite(record)
-        except (GraphError, TraceError):
+        except (GraphError, TraceError, MicrobatchError):
             raise
         except Exception as error:
             raise GraphError(

@@ -4,6 +4,9 @@
     running <- (1 - m) running + m (mean, var n / (n - 1))
     dx = w invstd (dy - sum(dy) / n - xhat sum(dy xhat) / n);  dw = sum(dy xhat);  db = sum(dy)
 
+Where microbatches have statistics of their own (`Draft.norm_turns` of them), the batch is so many groups, one after the other: all of the above for each
+group, and the running statistics take the groups in turn, as a loop over microbatches does: `(1 - m)^T running + sum_k m (1 - m)^(T-1-k) mean_k`.
+
 Source: Ioffe and Szegedy, arXiv 1502.03167, section 3. Evaluation uses the running statistics, pointwise. Layer norm and group norm
 stay whole.
 """
@@ -15,6 +18,7 @@ from math import prod
 
 import torch
 
+from ...errors import MicrobatchError
 from .draft import Draft, Val
 
 
@@ -31,38 +35,62 @@ def _wide(b: Draft, x: Val) -> Val:
     return b.cast(x, torch.float32) if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def _groups(b: Draft, a: dict) -> int:
+    """In how many groups of the batch statistics are taken."""
+    return b.norm_turns if a.get("training", a.get("train", True)) else 1
+
+
+def _split(b: Draft, x: Val, groups: int) -> Val:
+    """[N, C, ...] as [groups, N / groups, C, ...]."""
+    if x.shape[0] % groups:
+        raise MicrobatchError(f"batch norm at {b.source or b.path}: its batch of {x.shape[0]} does not divide by {groups} microbatches")
+    return b.view(x, (groups, x.shape[0] // groups, *x.shape[1:]))
+
+
 def _per_channel(b: Draft, v: Val, rank: int) -> Val:
-    return b.view(v, (1, v.shape[0], *[1] * (rank - 2)))
+    """[C] or [groups, C] beside [N, C, ...] or [groups, n, C, ...]."""
+    return b.view(v, (*v.shape[:-1], 1, v.shape[-1], *[1] * (rank - 2)))
 
 
-def _dims(x: Val) -> tuple[list[int], int]:
-    dims = [0, *range(2, len(x.shape))]
+def _dims(x: Val, groups: int) -> tuple[list[int], int]:
+    """What statistics sum over, and how many elements that are; of `x` as `_split` has it, where there are groups."""
+    first = 0 if groups == 1 else 1
+    dims = [first, *range(first + 2, len(x.shape))]
     return dims, prod(x.shape[d] for d in dims)
+
+
+def _mixed(b: Draft, old: Val, new: Val, momentum: float, groups: int) -> Val:
+    """The running statistic after this batch: the groups one after the other."""
+    new = b.cast(new, old.dtype)
+    if groups == 1:
+        return b.add(b.mul(old, 1 - momentum), b.mul(new, momentum))
+    later = b.add(b.mul(b.positions(groups, "turns of batch norm"), -1), groups - 1)  # groups after this one
+    share = b.call("aten.pow.Scalar", 1 - momentum, b.cast(later, old.dtype))
+    taken = b.sum(b.mul(b.mul(new, momentum), b.view(share, (groups, 1))), [0])
+    return b.add(b.mul(old, (1 - momentum) ** groups), taken)
 
 
 def rule_batch_norm(b: Draft, a: dict) -> object:
     """All forms of `native_batch_norm`; outputs (y, mean, invstd)."""
-    x, rank = a["input"], len(a["input"].shape)
-    training = a.get("training", True)
+    x, rank, groups = a["input"], len(a["input"].shape), _groups(b, a)
     wide = _wide(b, x)
-    dims, n = _dims(x)
     writes: dict[str, Val] = {}
-    if training:
+    if a.get("training", True):
+        wide = wide if groups == 1 else _split(b, wide, groups)
+        dims, n = _dims(wide, groups)
         mean = b.mul(b.sum(wide, dims), 1.0 / n)
         centred = b.sub(wide, _per_channel(b, mean, rank))
         var = b.mul(b.sum(b.mul(centred, centred), dims), 1.0 / n)
         invstd = b.call("aten.rsqrt.default", b.add(var, a["eps"]))
-        momentum = a["momentum"]
         for name, new in (("running_mean", mean), ("running_var", b.mul(var, n / (n - 1)) if n > 1 else var)):
             old = a.get(name)
             if isinstance(old, Val):
-                mixed = b.add(b.mul(old, 1 - momentum), b.mul(b.cast(new, old.dtype), momentum))
-                writes[name] = mixed
+                writes[name] = _mixed(b, old, new, a["momentum"], groups)
     else:
         mean, var = _wide(b, a["running_mean"]), _wide(b, a["running_var"])
         centred = b.sub(wide, _per_channel(b, mean, rank))
         invstd = b.call("aten.rsqrt.default", b.add(var, a["eps"]))
-    y = b.mul(centred, _per_channel(b, invstd, rank))
+    y = b.view(b.mul(centred, _per_channel(b, invstd, rank)), x.shape)
     if a.get("weight") is not None:
         y = b.mul(y, _per_channel(b, _wide(b, a["weight"]), rank))
     if a.get("bias") is not None:
@@ -74,6 +102,10 @@ def rule_batch_norm(b: Draft, a: dict) -> object:
     for k, spec in enumerate(specs[1:]):
         if spec is None or spec[0] == (0,) or k >= 2:
             outs.append(b.full(spec[0], 0, spec[1]) if spec is not None else None)
+        elif groups > 1:  # torch knows of no groups: what it takes for the saved statistics stands for them
+            stand_in = b.full(spec[0], 0, spec[1])
+            b.norm_saved[stand_in] = b.cast(saved[k], spec[1])
+            outs.append(stand_in)
         else:
             outs.append(b.cast(saved[k], spec[1]))
     return Effects(outs, writes)
@@ -81,11 +113,13 @@ def rule_batch_norm(b: Draft, a: dict) -> object:
 
 def rule_batch_norm_backward(b: Draft, a: dict) -> object:
     """Gradients of input, weight and bias."""
-    dy, x, mask = _wide(b, a["grad_out"]), _wide(b, a["input"]), a["output_mask"]
+    dy, x, mask, groups = _wide(b, a["grad_out"]), _wide(b, a["input"]), a["output_mask"], _groups(b, a)
     rank = len(x.shape)
-    dims, n = _dims(x)
+    if groups > 1:
+        dy, x = _split(b, dy, groups), _split(b, x, groups)
+    dims, n = _dims(x, groups)
     if a["train"]:
-        mean, invstd = a["save_mean"], a["save_invstd"]
+        mean, invstd = (b.norm_saved.get(a[name], a[name]) for name in ("save_mean", "save_invstd"))
     else:
         mean = _wide(b, a["running_mean"])
         invstd = b.call("aten.rsqrt.default", b.add(_wide(b, a["running_var"]), a["eps"]))
@@ -99,7 +133,9 @@ def rule_batch_norm_backward(b: Draft, a: dict) -> object:
         if a["train"]:
             rest = b.sub(rest, _per_channel(b, b.mul(sum_dy, 1.0 / n), rank))
             rest = b.sub(rest, b.mul(xhat, _per_channel(b, b.mul(sum_dy_xhat, 1.0 / n), rank)))
-        dx = b.cast(b.mul(rest, _per_channel(b, scale, rank)), a["input"].dtype)
+        dx = b.cast(b.view(b.mul(rest, _per_channel(b, scale, rank)), a["input"].shape), a["input"].dtype)
+    if groups > 1:
+        sum_dy, sum_dy_xhat = b.sum(sum_dy, [0]), b.sum(sum_dy_xhat, [0])
     outs: list[object] = [dx]
     for wanted, value, spec in ((mask[1], sum_dy_xhat, b.specs[1]), (mask[2], sum_dy, b.specs[2])):
         outs.append(b.cast(value, spec[1]) if wanted and spec is not None else None)

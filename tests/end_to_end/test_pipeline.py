@@ -1,0 +1,52 @@
+"""Real models in pipeline stages give the numbers of plain PyTorch: in float64 on all ranks in one process, in float32 on real gloo processes.
+
+All models, schedules and numbers of microbatches: benchmarks/pipeline_numbers.py.
+"""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.verify import describe_failure  # noqa: E402
+
+from .staged_models import Case, compare_case, list_cases  # noqa: E402
+from .test_processes import run_ranks  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+CASES = (
+    Case("gpt", 2, "interleaved", 4, tp=2),
+    Case("llama", 2, "1f1b", 4, dp=2, zero=3),
+    Case("unet", 2, "zero-bubble", 4, dp=2, zero=2),
+    Case("t5", 2, "gpipe", 2, tp=2),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.model}-{case.schedule}")
+def test_stages_equal_plain_pytorch(case):
+    if case.model in ("llama", "t5"):
+        pytest.importorskip("transformers")
+    report = compare_case(case, time_limit_s=30.0)
+    assert not report.failures, describe_failure(report)
+    assert {k.kind for k in report.kinds} >= {"loss", "gradient", "parameter", "optimizer state"}
+    assert report.num_ranks == case.num_ranks and report.plans_in_turns == 1
+
+
+def test_the_matrix_has_every_model_in_every_schedule_and_stage_count():
+    cases = list(list_cases())
+    assert len({case.name for case in cases}) == len(cases)
+    assert {(c.model, c.schedule) for c in cases} == {(c.model, k) for c in cases for k in ("gpipe", "1f1b", "interleaved", "zero-bubble")}
+    assert {(c.model, c.stages) for c in cases} == {(c.model, n) for c in cases for n in (2, 4)}
+    assert {c.microbatches for c in cases} == {1, 2, 4, 8} and {c.zero for c in cases} == {None, 0, 1, 2, 3}
+
+
+@pytest.mark.gloo
+@pytest.mark.parametrize(
+    ("num_ranks", "fix", "other"),
+    [(4, "pp=2,tp=2,microbatches=4,schedule=1f1b", "pp=1,dp=4,microbatches=1"), (8, "pp=2,dp=2,tp=2,zero=1,microbatches=2", "pp=4,tp=2,microbatches=4")],
+    ids=["4 ranks", "8 ranks"],
+)
+def test_five_adamw_steps_in_stages_equal_plain_pytorch(tmp_path, num_ranks, fix, other):
+    for code, _, err in run_ranks(num_ranks, "pipeline", tmp_path, fix, other):
+        assert code == 0, err
+    assert {"plan.json", "program.py", "schedule.csv", "stage_0.py", "train.py"} <= {p.name for p in (tmp_path / "program").iterdir()}
