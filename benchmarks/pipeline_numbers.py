@@ -1,9 +1,9 @@
-"""Real models in pipeline stages beside plain PyTorch, in float64, all ranks in one process: the worst relative error of each kind of tensor, case by case.
+"""Real models in pipeline stages beside plain PyTorch: the worst relative error of each kind, in float64, all ranks in one process.
 
     python benchmarks/pipeline_numbers.py [--only GLOB] [--list] [--seconds S]
 
-Models, stages, schedules, microbatches and what is inside of a stage are those of tests/end_to_end/staged_models.py. A GLOB is matched against
-MODEL:FIX (`llama:*`, `*schedule=zero-bubble*`). Prints a row for each case; ends with 1 where a case is not equal to 1e-10 or did not run.
+The cases are those of tests/end_to_end/staged_models.py. A GLOB is matched against MODEL:FIX (`llama:*`, `*schedule=zero-bubble*`).
+Prints a row for each case; ends with 1 where a case is not equal to 1e-10 or did not run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run_case(case: Case, time_limit_s: float) -> bool:
     """Print its row; True where it is equal."""
     began = time.perf_counter()
     inside = f"{case.tp} {case.dp} {'-' if case.zero is None else case.zero} {case.recompute or '-':9}"
-    row = f"{case.model:11} {case.stages} {inside} {case.microbatches} {case.schedule:11}"
+    row = f"{case.model:12} {case.stages} {inside} {case.microbatches} {case.schedule:11}"
     try:
         report = compare_case(case, time_limit_s)
     except Exception as error:  # noqa: BLE001 - a row of its own; the others go on
@@ -55,7 +55,7 @@ def main() -> int:
         print("\n".join(case.name for case in cases))
         return 0
     print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads, {len(cases)} cases")
-    print(f"{'model':11} p t d z {'recompute':9} m {'schedule':11} {'s':>5}  " + " ".join(f"{name:>8}" for name in _KINDS.values()))
+    print(f"{'model':12} p t d z {'recompute':9} m {'schedule':11} {'s':>5}  " + " ".join(f"{name:>8}" for name in _KINDS.values()))
     equal = sum([run_case(case, asked.seconds) for case in cases])
     print(f"{equal} of {len(cases)} cases equal plain PyTorch to 1e-10")
     return int(equal < len(cases))

@@ -23,7 +23,7 @@ from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind, Value
 from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
-from .expression import identifier
+from .expression import identifier, kept_key
 from .loops import Item, Loop, Part, beside_param, grad_text, order_items, split_update
 from .writer import Writer
 
@@ -175,7 +175,7 @@ def _is_taken_by_update(frame: _Frame, name: str) -> bool:
 def _leaving_texts(frame: _Frame) -> dict[str, str]:
     texts = {}
     for name in (*([frame.graph.loss] if frame.graph.loss else []), *frame.graph.outputs):
-        texts[name] = f'kept["{identifier(name)}"]'
+        texts[name] = f'kept["{kept_key(name)}"]'
         if name in frame.leaving_keys:
             texts[name] = f'grads["{frame.leaving_keys[name]}"]'
         elif name in frame.stored:
@@ -361,7 +361,7 @@ def _print_section(frame: _Frame, section: Section) -> str:
             if name in frame.grad_keys:
                 writer.line(f'grads["{frame.grad_keys[name]}"] = {writer.names[name]}')
             if name in later or name in frame.leaving:
-                writer.line(f'kept["{identifier(name)}"] = {writer.names[name]}')
+                writer.line(f'kept["{kept_key(name)}"] = {writer.names[name]}')
                 frame.stored.add(name)
         writer.drop([n for n in dict.fromkeys((*reads[place], *made)) if n in writer.names and last.get(n, place) <= place])
     boxes = "".join(f", {name}" for name in _boxes(frame, section))
@@ -407,10 +407,10 @@ def _read_after(frame: _Frame, section: Section) -> set[str]:
 def _fetch(frame: _Frame, writer: Writer, name: str, place: tuple[Section, int], later: set[str]) -> None:
     """Bring a value from where it was kept into this function."""
     stays = name in later or name in frame.leaving
-    places = [("kept", identifier(name), stays)] if name in frame.stored else []
+    places = [("kept", kept_key(name), stays)] if name in frame.stored else []
     for family, index, key in frame.crossings.kept_at.get(name, ()):
         places.append((f"{frame.containers[family]}[{index}]", key, stays or _is_taken(frame, family, index, key, place)))
-    places = sorted(places or [("kept", identifier(name), stays)], key=lambda p: p[2])
+    places = sorted(places or [("kept", kept_key(name), stays)], key=lambda p: p[2])
     box, key, held = places[0]
     writer.line(f'{writer.bind(name, key)} = {box}["{key}"]' if held else f'{writer.bind(name, key)} = {box}.pop("{key}")')
     for box, key, held in places[1:]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from ..graph.node import Arg, Const, Node, Ref
+from ..graph.stages import COPY
 from ..graph.strides import READS_PACKED
 from ..graph.turns import RECEIVE, SEND, TAKE
 
@@ -28,12 +29,19 @@ _CAREFUL = {"aten.native_layer_norm_backward.default": "ops.layer_norm_backward"
 _RESHAPES = ("aten.view.default", "aten._unsafe_view.default")  # a shard need not be contiguous
 _UNARY = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "neg", "reciprocal", "abs", "sin", "cos")
 _IDENTIFIER = re.compile(r"\W+")
+_COPY = re.compile(rf"{COPY}\d+")
 
 
 def identifier(text: str) -> str:
     """A Python identifier made of the letters and digits of `text`."""
     name = _IDENTIFIER.sub("_", text).strip("_") or "value"
     return f"v_{name}" if name[0].isdigit() else name
+
+
+def kept_key(name: str) -> str:
+    """The key under which sections leave a value for each other: of each another one, also of `x~1` (`x` resharded) and `x_1`. A copy of what another stage
+    has (`x#1`) is the only `x` of its own."""
+    return identifier(_COPY.sub("", name).replace("~", "_as_"))
 
 
 def print_arg(arg: Arg, names: Sequence[str]) -> str:

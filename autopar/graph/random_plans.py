@@ -29,7 +29,7 @@ from .strategy import Strategy, list_strategies
 from .turns import count_microbatches
 
 _TRIES = 20  # to find a legal storage sharding
-_MOST_STAGES, _MOST_CHUNKS = 4, 2
+_MOST_CHUNKS = 2
 _SHARES = (0.2, 0.5, 1.0)  # of what may be recomputed
 
 
@@ -155,11 +155,12 @@ def _draw_choices(rng: random.Random, options: Iterable[tuple[Hashable, tuple[St
     return {key: rng.choice(many).choices for key, many in found.items()}
 
 
-def draw_pipeline(graph: Graph, rng: random.Random, between_units: bool = False) -> Pipeline | None:
+def draw_pipeline(graph: Graph, rng: random.Random, between_units: bool = False, counts: Sequence[int] = (2, 3, 4)) -> Pipeline | None:
     """A random schedule of random stages of a step in its turns; None where too few nodes are there to cut between.
 
     Args:
         between_units: stages begin where the solver lets them begin; else at any node of the forward pass that is of one stage.
+        counts: of stages, any of them.
     Returns:
         a pipeline without the rows of its stages.
     """
@@ -168,7 +169,7 @@ def draw_pipeline(graph: Graph, rng: random.Random, between_units: bool = False)
     ways = [
         (kind, ranks, chunks)
         for kind in SCHEDULES
-        for ranks in range(2, _MOST_STAGES + 1)
+        for ranks in counts
         for chunks in range(1, _MOST_CHUNKS + 1)
         if why_impossible(kind, ranks, turns, chunks) is None and ranks * chunks <= len(places) + 1
     ]

@@ -6,7 +6,7 @@ graph of its own with the forward, backward and update of its part. The law of w
     forward     by position: all forward nodes between two cuts. What depends on batch inputs and constants alone, or is prepared before the
                 turns, runs on every stage that reads it
     backward    where the forward nodes of its module run; where those are on several stages, with the saved values that it reads
-    update      with the state that it writes or reads; what has none with the largest of what it reads
+    update      with the state that it writes, reads, or has the gradient of; what has none with the largest of what it reads
     states      with their first reader in the forward pass; a parameter that is read on several stages (tied embeddings) is stored on each, is
                 updated on the first, and is sent to the others then; its gradient is summed over the turns where its parts are made, and crosses once
 
@@ -136,15 +136,16 @@ class _Table:
             if node.phase is Phase.BACKWARD:
                 self.stage[i] = self._backward(node, by_path.get(node.path, set()))
         written = {new: home[self._state(old)] for old, new in self.graph.updates}
+        grads = {grad: home[self._state(param)] for param, grad in self.graph.grads}
         for i, node in enumerate(self.graph.nodes):
             if node.phase is Phase.UPDATE:
                 writes = [written[name] for name in node.outputs if name in written]
-                owners = [home[self._state(name)] for name in node.inputs if self._state(name) in home]
+                owners = [home[state] for name in node.inputs if (state := self._state(name)) in home] or [grads[name] for name in node.inputs if name in grads]
                 self.stage[i] = min(writes or owners or self._largest(node) or [0])
         return tuple(self.stage)
 
     def _largest(self, node: Node) -> list[int]:
-        """The stages that make its largest inputs: a gradient is clipped where it is."""
+        """The stages that make its largest inputs."""
         made = [(prod(self.values[name].shape), s) for name in node.inputs if (s := self._made(name)) >= 0]
         return [s for size, s in made if size == max(made)[0]]
 
@@ -323,12 +324,17 @@ class Cutter:
         made = {out for node in nodes for out in node.outputs}
         inside = set(entering)
         updates = tuple((old, new) for old, new in graph.updates if old in inside and new in made)
-        grads = tuple((p, g) for p, g in graph.grads if p in inside and g in made and not self.is_tied(p, s))
+        grads = tuple((p, g) for p, g in graph.grads if g in made and s == self._grad_home(p, g))
         loss = graph.loss if graph.loss in made else ""
         outputs = tuple(o for o in graph.outputs if o in made)
         cut = Graph(graph.name, (*(self.values[name] for name in entering), *values), nodes, tuple(entering), updates, loss, outputs, grads)
         received = (*self.received[s].values(), *self.late[s].values())
         return Stage(self._rename(cut, s), received, tuple(c for rows in self.sent[s].values() for c in rows))
+
+    def _grad_home(self, param: str, grad: str) -> int:
+        """The stage that has a gradient for the user: its parameter's, unless nothing there reads it."""
+        home, made = self._home(param), self.stage[self.makers[grad][0]]
+        return home if made < 0 or grad in self.received[home] else made
 
     def _rename(self, cut: Graph, s: int) -> Graph:
         """Copies bear the number of their stage."""

@@ -129,10 +129,13 @@ def _block(path: str) -> str:
 
 
 def _join_params(plans: Sequence[Plan]) -> tuple[ParamPlan, ...]:
+    """Each parameter as it is on the stage that updates it: a copy's tensor has another name."""
     found: dict[str, ParamPlan] = {}
     for plan in plans:
+        own = {t.name for t in plan.tensors}
         for row in plan.params:
-            found.setdefault(row.name, row)
+            if row.name not in found or f"{row.name}@0" in own:
+                found[row.name] = row
     return tuple(found.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.partition import partition
 from ..graph.plan import Plan
 from ..graph.program import Program, check_program
-from ..graph.random_plans import Assigner, draw_recomputed, list_turns, mesh_shapes, plain_mesh
+from ..graph.random_plans import Assigner, StagedAssigner, count_stages, draw_pipeline, draw_recomputed, list_turns, mesh_shapes, plain_mesh
 from ..graph.recompute import Recomputed, recomputed_names
 from ..graph.registry import rules_in_force
 from ..graph.repeats import Fold, fold_graph
@@ -85,7 +85,7 @@ def verify_workload(
 
 def draw_plans(case: Case, plan: Plan, ranks: int, count: int) -> Iterator[tuple[str, Plan]]:
     """(name, plan) of so many random legal plans of the same step, in one, two or four microbatches where it can be; half of them recompute
-    something, half of each let equal blocks decide alike, as the solver does.
+    something, half of each let equal blocks decide alike, as the solver does. Every third is in pipeline stages where a step can be.
 
     Args:
         case: of the traced step.
@@ -94,6 +94,10 @@ def draw_plans(case: Case, plan: Plan, ranks: int, count: int) -> Iterator[tuple
     forms: dict[tuple[int, int], tuple[Recomputed, Fold]] = {}
     assigners: dict[tuple[int, int, tuple[int, ...]], Assigner] = {}
     for number in range(count):
+        staged = _draw_staged(turns, plan, ranks, number) if number % 3 == 2 and case.graph.loss and not case.graph.outputs else None
+        if staged is not None:
+            yield staged
+            continue
         sizes, again = shapes[number % len(shapes)], number // len(shapes) % 2
         turn = random.Random(number).randrange(len(turns))
         if (turn, again) not in forms:
@@ -103,10 +107,29 @@ def draw_plans(case: Case, plan: Plan, ranks: int, count: int) -> Iterator[tuple
         if (turn, again, sizes) not in assigners:
             assigners[turn, again, sizes] = Assigner(found.graph, *resolve_all(found.graph, case.rules), plain_mesh(sizes), recomputed_names(found))
         assignment = assigners[turn, again, sizes].draw(random.Random(number), fold if number // len(shapes) // 2 % 2 else None)
-        told = f", {assignment.microbatches} microbatches" if assignment.microbatches > 1 else ""
-        told += f", {len(assignment.again)} nodes run again" if assignment.again else ""
-        drawn = replace(plan, assignment=assignment, num_microbatches=assignment.microbatches, num_stages=1, pipeline=None)
-        yield f"random plan {number} on {print_mesh(assignment.mesh)}{told}", drawn
+        yield _named(replace(plan, assignment=assignment, num_microbatches=assignment.microbatches, num_stages=1, pipeline=None), number)
+
+
+def _draw_staged(turns: Sequence[Case], plan: Plan, ranks: int, number: int) -> tuple[str, Plan] | None:
+    """A random plan in pipeline stages, cut anywhere or (half of them) where the solver may cut; None where these ranks or the model cannot be divided."""
+    rng = random.Random(number)
+    turned = rng.choice(turns)
+    counts = [n for n in (2, 3, 4) if ranks % n == 0]
+    pipeline = draw_pipeline(turned.graph, rng, rng.random() < 0.5, counts) if counts else None
+    if pipeline is None:
+        return None
+    stages = count_stages(pipeline)
+    mesh = plain_mesh((ranks // stages,) if ranks > stages else ())
+    again, fold = rng if rng.random() < 0.5 else None, turned.fold if rng.random() < 0.5 else None
+    assignment = StagedAssigner(turned, pipeline, mesh, again, fold).draw(rng)
+    return _named(replace(plan, assignment=assignment, num_microbatches=assignment.microbatches, num_stages=stages, pipeline=pipeline), number)
+
+
+def _named(plan: Plan, number: int) -> tuple[str, Plan]:
+    told = f", {plan.pipeline.kind}" if plan.pipeline is not None else ""
+    told += f", {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""
+    told += f", {len(plan.assignment.again)} nodes run again" if plan.assignment.again else ""
+    return f"random plan {number} on {print_mesh(plan_mesh(plan))}{told}", plan
 
 
 def _refuse_unrepeatable(plan: Plan) -> None:

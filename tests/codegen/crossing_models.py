@@ -11,6 +11,7 @@ from autopar.demo.model import Gpt, token_loss
 from autopar.trace import Workload
 
 VOCAB, BATCH, SEQ = 16, 4, 8
+MOMENTUM = functools.partial(torch.optim.SGD, lr=1e-2, momentum=0.9)
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
 
 
@@ -71,8 +72,8 @@ class Mixed(nn.Module):
         return self.last(torch.tanh(self.again(z + late * self.shift))) / (1 + self.scale**2)
 
 
-class Clipped(torch.optim.AdamW):
-    """AdamW after the gradients of the whole model have been clipped to a norm."""
+class Clipped(torch.optim.SGD):
+    """SGD after the gradients of the whole model have been clipped to a norm."""
 
     def step(self, closure=None):
         nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.05)
@@ -99,7 +100,7 @@ def u_net(optimizer=ADAMW):
 
 
 def translator(drop=0.0):
-    return Workload(Translator(drop=drop), (_padded(), _ids(BATCH, SEQ)), (_padded(),), ignoring_loss, ADAMW)
+    return Workload(Translator(drop=drop), (_padded(), _ids(BATCH, SEQ)), (_padded(),), ignoring_loss, MOMENTUM)
 
 
 def tied_gpt(optimizer=ADAMW, loss=token_loss):
@@ -107,8 +108,8 @@ def tied_gpt(optimizer=ADAMW, loss=token_loss):
     return Workload(model, (_ids(BATCH, SEQ),), (_padded() if loss is ignoring_loss else _ids(BATCH, SEQ),), loss, optimizer)
 
 
-def mixed(optimizer=torch.optim.SGD):
-    return Workload(Mixed(), (torch.randn(BATCH, 8), torch.randn(BATCH, 8)), (torch.randn(BATCH, 8),), F.mse_loss, lambda p: optimizer(p, lr=1e-2))
+def mixed(optimizer=ADAMW):
+    return Workload(Mixed(), (torch.randn(BATCH, 8), torch.randn(BATCH, 8)), (torch.randn(BATCH, 8),), F.mse_loss, optimizer)
 
 
 MODELS = {
@@ -118,6 +119,6 @@ MODELS = {
     "translator, dropout": lambda: translator(0.2),
     "gpt": tied_gpt,
     "gpt, ignored targets, clipped": lambda: tied_gpt(functools.partial(Clipped, lr=1e-2), ignoring_loss),
-    "gpt, momentum": lambda: tied_gpt(functools.partial(torch.optim.SGD, lr=1e-2, momentum=0.9)),
+    "gpt, momentum": lambda: tied_gpt(MOMENTUM),
     "mixed": mixed,
 }

@@ -18,6 +18,7 @@ from autopar.graph.recompute import recomputed_names
 from autopar.graph.rules import RULES
 from autopar.graph.schedules.known import build_schedule
 from autopar.graph.stage_programs import build_stage_programs
+from autopar.graph.stages import COPY
 from autopar.graph.tensor import STATE_KINDS, Kind
 
 SMALL = 1e-10  # a difference up to here is a rounding
@@ -127,14 +128,16 @@ class StagedPlan:
         turned: the case of the step in its turns.
         seed: decides the schedule, the cuts, the mesh of a stage, what is recomputed (in half of the plans), every strategy and storage; in a
             quarter equal blocks decide alike, and half of these are cut between units, as the solver cuts.
+        pipeline: takes the place of the one drawn.
     Raises:
         ValueError: too few nodes to cut between.
     """
 
-    def __init__(self, turned, seed, meshes=((), (2,))):
+    def __init__(self, turned, seed, meshes=((), (2,)), pipeline=None):
         rng = random.Random(seed)
         alike, between_units, again = rng.random() < 0.25, rng.random() < 0.5, rng.random() < 0.5
-        self.pipeline = (draw_pipeline(turned.graph, rng, True) if alike and between_units else None) or draw_pipeline(turned.graph, rng)
+        drawn = (draw_pipeline(turned.graph, rng, True) if alike and between_units else None) or draw_pipeline(turned.graph, rng)
+        self.pipeline = pipeline or drawn
         if self.pipeline is None:
             raise ValueError("too few nodes to cut between")
         self.num_stages, self.mesh = count_stages(self.pipeline), plain_mesh(rng.choice(meshes))
@@ -188,20 +191,18 @@ class Control:
         """
         return self._worst(self._pairs(program, graph or self.graph))
 
-    def worst_staged(self, plan, case=None, timeout_s=TIMEOUT_S):
-        """As `worst`, of a plan in stages; of states, what every rank holds.
+    def worst_staged(self, stages, files, timeout_s=TIMEOUT_S):
+        """As `worst`, of a plan in stages as `staged` emits it; of states, what every rank holds.
 
-        Args:
-            case: of the traced graph, where it is known.
         Raises:
             Hung: the ranks wait for each other for ever.
         """
-        return self._worst(self._staged_pairs(*self.staged(plan, case), timeout_s))
+        return self._worst(self._staged_pairs(stages, files, timeout_s))
 
-    def staged(self, plan, case=None):
-        """(programs of the stages, the files that are emitted)."""
+    def staged(self, plan, case):
+        """(programs of the stages, the files that are emitted). `case`: of the traced graph."""
         splits = plan.pipeline.kind == "zero-bubble"
-        stages = build_stage_programs(case or build_case(self.graph), plan.assignment, plan.pipeline.starts, plan.num_stages, splits, True)
+        stages = build_stage_programs(case, plan.assignment, plan.pipeline.starts, plan.num_stages, splits, True)
         for stage in stages:
             check_program(stage.program)
         return stages, print_stages(stages, self.graph, plan.schedule, self.graph.name, "test", "", ModelFacts())
@@ -248,7 +249,7 @@ class Control:
         rows = [(f"loss of rank {r}", loss, self.expected[self.graph.loss], self.graph.loss) for r, (loss, _) in enumerate(results)]
         for k, stage in enumerate(stages):
             place, shapes = {mine: (whole, s) for mine, whole, s in stage.program.shardings}, dict(stage.program.whole)
-            for j, (p, name) in enumerate(zip((p for p, _ in stage.graph.grads), stage.program.graph.outputs, strict=True)):
+            for j, (p, name) in enumerate(zip((p.partition(COPY)[0] for p, _ in stage.graph.grads), stage.program.graph.outputs, strict=True)):
                 assert p not in found and shapes[place[name][0]] == tuple(self.expected[wanted_of[p]].shape), p
                 found.add(p)
                 for r in range(size):

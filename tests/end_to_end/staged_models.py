@@ -1,6 +1,6 @@
-"""Small real models, and the plans in pipeline stages that they are run under: what test_pipeline.py takes a few of, and benchmarks/pipeline_numbers.py all.
+"""Small real models, and plans in stages under which they are run: test_pipeline.py takes a few, benchmarks/pipeline_numbers.py all.
 
-A case is a model and the words of `--fix`; its number of ranks follows from the words. Sizes: 16 samples of 8 tokens (or pictures of 8 x 8), width 32.
+A case is a model and the words of `--fix`; its number of ranks follows. Sizes: 16 samples of 8 tokens (or 8 x 8 pixels), width 32.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def draw_tokens() -> torch.Tensor:
 
 
 def draw_targets() -> torch.Tensor:
-    """Tokens [BATCH, SEQ] to predict, some of which do not count: about a third, and all of the first two samples (with 8 microbatches, a whole one)."""
+    """Tokens [BATCH, SEQ] to predict, of which a third do not count, and none of the first two samples (of 8 microbatches, a whole one)."""
     targets = draw_tokens()
     targets[torch.rand(BATCH, SEQ) < 0.3] = IGNORED
     targets[:2] = IGNORED
@@ -57,14 +57,35 @@ def gpt(**words: object) -> autopar.Workload:
     return autopar.Workload(make_gpt(**words), (draw_tokens(),), (draw_targets(),), token_loss, ADAMW)
 
 
-def gpt2(tied: bool) -> autopar.Workload:
+def gpt_frozen() -> autopar.Workload:
+    """Only the last block, the norm and the head learn, as where the end of a model is tuned; so early stages have no backward pass."""
+    model = make_gpt(tied=False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith(("blocks.3", "norm", "head")))
+    return autopar.Workload(model, (draw_tokens(),), (draw_targets(),), token_loss, ADAMW)
+
+
+def gpt2(tied: bool, dropout: float = 0.0) -> autopar.Workload:
+    """With dropout: in attention, after embeddings and on both residuals."""
     import transformers
 
     config = transformers.GPT2Config(
-        vocab_size=VOCAB, n_embd=WIDTH, n_layer=4, n_head=HEADS, n_positions=SEQ, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, use_cache=False,
-        tie_word_embeddings=tied, bos_token_id=0, eos_token_id=0,
+        vocab_size=VOCAB, n_embd=WIDTH, n_layer=4, n_head=HEADS, n_positions=SEQ, use_cache=False, attn_pdrop=dropout, embd_pdrop=dropout,
+        resid_pdrop=dropout, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     return autopar.Workload(transformers.GPT2LMHeadModel(config), {"input_ids": draw_tokens()}, (draw_targets(),), _logits_loss, ADAMW)
+
+
+def gpt2_labels() -> autopar.Workload:
+    """The labels are an input of the model, which shifts them and makes the loss itself: the last stage reads the batch, too."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=WIDTH, n_layer=4, n_head=HEADS, n_positions=SEQ, use_cache=False, attn_pdrop=0.0, embd_pdrop=0.0,
+        resid_pdrop=0.0, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
+    )  # fmt: skip
+    inputs = {"input_ids": draw_tokens(), "labels": draw_targets()}
+    return autopar.Workload(transformers.GPT2LMHeadModel(config), inputs, (), lambda output: output.loss, ADAMW)
 
 
 def llama(tied: bool) -> autopar.Workload:
@@ -79,12 +100,12 @@ def llama(tied: bool) -> autopar.Workload:
 
 
 def t5(tied: bool) -> autopar.Workload:
-    """Encoder and decoder of three layers: both read one embedding, all layers of a side the position bias of its first, all of the decoder the encoder."""
+    """Three layers on each side. Both sides read one embedding, all layers of a side the position bias of its first, the decoder the encoder."""
     import transformers
 
     config = transformers.T5Config(
-        vocab_size=VOCAB, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=3, num_decoder_layers=3, num_heads=HEADS, dropout_rate=0.0, use_cache=False,
-        tie_word_embeddings=tied, decoder_start_token_id=0, pad_token_id=0,
+        vocab_size=VOCAB, d_model=WIDTH, d_kv=8, d_ff=64, num_layers=3, num_decoder_layers=3, num_heads=HEADS, dropout_rate=0.0,
+        use_cache=False, tie_word_embeddings=tied, decoder_start_token_id=0, pad_token_id=0,
     )  # fmt: skip
     inputs = {"input_ids": draw_tokens(), "decoder_input_ids": draw_tokens()}
     return autopar.Workload(transformers.T5ForConditionalGeneration(config), inputs, (draw_targets(),), _logits_loss, ADAMW)
@@ -138,7 +159,10 @@ MODELS: dict[str, Callable[[], autopar.Workload]] = {
     "gpt": gpt,
     "gpt-untied": functools.partial(gpt, tied=False),
     "gpt-deep": functools.partial(gpt, layers=8),
+    "gpt-frozen": gpt_frozen,
     "gpt2": functools.partial(gpt2, tied=True),
+    "gpt2-dropout": functools.partial(gpt2, tied=True, dropout=0.1),
+    "gpt2-labels": gpt2_labels,
     "gpt2-untied": functools.partial(gpt2, tied=False),
     "llama": functools.partial(llama, tied=False),
     "llama-tied": functools.partial(llama, tied=True),
@@ -150,7 +174,7 @@ MODELS: dict[str, Callable[[], autopar.Workload]] = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model, and the words of `--fix`; `words` are the degrees and whatever else is demanded inside of a stage."""
+    """A model, how it is cut, in which order its stages run, and what is demanded inside of a stage."""
 
     model: str
     stages: int

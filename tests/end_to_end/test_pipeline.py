@@ -1,4 +1,4 @@
-"""Real models in pipeline stages give the numbers of plain PyTorch: in float64 on all ranks in one process, in float32 on real gloo processes.
+"""Real models in pipeline stages give the numbers of plain PyTorch: in float64, all ranks in one process; in float32 on gloo processes.
 
 All models, schedules and numbers of microbatches: benchmarks/pipeline_numbers.py.
 """
@@ -18,7 +18,8 @@ CASES = (
     Case("gpt", 2, "interleaved", 4, tp=2),
     Case("llama", 2, "1f1b", 4, dp=2, zero=3),
     Case("unet", 2, "zero-bubble", 4, dp=2, zero=2),
-    Case("t5", 2, "gpipe", 2, tp=2),
+    Case("gpt-frozen", 2, "gpipe", 2, dp=2),
+    Case("t5", 2, "interleaved", 2, dp=2, zero=2),
 )
 
 
@@ -41,12 +42,18 @@ def test_the_matrix_has_every_model_in_every_schedule_and_stage_count():
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize(
-    ("num_ranks", "fix", "other"),
-    [(4, "pp=2,tp=2,microbatches=4,schedule=1f1b", "pp=1,dp=4,microbatches=1"), (8, "pp=2,dp=2,tp=2,zero=1,microbatches=2", "pp=4,tp=2,microbatches=4")],
-    ids=["4 ranks", "8 ranks"],
-)
-def test_five_adamw_steps_in_stages_equal_plain_pytorch(tmp_path, num_ranks, fix, other):
-    for code, _, err in run_ranks(num_ranks, "pipeline", tmp_path, fix, other):
+def test_five_adamw_steps_of_four_ranks_equal_plain_pytorch(tmp_path):
+    for code, _, err in run_ranks(4, "pipeline", tmp_path, "pp=2,tp=2,microbatches=4,schedule=1f1b", "pp=1,dp=4,microbatches=1"):
         assert code == 0, err
-    assert {"plan.json", "program.py", "schedule.csv", "stage_0.py", "train.py"} <= {p.name for p in (tmp_path / "program").iterdir()}
+    program = tmp_path / "program"
+    assert {"plan.json", "program.py", "schedule.csv", "stage_0.py", "train.py", "weights.pt"} <= {p.name for p in program.iterdir()}
+    for code, _, err in run_ranks(4, "emitted", program):
+        assert code == 0, err
+
+
+@pytest.mark.gloo
+def test_five_adamw_steps_of_eight_ranks_equal_plain_pytorch(tmp_path):
+    """Three kinds of parallelism at once; the checkpoint goes on in twice as many stages without data parallelism."""
+    fix, other = "pp=2,dp=2,tp=2,zero=1,microbatches=2,schedule=1f1b", "pp=4,tp=2,microbatches=4,schedule=gpipe"
+    for code, _, err in run_ranks(8, "pipeline", tmp_path, fix, other):
+        assert code == 0, err

@@ -1,0 +1,98 @@
+"""Any legal plan in pipeline stages gives the numbers of the plain step: stages that begin anywhere, any schedule, any sharding of what crosses; as emitted,
+on all ranks in one process. A run that hangs fails."""
+
+import functools
+import random
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.errors import ProgramError  # noqa: E402
+from autopar.graph.case import build_case  # noqa: E402
+from autopar.graph.plan import Pipeline  # noqa: E402
+from autopar.graph.random_plans import draw_pipeline, list_turns  # noqa: E402
+
+from .crossing_models import MODELS  # noqa: E402
+from .random_models import make_random_workload  # noqa: E402
+from .random_plans import Control, Hung, StagedPlan, make_mesh, run_within  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+PLANS = {"mixed": 24, "u-net": 6, "u-net, clipped": 3, "translator": 2, "translator, dropout": 2, "gpt": 1, "gpt, ignored targets, clipped": 3, "gpt, momentum": 4}
+
+
+@functools.cache
+def traced(name):
+    torch.manual_seed(0)
+    control = Control(MODELS[name]())
+    case = build_case(control.graph)
+    return control, case, list_turns(case)
+
+
+def check(control, case, turns, seeds):
+    for seed in seeds:
+        plan = StagedPlan(turns[seed % len(turns)], seed)
+        difference, whose = control.worst_staged(*control.staged(plan, case))
+        assert difference < 1e-10, f"seed {seed}, {plan}: {whose} is {difference:.1e} off"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_random_stages_of_a_model(name):
+    assert len(traced(name)[2]) == 3
+    check(*traced(name), range(PLANS[name]))
+
+
+@pytest.mark.filterwarnings("ignore:var\\(\\). degrees of freedom")
+@pytest.mark.parametrize("seed", range(2000, 2008))
+def test_random_stages_of_a_random_model(seed):
+    control = Control(make_random_workload(seed, 12))
+    case = build_case(control.graph)
+    check(control, case, list_turns(case), (seed, seed + 1))
+
+
+def test_all_that_can_be_drawn_is_drawn():
+    turns = traced("mixed")[2]
+    plans = [StagedPlan(turns[seed % 3], seed) for seed in range(40)]
+    assert {plan.pipeline.kind for plan in plans} == {"gpipe", "1f1b", "interleaved", "zero-bubble"}
+    assert {plan.num_stages for plan in plans} == {2, 3, 4} and {plan.pipeline.chunks for plan in plans} == {1, 2}
+    assert {bool(plan.assignment.again) for plan in plans} == {len(plan.mesh.axes) > 0 for plan in plans} == {True, False}
+    assert len({plan.pipeline.starts for plan in plans}) > 30
+
+
+def test_a_seed_is_a_plan():
+    turned = traced("mixed")[2][1]
+    assert StagedPlan(turned, 3).assignment == StagedPlan(turned, 3).assignment != StagedPlan(turned, 4).assignment
+    assert draw_pipeline(turned.graph, random.Random(0), counts=()) is None
+
+
+def swapped(files, right, wrong):
+    name = next(name for name, text in files.items() if name.startswith("stage_") and right in text)
+    return {**files, name: files[name].replace(right, wrong)}
+
+
+def test_wrong_stages_are_found():
+    """The comparison of this file can fail: a stage that sends something else, a copy that is not brought up to date, a message that is never sent."""
+    control, case, turns = traced("gpt, momentum")
+    norm = next(node.name for node in turns[1].graph.nodes if node.path == "blocks.1.norm_1")
+    plan = StagedPlan(turns[1], 0, pipeline=Pipeline("1f1b", 1, (norm,), ()))
+    stages, files = control.staged(plan, case)
+    assert control.worst_staged(stages, files)[0] < 1e-10
+    sent = next(line for line in files["stage_0.py"].splitlines() if "comm.send(" in line)
+    assert control.worst_staged(stages, swapped(files, sent, sent.replace("comm.send(", "comm.send(2 * ")))[0] > 1e-6
+    late = next(line for line in files["stage_1.py"].splitlines() if "copy_(tokens_weight" in line)
+    assert control.worst_staged(stages, swapped(files, late, late[: len(late) - len(late.lstrip())] + "pass"))[0] > 1e-6
+    with pytest.raises(ProgramError, match="never"):
+        control.worst_staged(stages, swapped(files, sent, sent[: len(sent) - len(sent.lstrip())] + "pass"))
+
+
+def test_ranks_that_hang_are_told_with_their_place():
+    def stand_still(comm):
+        while not done:
+            time.sleep(0.01)
+
+    done = []
+    with pytest.raises(Hung, match="rank 0:(.|\n)*stand_still(.|\n)*rank 1:"):
+        run_within(make_mesh((2,)), stand_still, 0.2)
+    done.append(True)
