@@ -24,7 +24,9 @@ from ..graph.tensor import STATE_KINDS, Kind, Value
 from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
-from .loops import Item, Loop, Part, beside_param, grad_text, order_items, split_update
+from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
+from .loops import Item, Loop, order_items, split_update
+from .update import print_update
 from .writer import Writer
 
 
@@ -48,29 +50,6 @@ class Body:
     update_boxes: str
     sections: tuple[Section, ...]
     messages: dict[Section, tuple[Node, ...]]
-
-
-@dataclass(slots=True)
-class _Frame:
-    """What all functions of one program need to know."""
-
-    program: Program
-    graph: Graph
-    items: dict[Section, list[Item]]
-    crossings: Crossings
-    containers: dict[str, str]  # family -> Python name of its list of dicts
-    grad_keys: dict[str, str]  # value read by the update -> its key in `grads`
-    state_keys: dict[str, str]  # graph input -> text that reads it
-    uses: dict[str, list[int]]
-    dead: frozenset[str]
-    in_turns: bool
-    leaving: frozenset[str]  # what the user gets, where sections pass it on in `kept`
-    tail: tuple[int, ...]  # nodes of the update phase on which what the user gets depends
-    update_boxes: str  # what the function of the update takes
-    leaving_keys: dict[str, str]  # what the user gets, where sections pass it on in `grads` -> its key there
-    loop_names: list[str]
-    stored: set[str]  # values that `forward` or `backward` has put into `kept`
-    notes: Mapping[str, str]
 
 
 def print_bodies(
@@ -99,15 +78,15 @@ def print_bodies(
     tail = _find_tail(graph, leaving)
     state_keys = {v.name: _entry(v) for v in graph.values if v.name in set(graph.inputs)}
     held = frozenset() if in_turns else leaving
-    frame = _Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes)
+    frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes)
     frame.grad_keys = _name_grads(program, grads, crossings, tail, leaving - held)
     for name in (n for n in frame.grad_keys if n in leaving - held):
-        frame.leaving_keys[name] = frame.grad_keys[name] + ("~out" if _is_taken_by_update(frame, name) else "")
+        frame.leaving_keys[name] = frame.grad_keys[name] + ("~out" if is_taken_by_update(frame, name) else "")
     for k, table in enumerate(crossings.loops):
         frame.loop_names.append(_loop_name(frame, k, table))
     functions = [_print_block(frame, k) for k in range(len(crossings.loops))]
     functions += [_print_section(frame, section) for section in items]
-    functions += _print_update(frame)
+    functions += print_update(frame)
     sizes = {f: 1 + max(b.index for t in crossings.loops if t.loop.family == f for b in t.loop.blocks) for f in families}
     boxes = tuple((containers[f], f, sizes[f]) for f in families)
     return Body(tuple(f for f in functions if f), boxes, _leaving_texts(frame), frozenset(_boxes(frame, Section(Phase.PREPARE))), frame.update_boxes, tuple(items), _list_messages(frame))
@@ -118,7 +97,7 @@ def _entry(value: Value) -> str:
     return f'batch["{value.name.partition(COPY)[0]}"]' if value.kind is Kind.BATCH else f'state["{value.storage}"]'
 
 
-def _list_messages(frame: _Frame) -> dict[Section, tuple[Node, ...]]:
+def _list_messages(frame: Frame) -> dict[Section, tuple[Node, ...]]:
     graph = frame.graph
     order = {section: [i for item in items for i in _item_nodes(item)] for section, items in frame.items.items()}
     groups, rest = split_update(graph, frame.grad_keys, frozenset(frame.tail))
@@ -167,12 +146,7 @@ def _update_nodes(graph: Graph, names: Iterable[str]) -> set[int]:
     return found
 
 
-def _is_taken_by_update(frame: _Frame, name: str) -> bool:
-    """True where the update of a parameter takes this value out of `grads`."""
-    return any(frame.graph.nodes[i].phase is Phase.UPDATE and i not in frame.tail for i in frame.uses[name])
-
-
-def _leaving_texts(frame: _Frame) -> dict[str, str]:
+def _leaving_texts(frame: Frame) -> dict[str, str]:
     texts = {}
     for name in (*([frame.graph.loss] if frame.graph.loss else []), *frame.graph.outputs):
         texts[name] = f'kept["{kept_key(name)}"]'
@@ -188,7 +162,7 @@ def _leaving_texts(frame: _Frame) -> dict[str, str]:
     return texts
 
 
-def _loop_name(frame: _Frame, k: int, table: LoopTable) -> str:
+def _loop_name(frame: Frame, k: int, table: LoopTable) -> str:
     base = f"{frame.containers[table.loop.family]}_{table.loop.section.name}"
     return base if base not in frame.loop_names else f"{base}_{k}"
 
@@ -226,7 +200,7 @@ def _name_grads(
 
 _ARGUMENTS = {"shared": "shared", "carried": "flow", "listed": "item"}
 
-def _print_block(frame: _Frame, k: int) -> str:
+def _print_block(frame: Frame, k: int) -> str:
     table = frame.crossings.loops[k]
     loop, graph = table.loop, frame.graph
     block = loop.blocks[0]
@@ -253,7 +227,7 @@ def _print_block(frame: _Frame, k: int) -> str:
             arguments.append(writer.bind(value, _ARGUMENTS[entry.way]))
     for p, key in table.entry_keys.items():
         writer.line(f'kept["{key}"] = {writer.text_of(table.entries[p].names[0])}')
-    last_use = _last_uses(graph, block.nodes)
+    last_use = last_uses(graph, block.nodes)
     kept_entries = {e.names[0]: e for e in table.entries if e.way == "kept"}
     for position, i in enumerate(block.nodes):
         node = graph.nodes[i]
@@ -266,7 +240,7 @@ def _print_block(frame: _Frame, k: int) -> str:
         if node.op == ACCUMULATE:
             writer.accumulate(node, _grad_text(frame, loop, node.outputs[0]))
         else:
-            writer.node(node, frame.program.origins[i], _dead_here(frame, node))
+            writer.node(node, frame.program.origins[i], dead_here(frame, node))
         for out_index, out in enumerate(node.outputs):
             if out not in writer.names:
                 continue
@@ -286,26 +260,18 @@ def _print_block(frame: _Frame, k: int) -> str:
     return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])
 
 
-def _common_boxes(frame: _Frame, loop: Loop) -> str:
+def _common_boxes(frame: Frame, loop: Loop) -> str:
     """What every function of a block takes; the batch where blocks read it themselves (a mask)."""
     read = {n for block in loop.blocks for i in block.nodes for n in frame.graph.nodes[i].inputs}
     return "comm, state, batch, grads" if any(frame.state_keys.get(n, "").startswith("batch[") for n in read) else "comm, state, grads"
 
 
-def _turn(frame: _Frame, loop: Loop) -> str:
+def _turn(frame: Frame, loop: Loop) -> str:
     """`, turn` where the blocks take something of their turn."""
     return ", turn" if any(frame.graph.nodes[i].op == TAKE for i in loop.blocks[0].nodes) else ""
 
 
-def _last_uses(graph: Graph, nodes: tuple[int, ...]) -> dict[str, int]:
-    return {name: p for p, i in enumerate(nodes) for name in graph.nodes[i].inputs}
-
-
-def _dead_here(frame: _Frame, node: Node) -> frozenset[str]:
-    return frozenset(o for o in node.outputs if o in frame.dead and len(node.outputs) > 1)
-
-
-def _grad_text(frame: _Frame, loop: Loop, value: str) -> str:
+def _grad_text(frame: Frame, loop: Loop, value: str) -> str:
     key = frame.grad_keys[value]
     inner = relative_name(key, loop.family, loop.blocks[0].index)
     if inner is None:
@@ -313,7 +279,7 @@ def _grad_text(frame: _Frame, loop: Loop, value: str) -> str:
     return f'f"{inner.replace("#.", f"{loop.family}.{{i}}." if loop.family else "{i}.")}"'
 
 
-def _is_last_reader(frame: _Frame, k: int, key: str) -> bool:
+def _is_last_reader(frame: Frame, k: int, key: str) -> bool:
     """True where no later loop and nothing outside of loops takes this entry after loop `k`."""
     family = frame.crossings.loops[k].loop.family
     if any(e.way == "kept" and e.key == key for t in frame.crossings.loops[k + 1 :] if t.loop.family == family for e in t.entries):
@@ -335,12 +301,12 @@ def _title(section: Section, noun: str = "") -> str:
     return " ".join(word for word in (section.phase.value.capitalize(), noun, chunk, part) if word)
 
 
-def _print_section(frame: _Frame, section: Section) -> str:
+def _print_section(frame: Frame, section: Section) -> str:
     graph = frame.graph
     items = frame.items[section]
     if not items:
         return ""
-    writer = Writer(_reserved(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
+    writer = Writer(reserved_names(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
     reads = [_item_reads(frame, item) for item in items]
     last = {name: place for place, names in enumerate(reads) for name in names}
     later = _read_after(frame, section)
@@ -355,7 +321,7 @@ def _print_section(frame: _Frame, section: Section) -> str:
             if node.op == ACCUMULATE:
                 writer.accumulate(node, f'"{frame.grad_keys[node.outputs[0]]}"')
             else:
-                writer.node(node, frame.program.origins[item], _dead_here(frame, node))
+                writer.node(node, frame.program.origins[item], dead_here(frame, node))
             made = [o for o in node.outputs if o and o in writer.names]
         for name in made:
             if name in frame.grad_keys:
@@ -371,17 +337,13 @@ def _print_section(frame: _Frame, section: Section) -> str:
     return "\n".join([f"def {section.name}(comm, state, batch, grads, kept{turn}{boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])
 
 
-def _boxes(frame: _Frame, section: Section) -> list[str]:
+def _boxes(frame: Frame, section: Section) -> list[str]:
     """The containers that the function of a section takes; `prepare` takes those of the blocks that it runs."""
     prepared = {t.loop.family for t in frame.crossings.loops if t.loop.section.phase is Phase.PREPARE}
     return [name for family, name in frame.containers.items() if section.phase is not Phase.PREPARE or family in prepared]
 
 
-def _reserved(frame: _Frame) -> tuple[str, ...]:
-    return (*frame.containers.values(), *(["turn"] if frame.in_turns else []))
-
-
-def _item_reads(frame: _Frame, item: Item) -> list[str]:
+def _item_reads(frame: Frame, item: Item) -> list[str]:
     if isinstance(item, Loop):
         table = _table_of(frame, item)
         names: dict[str, None] = {}
@@ -394,17 +356,17 @@ def _item_reads(frame: _Frame, item: Item) -> list[str]:
     return [n for n in dict.fromkeys(frame.graph.nodes[item].inputs) if n not in frame.state_keys]
 
 
-def _table_of(frame: _Frame, loop: Loop) -> LoopTable:
+def _table_of(frame: Frame, loop: Loop) -> LoopTable:
     return next(t for t in frame.crossings.loops if t.loop is loop)
 
 
-def _read_after(frame: _Frame, section: Section) -> set[str]:
+def _read_after(frame: Frame, section: Section) -> set[str]:
     """Values that the functions of sections themselves read after this one."""
     order = list(frame.items)
     return {n for s in order[order.index(section) + 1 :] for item in frame.items[s] for n in _item_reads(frame, item)}
 
 
-def _fetch(frame: _Frame, writer: Writer, name: str, place: tuple[Section, int], later: set[str]) -> None:
+def _fetch(frame: Frame, writer: Writer, name: str, place: tuple[Section, int], later: set[str]) -> None:
     """Bring a value from where it was kept into this function."""
     stays = name in later or name in frame.leaving
     places = [("kept", kept_key(name), stays)] if name in frame.stored else []
@@ -418,7 +380,7 @@ def _fetch(frame: _Frame, writer: Writer, name: str, place: tuple[Section, int],
             writer.line(f'del {box}["{key}"]')
 
 
-def _is_taken(frame: _Frame, family: str, index: int, key: str, place: tuple[Section, int]) -> bool:
+def _is_taken(frame: Frame, family: str, index: int, key: str, place: tuple[Section, int]) -> bool:
     """True where a loop after this place (section, item) takes what block `index` keeps under `key`."""
     section, number = place
     order = list(frame.items)
@@ -427,7 +389,7 @@ def _is_taken(frame: _Frame, family: str, index: int, key: str, place: tuple[Sec
     return any(b.index == index for loop in loops for e in _table_of(frame, loop).entries if e.way == "kept" and e.key == key for b in loop.blocks)
 
 
-def _call_loop(frame: _Frame, writer: Writer, loop: Loop, place: int, last: dict[str, int]) -> list[str]:
+def _call_loop(frame: Frame, writer: Writer, loop: Loop, place: int, last: dict[str, int]) -> list[str]:
     """Print the loop; returns the values that have a name here afterwards."""
     table = _table_of(frame, loop)
     k = frame.crossings.loops.index(table)
@@ -460,136 +422,3 @@ def _call_loop(frame: _Frame, writer: Writer, loop: Loop, place: int, last: dict
         writer.names[value] = flow
         made.append(value)
     return made
-
-
-# ---------------------------------------------------------------- the update
-
-
-def _print_update(frame: _Frame) -> list[str]:
-    groups, rest = split_update(frame.graph, frame.grad_keys, frozenset(frame.tail))
-    if not groups and not rest and not frame.tail:
-        return []
-    functions, calls, shared = [], [], _shared(frame.graph, rest, groups)
-    for number, group in enumerate(groups):
-        title = f"update_{number}" if len(groups) > 1 else "update_param"
-        functions.append(_print_part(frame, title, group[0], shared))
-        names = fold_names([part.param for part in group])
-        calls += ["for name in expand_names(", *(f'    "{n}",' for n in names), "):"]
-        calls.append(f"    {title}(comm, state, grads, name)")
-    writer = Writer(_reserved(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
-    _print_tail(frame, writer)
-    last = _last_uses(frame.graph, tuple(rest))
-    for place, i in enumerate(rest):
-        node = frame.graph.nodes[i]
-        for name in dict.fromkeys(node.inputs):
-            if name in frame.grad_keys and name not in writer.names:
-                writer.line(f'{writer.bind(name, "grad")} = {_take(_quoted(frame.grad_keys[name]), name in shared)}')
-        writer.node(node, frame.program.origins[i], _dead_here(frame, node))
-        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
-    doc = '"""The optimizer\'s update, parameter by parameter."""'
-    functions.append("\n".join([f"def update({frame.update_boxes}):", *(f"    {line}" for line in [doc, *writer.lines, *calls])]))
-    return functions
-
-
-def _print_tail(frame: _Frame, writer: Writer) -> None:
-    """Bring what leaves a step of turns from the sums to the user's form."""
-    graph = frame.graph
-    last = _last_uses(graph, frame.tail)
-    for place, i in enumerate(frame.tail):
-        node = graph.nodes[i]
-        for name in dict.fromkeys(node.inputs):
-            if name in frame.grad_keys and name not in writer.names:
-                stays = name in frame.leaving_keys or _is_taken_by_update(frame, name)
-                writer.line(f"{writer.bind(name, 'total')} = {_take(_quoted(frame.grad_keys[name]), stays)}")
-        writer.node(node, frame.program.origins[i], _dead_here(frame, node))
-        for name in node.outputs:
-            keys = [frame.leaving_keys.get(name), frame.grad_keys[name] if name in frame.grad_keys and _is_taken_by_update(frame, name) else None]
-            for key in filter(None, keys):
-                writer.line(f'grads["{key}"] = {writer.names[name]}')
-        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
-    late = {out for i in frame.tail for out in graph.nodes[i].outputs}
-    for name, key in frame.leaving_keys.items():
-        if name not in late and key != frame.grad_keys[name]:
-            writer.line(f'grads["{key}"] = grads["{frame.grad_keys[name]}"]')
-
-
-def _shared(graph: Graph, rest: list[int], groups: list[tuple[Part, ...]]) -> frozenset[str]:
-    """What several of the parts of the update read."""
-    counts: dict[str, int] = {}
-    for nodes in (rest, *(part.nodes for group in groups for part in group)):
-        for name in {name for i in nodes for name in graph.nodes[i].inputs}:
-            counts[name] = counts.get(name, 0) + 1
-    return frozenset(name for name, count in counts.items() if count > 1)
-
-
-def _quoted(key: str) -> str:
-    return f'"{key}"'
-
-
-def _take(key: str, stays: bool) -> str:
-    """An entry of `grads`, which goes unless somebody else reads it."""
-    return f"grads[{key}]" if stays else f"grads.pop({key})"
-
-
-def _print_part(frame: _Frame, title: str, part: Part, shared: frozenset[str]) -> str:
-    storage = {v.name: v.storage for v in frame.graph.values}
-
-    def state_text(name: str) -> str:
-        inner = beside_param(storage[name], part.param)
-        if inner == "{name}":
-            return "state[name]"
-        return f'state[f"{inner}"]' if inner else frame.state_keys[name]
-
-    writer = Writer((), state_text, lambda path: "", {})
-    last = _last_uses(frame.graph, part.nodes)
-    for place, i in enumerate(part.nodes):
-        node = frame.graph.nodes[i]
-        for name in dict.fromkeys(node.inputs):
-            if name in frame.grad_keys and name not in writer.names:
-                writer.line(f"{writer.bind(name, 'grad')} = {_take(grad_text(frame.grad_keys[name], part.param), name in shared)}")
-        origin = frame.program.origins[i]
-        writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, _dead_here(frame, node))
-        if node.op == "state.write" and node.inputs[1] not in frame.grad_keys:
-            writer.store(node)
-        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
-    doc = '"""Update one parameter and its optimizer state."""'
-    lines = [line for line in writer.lines if not line.startswith("# (root)")]
-    return "\n".join([f"def {title}(comm, state, grads, name):", *(f"    {line}" for line in [doc, *lines])])
-
-
-def fold_names(names: list[str]) -> list[str]:
-    """Names with their numbers folded: `h.0.w`, `h.1.w`, ... -> `h.{0..11}.w` (outermost number, contiguous runs)."""
-    from ..graph.repeats import block_of
-
-    patterns: dict[tuple[str, str], list[int]] = {}
-    order: dict[object, None] = {}
-    for name in names:
-        place = block_of(name)
-        if place is None:
-            order.setdefault(name)
-            continue
-        family, index = place
-        start = f"{family}.{index}" if family else f"{index}"
-        key = (family, name[len(start) :])
-        patterns.setdefault(key, []).append(index)
-        order.setdefault(key)
-    folded: list[str] = []
-    for key in order:
-        if isinstance(key, str):
-            folded.append(key)
-            continue
-        family, rest = key
-        lead = f"{family}." if family else ""
-        for low, high in _number_runs(sorted(patterns[key])):
-            folded.append(f"{lead}{low}{rest}" if low == high else f"{lead}{{{low}..{high}}}{rest}")
-    return folded
-
-
-def _number_runs(numbers: list[int]) -> list[tuple[int, int]]:
-    runs: list[list[int]] = []
-    for n in numbers:
-        if runs and n == runs[-1][1] + 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    return [(low, high) for low, high in runs]

@@ -24,7 +24,8 @@ from ..graph.stage_programs import plan_mesh
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind
 from ..graph.turns import count_microbatches
-from .body import Body, fold_names, print_bodies
+from .body import Body, print_bodies
+from .folded import fold_names
 
 _HEADER = '''"""{name}: one training step on {cluster}, mesh {mesh}.
 

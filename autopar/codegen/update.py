@@ -1,0 +1,107 @@
+"""The update as text: one function per distinct update of a parameter, called for all that share it; before them what waits for the end of the turns.
+
+In: the frame of a program. Out: the functions. What leaves a step of turns (`tail`) comes first, then what is no one parameter's own, then parameter by
+parameter.
+"""
+
+from __future__ import annotations
+
+from ..graph.graph import Graph
+from ..graph.node import Node
+from .folded import fold_names
+from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
+from .loops import Part, beside_param, grad_text, split_update
+from .writer import Writer
+
+
+def print_update(frame: Frame) -> list[str]:
+    """The functions of the update, `update` the last; none where nothing runs after the turns."""
+    groups, rest = split_update(frame.graph, frame.grad_keys, frozenset(frame.tail))
+    if not groups and not rest and not frame.tail:
+        return []
+    functions, calls, shared = [], [], _shared(frame.graph, rest, groups)
+    for number, group in enumerate(groups):
+        title = f"update_{number}" if len(groups) > 1 else "update_param"
+        functions.append(_print_part(frame, title, group[0], shared))
+        names = fold_names([part.param for part in group])
+        calls += ["for name in expand_names(", *(f'    "{n}",' for n in names), "):"]
+        calls.append(f"    {title}(comm, state, grads, name)")
+    writer = Writer(reserved_names(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
+    _print_tail(frame, writer)
+    last = last_uses(frame.graph, tuple(rest))
+    for place, i in enumerate(rest):
+        node = frame.graph.nodes[i]
+        for name in dict.fromkeys(node.inputs):
+            if name in frame.grad_keys and name not in writer.names:
+                writer.line(f'{writer.bind(name, "grad")} = {_take(_quoted(frame.grad_keys[name]), name in shared)}')
+        writer.node(node, frame.program.origins[i], dead_here(frame, node))
+        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
+    doc = '"""The optimizer\'s update, parameter by parameter."""'
+    functions.append("\n".join([f"def update({frame.update_boxes}):", *(f"    {line}" for line in [doc, *writer.lines, *calls])]))
+    return functions
+
+
+def _print_tail(frame: Frame, writer: Writer) -> None:
+    """Bring what leaves a step of turns from the sums to the user's form."""
+    graph = frame.graph
+    last = last_uses(graph, frame.tail)
+    for place, i in enumerate(frame.tail):
+        node = graph.nodes[i]
+        for name in dict.fromkeys(node.inputs):
+            if name in frame.grad_keys and name not in writer.names:
+                stays = name in frame.leaving_keys or is_taken_by_update(frame, name)
+                writer.line(f"{writer.bind(name, 'total')} = {_take(_quoted(frame.grad_keys[name]), stays)}")
+        writer.node(node, frame.program.origins[i], dead_here(frame, node))
+        for name in node.outputs:
+            keys = [frame.leaving_keys.get(name), frame.grad_keys[name] if name in frame.grad_keys and is_taken_by_update(frame, name) else None]
+            for key in filter(None, keys):
+                writer.line(f'grads["{key}"] = {writer.names[name]}')
+        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
+    late = {out for i in frame.tail for out in graph.nodes[i].outputs}
+    for name, key in frame.leaving_keys.items():
+        if name not in late and key != frame.grad_keys[name]:
+            writer.line(f'grads["{key}"] = grads["{frame.grad_keys[name]}"]')
+
+
+def _shared(graph: Graph, rest: list[int], groups: list[tuple[Part, ...]]) -> frozenset[str]:
+    """What several of the parts of the update read."""
+    counts: dict[str, int] = {}
+    for nodes in (rest, *(part.nodes for group in groups for part in group)):
+        for name in {name for i in nodes for name in graph.nodes[i].inputs}:
+            counts[name] = counts.get(name, 0) + 1
+    return frozenset(name for name, count in counts.items() if count > 1)
+
+
+def _quoted(key: str) -> str:
+    return f'"{key}"'
+
+
+def _take(key: str, stays: bool) -> str:
+    """An entry of `grads`, which goes unless somebody else reads it."""
+    return f"grads[{key}]" if stays else f"grads.pop({key})"
+
+
+def _print_part(frame: Frame, title: str, part: Part, shared: frozenset[str]) -> str:
+    storage = {v.name: v.storage for v in frame.graph.values}
+
+    def state_text(name: str) -> str:
+        inner = beside_param(storage[name], part.param)
+        if inner == "{name}":
+            return "state[name]"
+        return f'state[f"{inner}"]' if inner else frame.state_keys[name]
+
+    writer = Writer((), state_text, lambda path: "", {})
+    last = last_uses(frame.graph, part.nodes)
+    for place, i in enumerate(part.nodes):
+        node = frame.graph.nodes[i]
+        for name in dict.fromkeys(node.inputs):
+            if name in frame.grad_keys and name not in writer.names:
+                writer.line(f"{writer.bind(name, 'grad')} = {_take(grad_text(frame.grad_keys[name], part.param), name in shared)}")
+        origin = frame.program.origins[i]
+        writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, dead_here(frame, node))
+        if node.op == "state.write" and node.inputs[1] not in frame.grad_keys:
+            writer.store(node)
+        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
+    doc = '"""Update one parameter and its optimizer state."""'
+    lines = [line for line in writer.lines if not line.startswith("# (root)")]
+    return "\n".join([f"def {title}(comm, state, grads, name):", *(f"    {line}" for line in [doc, *lines])])
