@@ -115,7 +115,7 @@ def _plan(dp: int, zero: int | None, microbatches: int):  # noqa: ANN202 - torch
     workload = Workload(model, (batch,), (batch,), torch.nn.functional.mse_loss, torch.optim.AdamW)
     cluster = f"{dp // _PER_HOST}x{_PER_HOST}xV100-32GB" if dp % _PER_HOST == 0 else f"1x{dp}xV100-32GB"
     words = {"dp": dp, "zero": zero} if zero is not None else {}
-    options = Options(precision="bf16", constraints=constrain(microbatches=microbatches, **words), stages=False, price=False)
+    options = Options(precision="bf16", constraints=constrain(pp=1, microbatches=microbatches, **words), price=False)
     plan = plan_workload(workload, cluster, options, cache_path=None).plan
     if microbatches == 1:
         return plan

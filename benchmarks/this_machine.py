@@ -322,7 +322,7 @@ def main() -> None:
                 name = f"{model} {kind} {ranks}"
                 fix = ",".join(filter(None, (PLANS[kind].format(n=ranks), asked.fix)))
                 workload = load_workload(*MODELS[model])
-                options = Options(constraints=parse_fix(fix), price=False, stages=False, time_limit_s=20)
+                options = Options(constraints=parse_fix(fix), price=False, time_limit_s=20)
                 compiled = compile_workload(workload, f"cpu:{ranks}", options, rows_path=asked.profile)
                 with tempfile.TemporaryDirectory() as folder:
                     program = str(write_program(compiled.files, Path(folder) / "program", {}))

@@ -8,6 +8,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import autopar  # noqa: E402
 from autopar.errors import InfeasibleError  # noqa: E402
+from autopar.constraints import constrain
 from autopar.options import Options  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -68,7 +69,7 @@ def plan_of(spelling="plain", cluster="cpu:4", memory=None, loss=mean_loss, seco
         model = Gpt(spelling)
     return autopar.plan(
         model, cluster, example_inputs=(ids,), example_targets=(ids,), loss=loss, optimizer=torch.optim.AdamW,
-        options=Options(memory_bytes=memory, time_limit_s=seconds, stages=most is None),
+        options=Options(memory_bytes=memory, time_limit_s=seconds, constraints=constrain(**{} if most is None else {"pp": most}), price=False),
     )  # fmt: skip
 
 

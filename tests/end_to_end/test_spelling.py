@@ -134,7 +134,7 @@ def step_s(way: str) -> float:
         model = Gpt(way)
     plan = autopar.plan(
         model, "1x8xH100-80GB", example_inputs=(tokens,), example_targets=(tokens,), loss=loss, optimizer=torch.optim.AdamW,
-        options=autopar.Options(stages=False),
+        options=autopar.Options(constraints=autopar.constrain(pp=1), price=False),
     )  # fmt: skip
     return plan.cost.step_s
 
