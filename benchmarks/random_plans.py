@@ -1,19 +1,26 @@
 """Random legal plans, run as emitted on all ranks in one process: how many, how many differ from the traced step.
 
-    python benchmarks/random_plans.py [--models N] [--plans N] [--zoo N] [--only NAME ...] [--seed N]
+    python benchmarks/random_plans.py [--models N] [--plans N] [--zoo N] [--stages] [--only NAME ...] [--seed N]
 
 Every other plan takes the batch in two or four turns, where the model and its batch allow that. Three kinds of
 models: random small ones (`--models` of them, `--plans` plans each), the small models of the tracer's tests (`--plans` plans
 each), and the zoo (`--zoo` plans of each model; 0: none). Prints a table. One mismatch is a bug of the compiler; its model, mesh and seed
 are printed.
+
+With `--stages` every plan is in pipeline stages that begin at any nodes: two to four stages of one or two chunks, every schedule, one or two ranks each;
+half of them recompute something, a quarter lets equal blocks decide alike, also across stages. The models are the random ones, the small ones, and those of
+`tests/codegen/crossing_models.py` and of the tests of microbatches. What the compiler refuses is counted by reason; a run that hangs is one that fails.
 """
 
 import argparse
 import platform
 import random
+import re
 import sys
 import time
 import warnings
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,13 +38,14 @@ from autopar.options import Options  # noqa: E402
 from autopar.trace import Workload, load_workload  # noqa: E402
 from autopar.verify import describe_failure, verify_workload  # noqa: E402
 from autopar.zoo import list_models  # noqa: E402
+from tests.codegen import crossing_models, test_turns  # noqa: E402
 from tests.codegen.random_models import make_random_workload  # noqa: E402
-from tests.codegen.random_plans import Assigner, Control  # noqa: E402
+from tests.codegen.random_plans import Assigner, Control, Hung, draw_staged  # noqa: E402
 from tests.trace import zoo as small  # noqa: E402
 
 SMALL = ("mlp", "tied", "gpt2", "llama", "bert", "vit", "resnet")
 MESHES = ((2,), (4,), (2, 2), (3,), (2, 2, 2))
-TOLERANCE = 1e-8  # of the larger of 1 and the tensor's largest magnitude, float64
+TOLERANCE, STAGED_TOLERANCE = 1e-8, 1e-10  # of the larger of 1 and the tensor's largest magnitude, float64
 
 
 def run_model(name: str, make: Callable[[], Workload], count: int, seed: int) -> tuple[int, int, int]:
@@ -62,6 +70,71 @@ def run_model(name: str, make: Callable[[], Workload], count: int, seed: int) ->
     return count, in_turns, wrong
 
 
+def run_in_stages(name: str, make: Callable[[], Workload], count: int, seed: int) -> Counter:
+    """How many plans were run, in turns, interleaved, recomputed, refused (with the reasons), wrong, hung, broken."""
+    torch.manual_seed(0)
+    control = Control(make())
+    case = build_case(control.graph)
+    turns, found = list_turns(case), Counter()
+    first = 1000 * seed + zlib.crc32(name.encode()) % 10**6  # another schedule and other cuts for each model
+    for number in range(first, first + count):
+        what = f"{name} plan {number}"
+        try:
+            plan = draw_staged(turns, number)
+            if plan is None:
+                continue
+            what += f" ({plan})"
+            emitted = control.staged(plan, case)
+        except AutoparError as error:
+            print(f"REFUSED {what}: {error}", flush=True)
+            found["refused"] += 1
+            found["refused: " + re.sub(r"\w*\d\w*", "N", f"{type(error).__name__}: {error}".splitlines()[0])] += 1
+            continue
+        found["plans"] += 1
+        found["turns"] += plan.assignment.microbatches > 1
+        found["chunks"] += plan.pipeline.chunks > 1
+        found["again"] += bool(plan.assignment.again)
+        try:
+            difference, whose = control.worst_staged(*emitted)
+        except Hung as error:
+            print(f"HUNG {what}: {error}", flush=True)
+            found["hung"] += 1
+        except Exception as error:  # of any kind: an emitted program that breaks is what is looked for
+            print(f"BROKEN {what}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+            found["broken"] += 1
+        else:
+            if not difference <= STAGED_TOLERANCE:
+                print(f"MISMATCH {what}: {whose} is {difference:.1e} off", flush=True)
+                found["wrong"] += 1
+    return found
+
+
+def run_all_in_stages(asked: argparse.Namespace) -> int:
+    """Print a row per kind of models; 1 where a plan was wrong, hung or broke."""
+    columns = ("models", "plans", "turns", "chunks", "again", "refused", "wrong", "hung", "broken")
+    print(f"{'models':9}" + "".join(f"{c if c != 'models' else 'tried':>8}" for c in columns) + f"{'seconds':>9}")
+    rows: dict[str, Counter] = {}
+    for kind, name, make, plans, seed in list_work(asked):
+        if asked.only and not any(part in name for part in asked.only):
+            continue
+        began = time.perf_counter()
+        try:
+            found = run_in_stages(name, make, plans, seed)
+        except KeyboardInterrupt:
+            print("interrupted: what was done until now")
+            break
+        row = rows.setdefault(kind, Counter())
+        row.update({**found, "models": 1})
+        row["seconds"] += time.perf_counter() - began
+    rows["all"] = sum(rows.values(), Counter())
+    for kind, row in rows.items():
+        print(f"{kind:9}" + "".join(f"{row[c]:8}" for c in columns) + f"{row['seconds']:9.1f}")
+    for reason, count in sorted(rows["all"].items()):
+        if reason.startswith("refused: "):
+            print(f"  {reason}, {count} times")
+    return int(any(rows["all"][c] for c in ("wrong", "hung", "broken")))
+
+
 def run_zoo_model(name: str, make: Callable[[], Workload], count: int) -> tuple[int, int, int]:
     """(plans run, of them in turns, mismatches): beside the solver's own plan, against plain PyTorch over two steps."""
     report = verify_workload(make(), "cpu:4", Options(time_limit_s=2.0), random_plans=count)
@@ -76,7 +149,9 @@ def list_work(asked: argparse.Namespace) -> Iterator[tuple[str, str, Callable[[]
         yield "random", f"random {asked.seed + k}", lambda k=k: make_random_workload(asked.seed + k, 10 + k % 8), asked.plans, asked.seed + k
     for name in SMALL:
         yield "small", name, getattr(small, name), asked.plans, asked.seed
-    for spec in list_models(()) if asked.zoo else ():
+    for name, make in {**test_turns.MODELS, **crossing_models.MODELS}.items() if asked.stages else ():
+        yield "crossing", name, make, asked.plans, asked.seed
+    for spec in list_models(()) if asked.zoo and not asked.stages else ():
         yield "zoo", spec.rpartition("/")[2], lambda spec=spec: load_workload(spec), asked.zoo, asked.seed
 
 
@@ -85,11 +160,14 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=50)
     parser.add_argument("--plans", type=int, default=8)
     parser.add_argument("--zoo", type=int, default=0)
+    parser.add_argument("--stages", action="store_true", help="plans in pipeline stages")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
     asked = parser.parse_args()
     warnings.filterwarnings("ignore")
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    if asked.stages:
+        return run_all_in_stages(asked)
     print(f"{'models':8} {'tried':>6} {'plans':>7} {'turns':>6} {'wrong':>6} {'failed':>6} {'seconds':>8}")
     rows: dict[str, list[float]] = {}
     for kind, name, make, plans, seed in list_work(asked):

@@ -13,7 +13,7 @@ from ..constraints import SCHEDULES
 from ..errors import MicrobatchError
 from .case import Case, build_case, copy_case, split_case
 from .choice import Assignment
-from .cuts import find_cuts, resolve_all
+from .cuts import CutTable, find_cuts, resolve_all
 from .graph import Graph, value_table
 from .mesh import Mesh, MeshAxis
 from .node import Node
@@ -78,14 +78,23 @@ class Assigner:
         graph: with its copies, where something is recomputed.
         sites, signatures: of the graph's nodes (`resolve_all`).
         again: what is recomputed in this graph (`recompute.recomputed_names`).
+        cuts: of the graph, where they are known; those of a `Case` with copies are what its program is made with.
 
     What it draws is of a step in turns where the graph is (`microbatch`).
     """
 
-    def __init__(self, graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], mesh: Mesh, again: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        sites: tuple[Site, ...],
+        signatures: tuple[Signature, ...],
+        mesh: Mesh,
+        again: tuple[str, ...] = (),
+        cuts: CutTable | None = None,
+    ) -> None:
         self.graph, self.sites, self.signatures, self.mesh, self.again = graph, sites, signatures, mesh, again
         self._sizes = tuple(axis.size for axis in mesh.axes)
-        self.cuts = find_cuts(graph, signatures)
+        self.cuts = find_cuts(graph, signatures) if cuts is None else cuts
         self.options: list[tuple[Strategy, ...]] = []
         seen: dict[object, tuple[Strategy, ...]] = {}
         for site, signature in zip(sites, signatures):
@@ -204,7 +213,7 @@ class StagedAssigner:
         self.parts = []
         for case, names in zip(cases, self.again):
             case = copy_case(case, names)
-            self.parts.append(Assigner(case.graph, case.sites, case.signatures, mesh, names))
+            self.parts.append(Assigner(case.graph, case.sites, case.signatures, mesh, names, case.cuts))
         self._crossing = _ends(stages)
 
     def _draw_again(self, cases: Sequence[Case], rng: random.Random) -> tuple[tuple[str, ...], ...]:

@@ -22,7 +22,6 @@ from .node import Phase
 from .partition import partition
 from .plan import Plan
 from .program import Program
-from .recompute import AGAIN
 from .sections import Section, list_sections, stage_sections
 from .stages import COPY, Stage, cut_stages, sum_at_home
 from .turns import LOOP, RECEIVE, SEND
@@ -151,7 +150,7 @@ def _chunk_of(program: Program, chunks: dict[str, int]) -> dict[str, int]:
     graph = program.graph
     found: dict[str, int] = {}
     for node, origin in zip(graph.nodes, program.origins):
-        known = chunks.get((origin.node or node.name).removesuffix(AGAIN).partition(COPY)[0])
+        known = chunks.get((origin.node or node.name).partition(COPY)[0])  # of a copy none: it runs when it is read
         if known is not None and node.op not in (SEND, RECEIVE) and not node.op.startswith("comm."):
             found[node.name] = known
     makers = producer_table(graph)

@@ -33,7 +33,7 @@ from ..graph.turns import ACCUMULATE
 from .layout_solve import Staged
 from .layouts import Layout, inner_constraints, num_samples
 from .role_meshes import axis_role, named_degrees
-from .steer import AxisLaws, Steer, axis_laws, names_pin, obeys_pin, pin_placements, why_role, zero_law
+from .steer import AxisLaws, Steer, axis_laws, names_node, names_pin, obeys_pin, pin_placements, why_role, zero_law
 from .unit_costs import part_roles
 
 
@@ -168,17 +168,17 @@ def _node_faults(
 ) -> Iterator[str]:
     constraints = steer.constraints
     roles = tuple(role_of_choice(steer.roles, node, strategy, a, n) for a, n in enumerate(laws.sizes))
-    if any(names_module(glob, node.path) for glob in constraints.alike) and any(c != REPLICATED for c in strategy.choices):
+    if any(names_node(glob, node) for glob in constraints.alike) and any(c != REPLICATED for c in strategy.choices):
         yield f"alike: {node.name} ({node.path}) chooses {' '.join(strategy.choices)}"
     why = why_role(steer, laws, node, index, strategy, roles)
     if why:
         yield f"{node.name} ({node.path}) chooses {' '.join(strategy.choices)}: {why}"
     if node.phase is Phase.UPDATE:
         return
-    if any(names_module(glob, node.path) for glob in constraints.whole) and any(r not in ("", DATA) for r in roles):
+    if any(names_node(glob, node) for glob in constraints.whole) and any(r not in ("", DATA) for r in roles):
         yield f"whole: {node.name} ({node.path}) chooses {' '.join(strategy.choices)}"
     for row in constraints.modules:
-        if names_module(row.path, node.path) and any(r in row.forbid for r in roles):
+        if names_node(row.path, node) and any(r in row.forbid for r in roles):
             yield f"module {row.path}: {node.name} ({node.path}) chooses {' '.join(strategy.choices)}"
     if _is_named(steer, node):
         return  # what it could have split is no longer all that its rule offers
@@ -197,7 +197,7 @@ def _node_faults(
 def _is_named(steer: Steer, node: Node) -> bool:
     constraints = steer.constraints
     globs = (*constraints.alike, *constraints.whole, *(row.path for row in constraints.modules))
-    return bool(constraints.pins) or any(names_module(glob, node.path) for glob in globs)
+    return bool(constraints.pins) or any(names_node(glob, node) for glob in globs)
 
 
 def _pin_faults(steer: Steer, graph: Graph, assignment: Assignment, made: Mapping[str, Sharding]) -> Iterator[str]:

@@ -41,7 +41,7 @@ from ..graph.rule import Signature, Site, is_contraction
 from ..graph.sharding import REPLICATE, Partial, Placement, Shard, Sharding, parse_sharding, why_illegal
 from ..graph.strategy import REPLICATED, Strategy
 from ..graph.tensor import STATE_KINDS, Kind, Value, num_elements
-from ..graph.turns import ACCUMULATE
+from ..graph.turns import ACCUMULATE, RECEIVE, SEND
 from .menus import AxisTest
 from .role_meshes import SPARE, axis_role, rest_roles
 
@@ -121,6 +121,11 @@ def check_names(graph: Graph, constraints: Constraints) -> None:
 def names_pin(graph: Graph, pin: Pin, value: Value) -> bool:
     """True where a pin is about a value."""
     return names_value(pin.value, value.name, value.storage if value.kind in STATE_KINDS and value.version == 0 else "")
+
+
+def names_node(glob: str, node: Node) -> bool:
+    """True where a glob names the module of an op; what crosses between stages is of no module, and splits as `stage_solve` says."""
+    return node.op not in (SEND, RECEIVE) and names_module(glob, node.path)
 
 
 def _near(glob: str, known: Iterable[str]) -> str:
@@ -265,14 +270,14 @@ def _named_tests(steer: Steer, mesh: Mesh, graph: Graph, node: Node, values: Map
     constraints = steer.constraints
     found: list[tuple[str, Test]] = []
     for glob in constraints.alike:
-        if names_module(glob, node.path):
+        if names_node(glob, node):
             found.append((f"alike {glob}", lambda s, roles: all(c == REPLICATED for c in s.choices)))
     if node.phase is not Phase.UPDATE:
         for glob in constraints.whole:
-            if names_module(glob, node.path):
+            if names_node(glob, node):
                 found.append((f"whole {glob}", lambda s, roles: all(r in ("", DATA) for r in roles)))
         for row in constraints.modules:
-            if names_module(row.path, node.path):
+            if names_node(row.path, node):
                 found.append((f"module {row.path} forbid {','.join(row.forbid)}", lambda s, roles, no=row.forbid: not any(r in no for r in roles)))
     for pin in constraints.pins:
         for k, out in enumerate(o for o in node.outputs if o):

@@ -16,17 +16,15 @@ from ..cluster import Cluster, num_devices, parse_cluster
 from ..codegen.emit import ModelFacts, print_source
 from ..codegen.emit_stages import print_stages
 from ..errors import ModelError
-from ..graph.case import Case, build_case, decided_case
-from ..graph.cuts import resolve_all
+from ..graph.case import Case, build_case, copy_case, decided_case
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.partition import partition
 from ..graph.plan import Plan
 from ..graph.program import Program, check_program
 from ..graph.random_plans import Assigner, StagedAssigner, count_stages, draw_pipeline, draw_recomputed, list_turns, mesh_shapes, plain_mesh
-from ..graph.recompute import Recomputed, recomputed_names
+from ..graph.recompute import recomputed_names
 from ..graph.registry import rules_in_force
-from ..graph.repeats import Fold, fold_graph
 from ..graph.rules.random_numbers import STATE as RANDOM_STATE
 from ..graph.sharding import Sharding, parse_sharding
 from ..graph.stage_programs import plan_mesh
@@ -91,7 +89,7 @@ def draw_plans(case: Case, plan: Plan, ranks: int, count: int) -> Iterator[tuple
         case: of the traced step.
     """
     shapes, turns = mesh_shapes(ranks), list_turns(case) if count else ()
-    forms: dict[tuple[int, int], tuple[Recomputed, Fold]] = {}
+    forms: dict[tuple[int, int], tuple[Case, tuple[str, ...]]] = {}
     assigners: dict[tuple[int, int, tuple[int, ...]], Assigner] = {}
     for number in range(count):
         staged = _draw_staged(turns, plan, ranks, number) if number % 3 == 2 and case.graph.loss and not case.graph.outputs else None
@@ -101,12 +99,12 @@ def draw_plans(case: Case, plan: Plan, ranks: int, count: int) -> Iterator[tuple
         sizes, again = shapes[number % len(shapes)], number // len(shapes) % 2
         turn = random.Random(number).randrange(len(turns))
         if (turn, again) not in forms:
-            recomputed = draw_recomputed(turns[turn].graph, case.rules, random.Random(0) if again else None)
-            forms[turn, again] = recomputed, fold_graph(recomputed.graph)
-        found, fold = forms[turn, again]
+            names = recomputed_names(draw_recomputed(turns[turn].graph, case.rules, random.Random(0) if again else None))
+            forms[turn, again] = copy_case(turns[turn], names), names
+        found, names = forms[turn, again]
         if (turn, again, sizes) not in assigners:
-            assigners[turn, again, sizes] = Assigner(found.graph, *resolve_all(found.graph, case.rules), plain_mesh(sizes), recomputed_names(found))
-        assignment = assigners[turn, again, sizes].draw(random.Random(number), fold if number // len(shapes) // 2 % 2 else None)
+            assigners[turn, again, sizes] = Assigner(found.graph, found.sites, found.signatures, plain_mesh(sizes), names, found.cuts)
+        assignment = assigners[turn, again, sizes].draw(random.Random(number), found.fold if number // len(shapes) // 2 % 2 else None)
         yield _named(replace(plan, assignment=assignment, num_microbatches=assignment.microbatches, num_stages=1, pipeline=None), number)
 
 

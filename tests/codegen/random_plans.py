@@ -129,8 +129,6 @@ class StagedPlan:
         seed: decides the schedule, the cuts, the mesh of a stage, what is recomputed (in half of the plans), every strategy and storage; in a
             quarter equal blocks decide alike, and half of these are cut between units, as the solver cuts.
         pipeline: takes the place of the one drawn.
-    Raises:
-        ValueError: too few nodes to cut between.
     """
 
     def __init__(self, turned, seed, meshes=((), (2,)), pipeline=None):
@@ -138,8 +136,6 @@ class StagedPlan:
         alike, between_units, again = rng.random() < 0.25, rng.random() < 0.5, rng.random() < 0.5
         drawn = (draw_pipeline(turned.graph, rng, True) if alike and between_units else None) or draw_pipeline(turned.graph, rng)
         self.pipeline = pipeline or drawn
-        if self.pipeline is None:
-            raise ValueError("too few nodes to cut between")
         self.num_stages, self.mesh = count_stages(self.pipeline), plain_mesh(rng.choice(meshes))
         assigner = StagedAssigner(turned, self.pipeline, self.mesh, rng if again else None, turned.fold if alike else None)
         self.assignment = assigner.draw(rng)
@@ -149,6 +145,18 @@ class StagedPlan:
         told = f"{self.num_stages} stages of {self.pipeline.chunks}, {self.pipeline.kind}, {self.assignment.microbatches} microbatches"
         sizes = "x".join(str(axis.size) for axis in self.mesh.axes) or "1"
         return f"{told}, {sizes} ranks each, {len(self.assignment.again)} nodes again, from {', '.join(self.pipeline.starts)}"
+
+
+def draw_staged(turns, seed):
+    """The `StagedPlan` of a seed in one of these numbers of microbatches; None where nothing is there to cut.
+
+    Args:
+        turns: the cases of the step in its turns.
+    """
+    for turned in (turns[seed % len(turns)], turns[0]):  # turns may leave nothing for the loop where all waits for all samples
+        if draw_pipeline(turned.graph, random.Random(0)) is not None:
+            return StagedPlan(turned, seed)
+    return None
 
 
 def zoo_control(name):
@@ -309,4 +317,4 @@ def relative_difference(found, wanted):
     return difference if difference == difference else float("inf")
 
 
-__all__ = ["Assigner", "Control", "Hung", "Kind", "StagedPlan", "make_mesh", "random", "run_source", "run_stages", "run_within", "source_of", "zoo_control"]
+__all__ = ["Assigner", "Control", "Hung", "Kind", "StagedPlan", "draw_staged", "make_mesh", "random", "run_source", "run_stages", "run_within", "source_of", "zoo_control"]

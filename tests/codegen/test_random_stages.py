@@ -9,18 +9,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.errors import ProgramError  # noqa: E402
+from autopar.errors import ProgramError, RankError  # noqa: E402
 from autopar.graph.case import build_case  # noqa: E402
 from autopar.graph.plan import Pipeline  # noqa: E402
 from autopar.graph.random_plans import draw_pipeline, list_turns  # noqa: E402
 
 from .crossing_models import MODELS  # noqa: E402
 from .random_models import make_random_workload  # noqa: E402
-from .random_plans import Control, Hung, StagedPlan, make_mesh, run_within  # noqa: E402
+from .random_plans import Control, Hung, StagedPlan, draw_staged, make_mesh, run_within  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-PLANS = {"mixed": 24, "u-net": 6, "u-net, clipped": 3, "translator": 2, "translator, dropout": 2, "gpt": 1, "gpt, ignored targets, clipped": 3, "gpt, momentum": 4}
+PLANS = {"mixed": 12, "u-net": 3, "u-net, clipped": 2, "translator": 2, "translator, dropout": 1, "gpt": 1, "gpt, ignored targets, clipped": 2, "gpt, momentum": 3}
 
 
 @functools.cache
@@ -33,19 +33,20 @@ def traced(name):
 
 def check(control, case, turns, seeds):
     for seed in seeds:
-        plan = StagedPlan(turns[seed % len(turns)], seed)
+        plan = draw_staged(turns, seed)
         difference, whose = control.worst_staged(*control.staged(plan, case))
         assert difference < 1e-10, f"seed {seed}, {plan}: {whose} is {difference:.1e} off"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_random_stages_of_a_model(name):
+    first = 100 * list(MODELS).index(name)
     assert len(traced(name)[2]) == 3
-    check(*traced(name), range(PLANS[name]))
+    check(*traced(name), range(first, first + PLANS[name]))
 
 
 @pytest.mark.filterwarnings("ignore:var\\(\\). degrees of freedom")
-@pytest.mark.parametrize("seed", range(2000, 2008))
+@pytest.mark.parametrize("seed", range(2000, 2006))
 def test_random_stages_of_a_random_model(seed):
     control = Control(make_random_workload(seed, 12))
     case = build_case(control.graph)
@@ -81,9 +82,9 @@ def test_wrong_stages_are_found():
     assert control.worst_staged(stages, files)[0] < 1e-10
     sent = next(line for line in files["stage_0.py"].splitlines() if "comm.send(" in line)
     assert control.worst_staged(stages, swapped(files, sent, sent.replace("comm.send(", "comm.send(2 * ")))[0] > 1e-6
-    late = next(line for line in files["stage_1.py"].splitlines() if "copy_(tokens_weight" in line)
-    assert control.worst_staged(stages, swapped(files, late, late[: len(late) - len(late.lstrip())] + "pass"))[0] > 1e-6
-    with pytest.raises(ProgramError, match="never"):
+    late = next(line for line in files["stage_1.py"].splitlines() if "tokens_weight_1 = comm.receive(" in line)
+    assert control.worst_staged(stages, swapped(files, late, f"{late} * 2"))[0] > 1e-6
+    with pytest.raises((ProgramError, RankError), match="message 0 of turn 0"):
         control.worst_staged(stages, swapped(files, sent, sent[: len(sent) - len(sent.lstrip())] + "pass"))
 
 

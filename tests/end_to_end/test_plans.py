@@ -7,8 +7,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import autopar  # noqa: E402
-from autopar.errors import InfeasibleError  # noqa: E402
 from autopar.constraints import constrain
+from autopar.errors import InfeasibleError  # noqa: E402
 from autopar.options import Options  # noqa: E402
 
 pytestmark = pytest.mark.torch
