@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ..graph.graph import Graph
 from ..graph.node import Node
-from ..graph.repeats import block_of
+from ..graph.repeats import block_of, shift_name
 from ..graph.stage_programs import StageProgram
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS
@@ -65,12 +65,7 @@ def _shift_of_states(mine: Graph, theirs: Graph) -> dict[str, int] | None:
 
 def _shown(name: str, shift: Mapping[str, int]) -> str:
     """A state's name or a path as the other stage's file has it."""
-    lead, colon, own = name.rpartition(":")
-    place = block_of(own)
-    if place is None or place[0] not in shift:
-        return name
-    prefix = f"{place[0]}." if place[0] else ""
-    return f"{lead}{colon}{prefix}{place[1] - shift[place[0]]}{own[len(prefix) + len(str(place[1])) :]}"
+    return shift_name(name, {family: -add for family, add in shift.items()})
 
 
 def _same_init(mine: tuple | None, theirs: tuple | None, shift: Mapping[str, int]) -> bool:

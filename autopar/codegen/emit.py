@@ -206,37 +206,59 @@ def _print_step(program: Program, body: Body) -> str:
 
 
 def what_blocks_keep(family: str) -> str:
+    """The comment beside a family's boxes."""
     return f"what each block of {family or 'the model'} keeps between its functions"
 
 
-def _print_turns(phases: set[Phase], body: Body, count: int) -> list[str]:
-    """The lines that prepare, and take the batch in turns: each begins with copies of the boxes that `prepare` has filled."""
-    lines, boxes, ready = ["    grads = {}  # sums over the turns"], "", ["ready"]
-    begin = ["        kept = {}"]
-    if Phase.PREPARE in phases:
-        begin = ["        kept = dict(ready)"]
-        lines.append("    ready = {}")
+@dataclass(frozen=True, slots=True)
+class TurnBoxes:
+    """The boxes through which the sections of one turn pass on what they leave, as text.
+
+    Args:
+        prepare: lines before the turns, which fill what each of them begins with.
+        kept: what `kept` begins as.
+        blocks: (name, family, what it begins as) of each list of boxes.
+        ready: names of the boxes that `prepare` has filled.
+    """
+
+    prepare: tuple[str, ...]
+    kept: str
+    blocks: tuple[tuple[str, str, str], ...]
+    ready: tuple[str, ...]
+
+
+def turn_boxes(phases: set[Phase], body: Body) -> TurnBoxes:
+    """The boxes of a step in turns: each begins with copies of what `prepare` has filled."""
+    prepares = Phase.PREPARE in phases
+    lines, ready, blocks = ["    ready = {}"] if prepares else [], ["ready"] if prepares else [], []
     for name, family, number in body.containers:
         new = f"[{{}} for _ in range({number})]"
         if name in body.prepared:
             ready.append(f"ready_{name}")
             lines.append(f"    ready_{name} = {new}")
             new = f"[dict(box) for box in ready_{name}]"
-        begin.append(f"        {name} = {new}  # {what_blocks_keep(family)}")
-        boxes += f", {name}"
-    if Phase.PREPARE in phases:
-        lines.append(f"    prepare(comm, state, batch, grads, {', '.join(ready)})")
-    lines += [f"    for turn in range({count}):", *begin]
-    lines += [f"        {p.value}(comm, state, batch, grads, kept, turn{boxes})" for p in (Phase.FORWARD, Phase.BACKWARD) if p in phases]
-    gone = ["kept", *(name for name, _, _ in body.containers), *(ready if Phase.PREPARE in phases else [])]
-    return [*lines, f"    del {', '.join(gone)}"]
+        blocks.append((name, family, new))
+    lines += [f"    prepare(comm, state, batch, grads, {', '.join(ready)})"] if prepares else []
+    return TurnBoxes(tuple(lines), "dict(ready)" if prepares else "{}", tuple(blocks), tuple(ready))
+
+
+def _print_turns(phases: set[Phase], body: Body, count: int) -> list[str]:
+    """The lines that prepare, and take the batch in turns."""
+    boxes = turn_boxes(phases, body)
+    lines = ["    grads = {}  # sums over the turns", *boxes.prepare, f"    for turn in range({count}):", f"        kept = {boxes.kept}"]
+    lines += [f"        {name} = {new}  # {what_blocks_keep(family)}" for name, family, new in boxes.blocks]
+    names = "".join(f", {name}" for name, _, _ in boxes.blocks)
+    lines += [f"        {p.value}(comm, state, batch, grads, kept, turn{names})" for p in (Phase.FORWARD, Phase.BACKWARD) if p in phases]
+    return [*lines, f"    del {', '.join(['kept', *(name for name, _, _ in boxes.blocks), *boxes.ready])}"]
 
 
 def leaving_text(program: Program, body: Body, name: str) -> str:
+    """The text that reads what leaves the step."""
     return body.leaving.get(name, f"kept[{name!r}]")
 
 
 def print_train(plan: Plan) -> str:
+    """The text of `train.py`."""
     ranks = num_ranks(plan_mesh(plan))
     return f'''"""Train {plan.model.name} with the program beside this file: torchrun --nproc-per-node {ranks} train.py --steps 10
 

@@ -34,6 +34,7 @@ from .emit import (
     print_homes,
     print_states,
     print_train,
+    turn_boxes,
     what_blocks_keep,
     wrap,
 )
@@ -233,28 +234,16 @@ def _print_messages(body: Body) -> list[str]:
 def _print_step(graph: Graph, body: Body, sections: Sequence[Section]) -> str:
     phases = {n.phase for n in graph.nodes}
     lines = ["def step(comm, state, batch):", '    """One step of this stage: its sections in the order of the schedule."""', "    grads = {}  # what outlives a microbatch"]
-    kept, ready, made = "{}", ["ready"], []
-    if Phase.PREPARE in phases:
-        kept = "dict(ready)"
-        lines.append("    ready = {}")
-    for name, family, number in body.containers:
-        new = f"[{{}} for _ in range({number})]"
-        if name in body.prepared:
-            ready.append(f"ready_{name}")
-            lines.append(f"    ready_{name} = {new}")
-            new = f"[dict(box) for box in ready_{name}]"
-        made.append((name, family, new))
-    if Phase.PREPARE in phases:
-        lines.append(f"    prepare(comm, state, batch, grads, {', '.join(ready)})")
-    names = ["kept", *(name for name, _, _ in made)]
-    boxes = ", ".join(names)
-    lines += ["    turns = {}  # microbatch -> what its sections leave for each other", "    for section, turn in comm.actions():", "        if turn not in turns:"]
-    lines += [f"            {name} = {new}  # {what_blocks_keep(family)}" for name, family, new in made]
-    lines += [f"            turns[turn] = {', '.join([kept, *names[1:]])}" + ("" if made else ",")]
-    lines += [f"        {boxes}{'' if made else ','} = turns[turn]"]
+    boxes = turn_boxes(phases, body)
+    names = ["kept", *(name for name, _, _ in boxes.blocks)]
+    alone = "," if len(names) == 1 else ""
+    lines += [*boxes.prepare, "    turns = {}  # microbatch -> what its sections leave for each other"]
+    lines += ["    for section, turn in comm.actions():", "        if turn not in turns:"]
+    lines += [f"            {name} = {new}  # {what_blocks_keep(family)}" for name, family, new in boxes.blocks]
+    lines += [f"            turns[turn] = {', '.join([boxes.kept, *names[1:]])}{alone}", f"        {', '.join(names)}{alone} = turns[turn]"]
     arguments = ", ".join(["comm, state, batch, grads, kept, turn", *names[1:]])
     lines += [f"        SECTIONS[section]({arguments})", f'        if section == "{sections[-1].name}":', "            del turns[turn]"] if sections else ["        pass"]
-    gone = ["turns", *names, *(ready if Phase.PREPARE in phases else [])]
+    gone = ["turns", *names, *boxes.ready]
     lines.append("    " + "; ".join(f"{name} = None" for name in gone))
     if Phase.UPDATE in phases:
         lines.append(f"    update({body.update_boxes})")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .graph import Graph, value_table
@@ -64,6 +65,16 @@ def relative_name(name: str, family: str, index: int) -> str | None:
     if place < 0 or (place and name[place - 1] not in ":"):
         return None
     return f"{name[:place]}#.{name[place + len(prefix) :]}"
+
+
+def shift_name(name: str, shift: Mapping[str, int]) -> str:
+    """A state's name (`exp_avg:h.3.w`) or a path, its block's number moved on by what its family says; as it is where none is named."""
+    lead, colon, own = name.rpartition(":")
+    place = block_of(own)
+    if place is None or place[0] not in shift:
+        return name
+    prefix = f"{place[0]}." if place[0] else ""
+    return f"{lead}{colon}{prefix}{place[1] + shift[place[0]]}{own[len(prefix) + len(str(place[1])) :]}"
 
 
 def find_repeats(graph: Graph) -> tuple[Repeat, ...]:

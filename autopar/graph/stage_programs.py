@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..constraints import PIPELINE
 from ..errors import PlanError, ProgramError
 from .case import Case, build_case, copy_case, split_case
 from .choice import Assignment
@@ -26,7 +27,7 @@ from .sections import Section, list_sections, stage_sections
 from .stages import COPY, Stage, cut_stages, sum_at_home
 from .turns import LOOP, RECEIVE, SEND
 
-STAGES = "pp"  # the mesh axis of the stages
+STAGES = PIPELINE  # the mesh axis of the stages
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..constraints import PIPELINE
 from ..errors import ProgramError, RankError, ScheduleError
 from ..graph.mesh import Mesh, coordinates, num_ranks
-from ..graph.repeats import block_of
+from ..graph.repeats import shift_name
 from ..graph.schedules.check import AROUND, check_schedule, without_sends
 from ..graph.schedules.delivery import Event, check_delivery
 from ..graph.schedules.schedule import Action, ActionKind, Schedule, parse_csv, print_schedule
@@ -27,7 +28,7 @@ from .comm import Comm
 from .messages import Arrival
 from .spec import Batch, ProgramSpec, State, torch_dtype
 
-STAGES = "pp"  # the outermost mesh axis
+STAGES = PIPELINE  # the outermost mesh axis
 UPDATE = "update"
 _NAMES = {ActionKind.F: "forward", ActionKind.B: "backward", ActionKind.I: "backward_input", ActionKind.W: "backward_weight"}
 _WORDS = {ActionKind.F: "forward", ActionKind.B: "backward", ActionKind.I: "backward for its inputs", ActionKind.W: "backward for its weights"}
@@ -48,12 +49,7 @@ class Stage:
 
     def own_name(self, name: str) -> str:
         """This stage's name of a state of the file."""
-        lead, colon, own = name.rpartition(":")
-        place = block_of(own)
-        if place is None or place[0] not in self.shift:
-            return name
-        prefix = f"{place[0]}." if place[0] else ""
-        return f"{lead}{colon}{prefix}{place[1] + self.shift[place[0]]}{own[len(prefix) + len(str(place[1])) :]}"
+        return shift_name(name, self.shift)
 
     def step(self, comm: StageComm, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:
         """The stage's step on this rank."""
