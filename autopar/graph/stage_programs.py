@@ -104,7 +104,27 @@ def build_stage_programs(
         sections = stage_sections(program.graph, _chunk_of(program, chunks), (len(starts) + 1) // num_stages, splits_backward)
         _check_sections(program.graph, sections)
         found.append(StageProgram(program, mine.graph, sections))
+    _check_ends(found)
     return tuple(found)
+
+
+def _check_ends(stages: Sequence[StageProgram]) -> None:
+    """Raise `ProgramError` where a message is split in one way where it is sent and in another where it is received."""
+    sent: dict[tuple[int, int, object], str] = {}
+    received: dict[tuple[int, int, object], str] = {}
+    for number, stage in enumerate(stages):
+        shardings = {local: str(sharding) for local, _, sharding in stage.program.shardings}
+        for node in stage.program.graph.nodes:
+            if node.op in (SEND, RECEIVE):
+                args = dict(node.args)
+                other = number + int(args["stage"])  # type: ignore[call-overload]
+                if node.op == SEND:
+                    sent[number, other, args["message"]] = shardings[node.inputs[0]]
+                else:
+                    received[other, number, args["message"]] = shardings[node.outputs[0]]
+    for key, sharding in sent.items():
+        if received.get(key) != sharding:
+            raise ProgramError(f"message {key[2]} from stage {key[0]} to stage {key[1]} is sent as {sharding} and received as {received.get(key)}")
 
 
 def _number_messages(stages: Sequence[Stage]) -> dict[str, tuple[int, int, int]]:

@@ -4,6 +4,7 @@ on all ranks in one process. A run that hangs fails."""
 import functools
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +12,12 @@ torch = pytest.importorskip("torch")
 
 from autopar.errors import ProgramError, RankError  # noqa: E402
 from autopar.graph.case import build_case  # noqa: E402
+from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.plan import Pipeline  # noqa: E402
 from autopar.graph.random_plans import draw_pipeline, list_turns  # noqa: E402
+from autopar.graph.stage_programs import build_stage_programs  # noqa: E402
+from autopar.graph.stages import cut_stages  # noqa: E402
+from autopar.graph.turns import SEND  # noqa: E402
 
 from .crossing_models import MODELS  # noqa: E402
 from .random_models import make_random_workload  # noqa: E402
@@ -59,6 +64,7 @@ def test_all_that_can_be_drawn_is_drawn():
     assert {plan.pipeline.kind for plan in plans} == {"gpipe", "1f1b", "interleaved", "zero-bubble"}
     assert {plan.num_stages for plan in plans} == {2, 3, 4} and {plan.pipeline.chunks for plan in plans} == {1, 2}
     assert {bool(plan.assignment.again) for plan in plans} == {len(plan.mesh.axes) > 0 for plan in plans} == {True, False}
+    assert {plan.keeps_grads for plan in plans} == {True, False}
     assert len({plan.pipeline.starts for plan in plans}) > 30
 
 
@@ -66,6 +72,17 @@ def test_a_seed_is_a_plan():
     turned = traced("mixed")[2][1]
     assert StagedPlan(turned, 3).assignment == StagedPlan(turned, 3).assignment != StagedPlan(turned, 4).assignment
     assert draw_pipeline(turned.graph, random.Random(0), counts=()) is None
+
+
+def test_clipping_moves_only_numbers_between_stages():
+    """Gradients are clipped where their parameters are; what all stages need is the norm."""
+    _, _, turns = traced("u-net, clipped")
+    for turned in turns:
+        middle = next(node.name for node in turned.graph.nodes if node.path == "up.1")
+        for stage in cut_stages(turned.graph, (middle,)):
+            values = {v.name: v for v in stage.graph.values}
+            shapes = {values[n.inputs[0]].shape for n in stage.graph.nodes if n.op == SEND and n.phase is Phase.UPDATE}
+            assert shapes and shapes <= {(), (1,)}
 
 
 def swapped(files, right, wrong):
@@ -86,6 +103,17 @@ def test_wrong_stages_are_found():
     assert control.worst_staged(stages, swapped(files, late, f"{late} * 2"))[0] > 1e-6
     with pytest.raises((ProgramError, RankError), match="message 0 of turn 0"):
         control.worst_staged(stages, swapped(files, sent, sent[: len(sent) - len(sent.lstrip())] + "pass"))
+
+
+def test_ends_that_are_split_differently_are_refused():
+    _, case, turns = traced("mixed")
+    middle = next(node.name for node in turns[1].graph.nodes if node.path == "last")
+    plan = StagedPlan(turns[1], 1, meshes=((2,),), pipeline=Pipeline("1f1b", 1, (middle,), ()))
+    ends = [(name, choices) for name, choices in plan.assignment.strategies if name.startswith("receive_")]
+    name, choices = next(end for end in ends if end[1] != ("R",))
+    strategies = tuple((n, ("R",) if n == name else c) for n, c in plan.assignment.strategies)
+    with pytest.raises(ProgramError, match="is sent as .* and received as R"):
+        build_stage_programs(case, replace(plan.assignment, strategies=strategies), (middle,), 2)
 
 
 def test_ranks_that_hang_are_told_with_their_place():

@@ -20,6 +20,7 @@ from autopar.api import model_facts
 from autopar.codegen.emit import print_source
 from autopar.constraints import parse_fix
 from autopar.demo.model import Gpt, token_loss
+from autopar.demo.run import predicted_bytes
 from autopar.errors import AutoparError
 from autopar.graph.case import build_case, split_case
 from autopar.graph.partition import partition
@@ -96,8 +97,8 @@ def train(kind, memory, folder):
         got = float(step(*inputs, *targets)) if whole else float(step(*step.local_batch(*inputs, *targets)))
         assert abs(got - want) <= 2e-5 * abs(want), (number, got, want)
     compare(step.state_dict(), model)
-    predicted = {kind: sum(getattr(p, f"{kind}_bytes") for p in step.plan.params) for kind in ("param", "optim")}
-    for name, size in predicted.items():
+    predicted = predicted_bytes(step.plan)[step.comm.rank]
+    for name, size in ((kind, predicted[kind]) for kind in ("param", "optim")):
         assert abs(step.num_bytes()[name] - size) <= 0.03 * size, (name, step.num_bytes(), size)
 
     step.save(folder / "checkpoint")
