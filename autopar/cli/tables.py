@@ -79,15 +79,13 @@ def print_demo(result: DemoResult, console: Console) -> None:
     )
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title="Bytes on each rank", title_justify="left", title_style="bold")
-    table.add_column("", justify="left")
-    alike = all(row == result.predicted[0] for row in result.predicted)
-    for rank in range(len(result.measured)):
-        table.add_column(f"rank {rank}", justify="right")
-    for rank in range(1 if alike else len(result.predicted)):
-        table.add_column("predicted" if alike else f"predicted {rank}", justify="right")
-    for kind, name in (("param", "parameters"), ("grad", "gradients"), ("optim", "optimizer state")):
-        predicted = [f"{row[kind]:,}" for row in result.predicted[: 1 if alike else None]]
-        table.add_row(name, *(f"{measured[kind]:,}" for measured in result.measured), *predicted)
+    table.add_column("rank", justify="right")
+    kinds = (("param", "parameters"), ("grad", "gradients"), ("optim", "optimizer state"))
+    for _, name in kinds:
+        table.add_column(name, justify="right")
+        table.add_column("predicted", justify="right")
+    for rank, (measured, predicted) in enumerate(zip(result.measured, result.predicted)):
+        table.add_row(str(rank), *(f"{row[kind]:,}" for kind, _ in kinds for row in (measured, predicted)))
     console.print(table)
     console.print()
     for name, what in (("plan.json", "the plan"), ("plan.html", "the plan as a page: open it in a browser"), ("program/", "the program; autopar run starts it")):
