@@ -79,6 +79,7 @@ class Planned:
     Args:
         case: of the traced graph.
         program: None where the plan has pipeline stages; `staged_programs` builds theirs.
+        dump: writes the next stage of the compiler as text, where that was asked for.
     """
 
     workload: Workload
@@ -86,6 +87,7 @@ class Planned:
     case: Case
     plan: ShownPlan
     program: Program | None
+    dump: Callable[[str, Callable[[], str]], None]
 
 
 def plan(
@@ -253,9 +255,10 @@ def compile_workload(
     cache_path: Path | None = CACHE_PATH,
 ) -> Compiled:
     """All passes, in order: `plan_workload`, and its program (arguments as there)."""
-    dump = _Dump(options.dump_dir)
-    planned = _plan(workload, cluster_spec, options, given_plan, source, report or (lambda line: None), rows_path, cache_path, dump)
-    case, plan, facts = planned.case, planned.plan, model_facts(planned.workload, planned.traced)
+    planned = plan_workload(
+        workload, cluster_spec, options, given_plan=given_plan, source=source, report=report, rows_path=rows_path, cache_path=cache_path
+    )
+    case, plan, facts, dump = planned.case, planned.plan, model_facts(planned.workload, planned.traced), planned.dump
     if plan.pipeline is not None:
         stages, schedule = staged_programs(case, plan)
         dump("program", lambda: "\n".join(print_program(stage.program) for stage in stages))
@@ -288,20 +291,7 @@ def plan_workload(
         rows_path: the measured figures of this machine's CPU, if `autopar profile` made them.
         cache_path: folder in which discovered rules are kept; None: nowhere.
     """
-    return _plan(workload, cluster_spec, options, given_plan, source, report or (lambda line: None), rows_path, cache_path, _Dump(options.dump_dir))
-
-
-def _plan(
-    workload: Workload,
-    cluster_spec: str | Cluster,
-    options: Options,
-    given_plan: Plan | None,
-    source: ModelInfo | None,
-    say: Report,
-    rows_path: Path,
-    cache_path: Path | None,
-    dump: _Dump,
-) -> Planned:
+    say, dump = report or (lambda line: None), _Dump(options.dump_dir)
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     precision = options.precision or ("bf16" if cluster.device.kind == "cuda" else "fp32")
     workload = _with_norm_turns(workload, options, given_plan)
@@ -347,7 +337,7 @@ def _plan(
         check_plan(given_plan)
         chosen = given_plan
         dump("assignment", lambda: _print_assignment(chosen.assignment))
-        return Planned(workload, traced, case, show_plan(chosen), None)
+        return Planned(workload, traced, case, show_plan(chosen), None, dump)
     if given_plan is not None:
         assignment, certificate, free_s, demanded = given_plan.assignment, given_plan.solve, given_plan.free_step_s, given_plan.constraints
     dump("assignment", lambda: _print_assignment(assignment))
@@ -358,7 +348,7 @@ def _plan(
     check_plan(answered.plan)
     check_program(answered.program)
     dump("program", lambda: print_program(answered.program))
-    return Planned(workload, traced, case, show_plan(answered.plan), answered.program)
+    return Planned(workload, traced, case, show_plan(answered.plan), answered.program, dump)
 
 
 def _with_norm_turns(workload: Workload, options: Options, given_plan: Plan | None) -> Workload:

@@ -10,18 +10,11 @@ from collections.abc import Mapping, Sequence
 
 from ..graph.node import Node, Phase, get_arg
 from ..graph.schedules.delivery import Event, check_delivery
-from ..graph.schedules.schedule import Action, ActionKind, Schedule
-from ..graph.sections import INPUT, WEIGHT, Section
+from ..graph.schedules.schedule import Schedule
+from ..graph.sections import Section, section_of
 from ..graph.turns import SEND
 
 Messages = Mapping[Section, Sequence[Node]]
-_PARTS = {ActionKind.F: (Phase.FORWARD, ""), ActionKind.B: (Phase.BACKWARD, ""), ActionKind.I: (Phase.BACKWARD, INPUT), ActionKind.W: (Phase.BACKWARD, WEIGHT)}
-
-
-def section_of(action: Action, num_ranks: int, chunks: int) -> Section:
-    """The section that an action runs; the k-th chunk of the model is on rank k modulo their number."""
-    phase, part = _PARTS[action.kind]
-    return Section(phase, action.stage // num_ranks if chunks > 1 else None, part)
 
 
 def check_messages(messages: Sequence[Messages], schedule: Schedule) -> None:
@@ -30,9 +23,8 @@ def check_messages(messages: Sequence[Messages], schedule: Schedule) -> None:
 
 
 def _events(messages: Messages, stage: int, schedule: Schedule) -> list[Event]:
-    chunks = schedule.num_stages // schedule.num_ranks
     actions = schedule.actions[stage]
-    sections = [*((section_of(action, schedule.num_ranks, chunks), action.microbatch) for action in actions), (Section(Phase.UPDATE), -1)]
+    sections = [*((section_of(action, schedule), action.microbatch) for action in actions), (Section(Phase.UPDATE), -1)]
     found = []
     for place, (section, turn) in enumerate(sections):
         for node in messages.get(section, ()):

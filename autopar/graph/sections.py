@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .graph import Graph
 from .node import Phase
+from .schedules.schedule import Action, ActionKind, Schedule
 from .turns import SEND
 
 INPUT, WEIGHT = "input", "weight"
@@ -33,6 +34,15 @@ class Section:
     def name(self) -> str:
         """`forward`, `backward_1`, `backward_weight`: the name of its function."""
         return "_".join(str(p) for p in (self.phase.value, self.part, self.chunk) if p not in ("", None))
+
+
+_PARTS = {ActionKind.F: (Phase.FORWARD, ""), ActionKind.B: (Phase.BACKWARD, ""), ActionKind.I: (Phase.BACKWARD, INPUT), ActionKind.W: (Phase.BACKWARD, WEIGHT)}
+
+
+def section_of(action: Action, schedule: Schedule) -> Section:
+    """The section that an action runs; the k-th chunk of the model is on rank k modulo their number."""
+    phase, part = _PARTS[action.kind]
+    return Section(phase, action.stage // schedule.num_ranks if schedule.num_stages > schedule.num_ranks else None, part)
 
 
 def phase_sections(graph: Graph) -> tuple[Section, ...]:

@@ -55,26 +55,22 @@ def plan_mesh(plan: Plan) -> Mesh:
     return pipeline_mesh(plan.assignment.mesh, plan.num_stages)
 
 
-def stage_cases(case: Case, assignment: Assignment, starts: Sequence[str], num_stages: int) -> tuple[tuple[Stage, Case, Assignment], ...]:
+def _stage_cases(turns: Case, assignment: Assignment, starts: Sequence[str], num_stages: int) -> tuple[tuple[Stage, Case, Assignment], ...]:
     """Each stage, the case of its graph with its copies, and its own part of the assignment.
 
     Args:
-        case: of the traced graph.
-        assignment: of all stages.
-        starts: forward nodes at which the second and every later chunk begins; chunk k is on stage k modulo their number.
-    Raises:
-        PlanError: the assignment is not that of these stages.
+        turns: the case of the graph in turns.
+        Others as of `build_stage_programs`.
     """
-    turns = split_case(case, assignment.microbatches)
     storages, strategies = dict(assignment.storages), dict(assignment.strategies)
     found = []
     for stage in cut_stages(turns.graph, starts, num_stages):
-        mine = build_case(stage.graph, case.rules)
+        mine = build_case(stage.graph, turns.rules)
         own = {n.name for n in stage.graph.nodes}
         mine = copy_case(mine, tuple(name for name in assignment.again if name in own))
         missing = [n for n in mine.graph.inputs if n not in storages] + [n.name for n in mine.graph.nodes if n.name not in strategies]
         if missing:
-            raise PlanError(f"{case.graph.name}: the plan has no choice for {missing[0]}, which is on stage {len(found)}")
+            raise PlanError(f"{turns.graph.name}: the plan has no choice for {missing[0]}, which is on stage {len(found)}")
         part = replace(
             assignment,
             storages=tuple((n, storages[n]) for n in mine.graph.inputs),
@@ -88,15 +84,21 @@ def stage_cases(case: Case, assignment: Assignment, starts: Sequence[str], num_s
 def build_stage_programs(
     case: Case, assignment: Assignment, starts: Sequence[str], num_stages: int, splits_backward: bool = False, keep_grads: bool = False
 ) -> tuple[StageProgram, ...]:
-    """The programs of all stages (arguments as of `stage_cases`).
+    """The programs of all stages.
 
     Args:
+        case: of the traced graph.
+        assignment: of all stages.
+        starts: forward nodes at which the second and every later chunk begins; chunk k is on stage k modulo their number.
         splits_backward: the schedule runs backward for inputs and for weights apart.
         keep_grads: as of `partition`.
+    Raises:
+        PlanError: the assignment is not that of these stages.
     """
-    parts = stage_cases(case, assignment, starts, num_stages)
+    turns = split_case(case, assignment.microbatches)
+    parts = _stage_cases(turns, assignment, starts, num_stages)
     numbers = _number_messages([stage for stage, _, _ in parts])
-    chunks = _chunk_table(split_case(case, assignment.microbatches).graph, starts, num_stages)
+    chunks = _chunk_table(turns.graph, starts, num_stages)
     found = []
     for number, (_, mine, part) in enumerate(parts):
         program = partition(mine.graph, mine.sites, mine.signatures, mine.cuts, part, keep_grads)

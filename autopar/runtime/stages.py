@@ -22,7 +22,8 @@ from ..graph.mesh import Mesh, coordinates, num_ranks
 from ..graph.repeats import shift_name
 from ..graph.schedules.check import AROUND, check_schedule, without_sends
 from ..graph.schedules.delivery import Event, check_delivery
-from ..graph.schedules.schedule import Action, ActionKind, Schedule, parse_csv, print_schedule
+from ..graph.schedules.schedule import COMPUTE, Action, ActionKind, Schedule, parse_csv, print_schedule
+from ..graph.sections import section_of
 from ..graph.sharding import REPLICATE, Sharding, parse_sharding
 from .comm import Comm
 from .messages import Arrival
@@ -30,7 +31,6 @@ from .spec import Batch, ProgramSpec, State, torch_dtype
 
 STAGES = PIPELINE  # the outermost mesh axis
 UPDATE = "update"
-_NAMES = {ActionKind.F: "forward", ActionKind.B: "backward", ActionKind.I: "backward_input", ActionKind.W: "backward_weight"}
 _WORDS = {ActionKind.F: "forward", ActionKind.B: "backward", ActionKind.I: "backward for its inputs", ActionKind.W: "backward for its weights"}
 _ONCE = -1  # the turn of what crosses once a step
 
@@ -77,9 +77,7 @@ class Pipeline:
 
     def section_of(self, action: Action) -> str:
         """The name of the section that an action runs."""
-        chunks = self.schedule.num_stages // self.schedule.num_ranks
-        name = _NAMES[action.kind]
-        return f"{name}_{action.stage // self.schedule.num_ranks}" if chunks > 1 else name
+        return section_of(action, self.schedule).name
 
 
 def read_pipeline(namespace: Mapping[str, Any], schedule_text: str | None) -> Pipeline:
@@ -160,7 +158,7 @@ def _check_sections(pipeline: Pipeline) -> None:
         lacks = next((found for found in asked if found not in runs), None)
         if lacks is not None:
             name, turn = lacks
-            every = [Action(chunk, kind, turn) for chunk in range(k, schedule.num_stages, len(pipeline.stages)) for kind in _NAMES]
+            every = [Action(chunk, kind, turn) for chunk in range(k, schedule.num_stages, len(pipeline.stages)) for kind in COMPUTE]
             missing = next((f"{a} is missing" for a in every if pipeline.section_of(a) == name), f"nothing runs {name} on microbatch {turn}")
             near = [place for place, a in enumerate(schedule.actions[k]) if a.microbatch == turn and a.kind is not ActionKind.F]
             raise _refuse(schedule, f"row {k + 1}: {missing}: {has}; to have other sections run, emit it again", (k, near[0] if near else 0))
