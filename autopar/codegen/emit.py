@@ -8,11 +8,13 @@ per block and phase, `step`), `train.py` (torchrun entry) and `plan.json`. Invar
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from ..graph.fuse import Fused, fuse_program
 from ..graph.graph import Graph
+from ..graph.kernel import Kernel
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.node import Phase
 from ..graph.plan import Plan
@@ -26,6 +28,8 @@ from ..graph.tensor import STATE_KINDS, Kind
 from ..graph.turns import count_microbatches
 from .body import Body, print_bodies
 from .folded import fold_names
+from .kernels.emit_kernels import FILE as KERNELS_FILE
+from .kernels.emit_kernels import print_kernels
 
 _HEADER = '''"""{name}: one training step on {cluster}, mesh {mesh}.
 
@@ -39,7 +43,7 @@ that is still owed), S1/64 the digit of dim 1 at stride 64.
 
 import torch
 
-from autopar.runtime import {imports}
+{imports}
 
 aten = torch.ops.aten
 '''
@@ -73,15 +77,11 @@ def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, pl
         facts: of the model.
         plan_text: the text of `plan.json`.
     """
-    return {"program.py": print_program(program, graph, plan, facts), "train.py": print_train(plan), "plan.json": plan_text}
+    files = print_files(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan))
+    return {**files, "train.py": print_train(plan), "plan.json": plan_text}
 
 
-def print_program(program: Program, graph: Graph, plan: Plan, facts: ModelFacts) -> str:
-    """The text of `program.py`."""
-    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan))
-
-
-def print_source(
+def print_files(
     program: Program,
     graph: Graph,
     name: str,
@@ -89,13 +89,34 @@ def print_source(
     summary: str,
     facts: ModelFacts,
     notes: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """The text of `program.py` from its parts, for callers that have no plan (verification of any assignment)."""
-    body = print_bodies(program, graph.grads, notes, phase_sections(program.graph), count_microbatches(program.graph) > 1)
-    imports = ", ".join(["Batch", "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
-    header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=imports)
+    fuse: bool = True,
+) -> dict[str, str]:
+    """`program.py` and its `kernels.py` from their parts, for callers that have no plan (verification of any assignment).
+
+    Args:
+        fuse: make kernels of groups of ops; else every op has its own line.
+    """
+    sections = phase_sections(program.graph)
+    fused = fuse_program(program, sections) if fuse else Fused(program, sections, ())
+    program = fused.program
+    body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1)
+    header = _HEADER.format(
+        name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=print_imports(facts, bool(fused.kernels))
+    )
     parts = [header, *print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
-    return "\n".join(part.rstrip() + "\n" for part in parts)
+    text = "\n".join(part.rstrip() + "\n" for part in parts)
+    return {"program.py": text, **kernel_files(fused.kernels)}
+
+
+def kernel_files(kernels: Sequence[Kernel]) -> dict[str, str]:
+    """The file of the kernels, where there are any."""
+    return {KERNELS_FILE: print_kernels(kernels)} if kernels else {}
+
+
+def print_imports(facts: ModelFacts, has_kernels: bool) -> str:
+    """What a file of the program imports beside torch."""
+    names = ", ".join(["Batch", "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
+    return f"from autopar.runtime import {names}" + ("\n\nimport kernels" if has_kernels else "")
 
 
 def plan_notes(plan: Plan) -> dict[str, str]:

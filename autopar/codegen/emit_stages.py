@@ -8,11 +8,13 @@ taken in the order of the texts and of the schedule, arrive; a program that coul
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ..errors import ProgramError
+from ..graph.fuse import fuse_program
 from ..graph.graph import Graph
+from ..graph.kernel import Kernel, is_kernel
 from ..graph.mesh import Mesh, print_mesh
 from ..graph.node import Phase, get_arg
 from ..graph.plan import Plan
@@ -27,11 +29,13 @@ from .body import Body, print_bodies
 from .delivery import check_messages
 from .emit import (
     ModelFacts,
+    kernel_files,
     mesh_text,
     plan_notes,
     print_aliases,
     print_batch,
     print_homes,
+    print_imports,
     print_states,
     print_train,
     turn_boxes,
@@ -64,7 +68,7 @@ P partial (a sum that is still owed), S1/64 the digit of dim 1 at stride 64.
 
 import torch
 
-from autopar.runtime import {imports}
+{imports}
 
 aten = torch.ops.aten
 '''
@@ -104,12 +108,16 @@ def print_stages(
     facts: ModelFacts,
     notes: Mapping[str, str] = MappingProxyType({}),
     modules: Sequence[str] = (),
+    fuse: bool = True,
 ) -> dict[str, str]:
-    """`program.py`, the stage files and the schedule from their parts, for callers that have no plan.
+    """`program.py`, the stage files, their kernels and the schedule from their parts, for callers that have no plan.
 
+    Args:
+        fuse: as of `emit.print_files`.
     Raises:
         ProgramError: the messages of the stages would not all arrive.
     """
+    stages, kernels = _fuse(stages) if fuse else (stages, ())
     bodies = [print_bodies(s.program, s.graph.grads, notes, s.sections, True) for s in stages]
     check_messages([body.messages for body in bodies], schedule)
     shared = _share(stages, facts)
@@ -117,7 +125,17 @@ def print_stages(
     for k in dict.fromkeys(row.stage for row in shared):
         also = _also(shared, k)
         files[f"{_file(k)}.py"] = _print_stage(stages[k], bodies[k], k, len(stages), name, modules[k] if modules else "a part of the model", also, facts)
-    return {**files, SCHEDULE: print_csv(schedule)}
+    return {**files, **kernel_files(kernels), SCHEDULE: print_csv(schedule)}
+
+
+def _fuse(stages: Sequence[StageProgram]) -> tuple[list[StageProgram], tuple[Kernel, ...]]:
+    """The stages with their groups as kernels, which they share."""
+    found, kernels = [], ()
+    for stage in stages:
+        fused = fuse_program(stage.program, stage.sections, taken=kernels)
+        kernels = fused.kernels
+        found.append(replace(stage, program=fused.program, sections=fused.sections))
+    return found, kernels
 
 
 def _share(stages: Sequence[StageProgram], facts: ModelFacts) -> list[Shared]:
@@ -195,7 +213,7 @@ def _mesh_words(mesh: Mesh) -> str:
 
 def _print_stage(stage: StageProgram, body: Body, number: int, count: int, name: str, modules: str, also: str, facts: ModelFacts) -> str:
     program = stage.program
-    imports = ", ".join(["Batch", "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
+    imports = print_imports(facts, any(is_kernel(node.op) for node in program.graph.nodes))
     header = _STAGE_HEADER.format(
         number=number, count=count, name=name, modules=modules, also=also and f"\n\n{also.strip()}", mesh=_mesh_words(program.mesh).removeprefix("mesh "), imports=imports
     )

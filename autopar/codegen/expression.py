@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 
+from ..graph.kernel import KERNEL
 from ..graph.node import Arg, Const, Node, Ref
 from ..graph.stages import COPY
 from ..graph.strides import READS_PACKED
@@ -78,6 +79,8 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
         return f"comm.{rest}({', '.join([*names, *place])})"
     if space == "autopar":
         return f"ops.{rest}({_call_arguments(node, names)})"
+    if space == KERNEL:
+        return f"kernels.{rest}({', '.join(names)})"
     if space != "aten":
         return f"torch.ops.{node.op}({_user_arguments(node, names)})"
     if op in _OPERATORS and set(args) == {"self", "other"} and all(isinstance(args[k], (Ref, int, float)) for k in args):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..graph.kernel import written_states
 from ..graph.node import Node
 from ..graph.program import Origin
 from ..graph.stages import COPY
@@ -26,7 +27,7 @@ class Writer:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}  # value -> Python name, where it has one here
         self._stored: dict[str, str] = {}  # new version of a state -> text of the state, once it is written
-        self._taken = {"comm", "state", "batch", "kept", "grads", "ops", "torch", "aten", "i", "name", *reserved}
+        self._taken = {"comm", "state", "batch", "kept", "grads", "ops", "kernels", "torch", "aten", "i", "name", *reserved}
         self._state_text, self._path_text = state_text, path_text
         self._notes = notes
         self._heading = ""
@@ -79,10 +80,13 @@ class Writer:
             self.line(f"{text}  # {node.inputs[0]}")
             return
         note = f"  # {origin.reason}" if node.op.startswith("comm.") else ""
-        targets = []
+        targets, replaced = [], {new: state for state, new in written_states(node)}
         for k, name in enumerate(node.outputs):
+            if name in replaced:
+                continue
             targets.append(self.bind(name, _wish(node, k)) if name and name not in dead_outputs else "_")
-        self.line(f"{', '.join(targets)} = {text}{note}")
+        self.line(f"{', '.join(targets)} = {text}{note}" if targets else text)
+        self._stored.update((new, self._state_text(state)) for new, state in replaced.items())
         if "_" in targets:
             self.line("del _")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .graph import Graph, producer_table, use_table, value_table
+from .node import packet_of
 from .rule import Rule, Signature, Site, find_rule, meeting, resolve
 
 CutTable = dict[str, tuple[tuple[int, ...], ...]]
@@ -34,13 +35,21 @@ def resolve_all(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ..
     """
     sites = build_sites(graph)
     cache: dict[object, Signature] = {}
-    signatures = []
-    for site in sites:
-        key = (site.node.op, site.node.args, meeting(site.node), site.inputs, site.outputs, site.dtypes)
-        if key not in cache:
-            cache[key] = resolve(find_rule(rules, site.node), site)
-        signatures.append(cache[key])
-    return sites, tuple(signatures)
+    return sites, tuple(_resolve(site, rules, cache) for site in sites)
+
+
+def resolve_known(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ...], tuple[Signature | None, ...]]:
+    """Site and signature of every node of a program; None for those whose op has no row: communication, writes of states."""
+    sites = build_sites(graph)
+    cache: dict[object, Signature] = {}
+    return sites, tuple(_resolve(site, rules, cache) if site.node.op in rules or packet_of(site.node.op) in rules else None for site in sites)
+
+
+def _resolve(site: Site, rules: Mapping[str, Rule], cache: dict[object, Signature]) -> Signature:
+    key = (site.node.op, site.node.args, meeting(site.node), site.inputs, site.outputs, site.dtypes)
+    if key not in cache:
+        cache[key] = resolve(find_rule(rules, site.node), site)
+    return cache[key]
 
 
 def find_cuts(graph: Graph, signatures: tuple[Signature, ...]) -> CutTable:

@@ -8,7 +8,7 @@ The law:
   have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
 * it can run at once: nothing outside lies on a way from one of its nodes to another;
 * pointwise ops, whatever operands broadcast, may be in a group; so may random numbers, and what knows only its own row: norms, softmax, sums over
-  trailing dims. Matmuls, convolutions, attention and lookups are never in one.
+  trailing dims, the loss of a row of logits. Matmuls, convolutions, attention and lookups are never in one.
 
 A value is read once per group, and written only if somebody outside reads it. A collective between two nodes of a group, if a plan has one there, parts
 the group; that is not priced.
@@ -34,9 +34,11 @@ _ROWS = frozenset((
     "aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward", "aten._softmax",
     "aten._softmax_backward_data", "aten._log_softmax", "aten._log_softmax_backward_data",
 ))  # fmt: skip
+_CLASSES = frozenset(("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward"))  # each token's row of logits
+_ALONE = frozenset(("autopar.cross_entropy_backward",))  # of several passes where it is no kernel: a group by itself
 _NEVER = frozenset((TAKE, SEND, RECEIVE, ACCUMULATE))
 _MOST_WIDE = 2**17  # elements of a row: one block of a kernel walks along it
-_DRAWS = "autopar.uniform"  # numbers made from their positions: no memory is read for them
+DRAWS = "autopar.uniform"  # numbers made from their positions: no memory is read for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,18 @@ class Traffic:
 
 
 def find_groups(
-    graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature], wanted: Collection[int] | None = None
+    graph: Graph,
+    sites: Sequence[Site],
+    signatures: Sequence[Signature | None],
+    wanted: Collection[int] | None = None,
+    parts: Sequence[object] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
-    """The groups of more than one node, each in graph order.
+    """The groups, each in graph order: of more than one node, or of one that would take several passes by itself.
 
     Args:
-        sites, signatures: of each node.
+        sites, signatures: of each node; a node without signature is in no group.
         wanted: nodes whose groups are asked for; None: all.
+        parts: of each node, something that all nodes of a group have in common beside phase and module (what a schedule runs at once).
     """
     makers: dict[str, int] = {}  # value -> the node that makes its bytes, through views
     runs: list[list[int]] = []
@@ -72,7 +79,7 @@ def find_groups(
                 makers.update((out, makers[node.inputs[0]]) for out in node.outputs if out)
             continue
         makers.update((out, i) for out in node.outputs if out)
-        here = (node.phase, block_of(node.path) or node.path)
+        here = (node.phase, block_of(node.path) or node.path, None if parts is None else parts[i])
         if here != key:
             key = here
             runs.append([])
@@ -87,11 +94,14 @@ def find_groups(
 class _Run:
     """Finds the groups of one run of nodes: units of nodes that grow by merging, as long as the units stay without circles."""
 
-    def __init__(self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature], makers: dict[str, int], nodes: list[int]) -> None:
+    def __init__(
+        self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], makers: dict[str, int], nodes: list[int]
+    ) -> None:
         self.nodes = nodes
+        self.ops = {i: graph.nodes[i].op for i in nodes}
         self.leader = {i: i for i in nodes}
         self.reads: dict[int, set[int]] = {i: {makers[n] for n in graph.nodes[i].inputs if n in makers} & self.leader.keys() for i in nodes}
-        self.rows = {i: rows for i in nodes if (rows := _rows(sites[i], signatures[i])) is not None}
+        self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := _rows(sites[i], signature)) is not None}
 
     def groups(self) -> list[tuple[int, ...]]:
         for i in self.nodes:
@@ -102,7 +112,7 @@ class _Run:
         members: dict[int, list[int]] = {}
         for i in self.nodes:
             members.setdefault(self.find(i), []).append(i)
-        return [tuple(found) for found in members.values() if len(found) > 1]
+        return [tuple(found) for found in members.values() if len(found) > 1 or self.ops[found[0]] in _ALONE]
 
     def find(self, i: int) -> int:
         while self.leader[i] != i:
@@ -144,10 +154,12 @@ def _meet(a: _Rows, b: _Rows) -> _Rows | None:
 def _rows(site: Site, signature: Signature) -> _Rows | None:
     """What a node works on; None where it cannot be in a group."""
     op = packet_of(site.node.op)
-    if site.node.op in _NEVER or not site.outputs or not (op.startswith("aten.") or op == _DRAWS):
+    if site.node.op in _NEVER or not site.outputs or not (op.startswith("aten.") or op == DRAWS or op in _CLASSES):
         return None
     wide = max((*site.inputs, *site.outputs), key=num_elements)
-    if op == _DRAWS or op == "aten.cat":
+    if op in _CLASSES:
+        return _prefixes(wide, len(wide) - 1) or None
+    if op == DRAWS or op == "aten.cat":
         return _prefixes(wide, len(wide))
     if op in _ROWS:
         return _prefixes(wide, _first_whole(site, signature, wide)) or None

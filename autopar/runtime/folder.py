@@ -17,7 +17,7 @@ from ..errors import ProgramError
 
 MARK = "program.py"
 WEIGHTS = "weights.pt"  # first values that no recipe makes; `train.py` reads it
-_OF_STAGES = re.compile(r"stage_\d+\.py|schedule\.csv")  # what a program in other stages leaves behind
+_OF_OTHERS = re.compile(r"stage_\d+\.py|schedule\.csv|kernels\.py")  # what a program of another plan leaves behind
 RUN = "run.json"  # what `autopar run` recorded; no part of the program
 
 
@@ -71,7 +71,7 @@ def _refuse_foreign(files: Mapping[str, str], target: Path) -> None:
     if not target.is_dir():
         raise ProgramError(f"{target} is a file, expected a folder to write the program into")
     found = {p.name for p in target.iterdir()} - {"__pycache__"}
-    foreign = sorted(name for name in found - {*files, WEIGHTS, RUN} if not _OF_STAGES.fullmatch(name))
+    foreign = sorted(name for name in found - {*files, WEIGHTS, RUN} if not _OF_OTHERS.fullmatch(name))
     if found and (MARK not in found or foreign):
         raise ProgramError(
             f"{target} is not empty and not only an emitted program (it has {', '.join((foreign or sorted(found))[:3])}): choose another folder"

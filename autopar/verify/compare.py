@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..api import compile_workload, staged_programs
 from ..cluster import Cluster, num_devices, parse_cluster
-from ..codegen.emit import ModelFacts, print_source
+from ..codegen.emit import ModelFacts, print_files
 from ..codegen.emit_stages import print_stages
 from ..errors import ModelError
 from ..graph.case import Case, build_case, copy_case, decided_case
@@ -215,9 +215,9 @@ def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> _Emitted:
     case = decided_case(traced, plan.assignment)
     program = partition(case.graph, case.sites, case.signatures, case.cuts, plan.assignment, keep_grads=True)
     check_program(program)
-    text = print_source(program, case.graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
+    files = print_files(program, case.graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
     names = tuple(p.rpartition("@")[0] for p, _ in graph.grads)
-    return _Emitted(read_program(compile_program({"program.py": text})), names, (_returned(program),))
+    return _Emitted(read_program(compile_program(files)), names, (_returned(program),))
 
 
 def _returned(program: Program) -> tuple[tuple[tuple[int, ...], Sharding], ...]:

@@ -198,12 +198,12 @@ def test_verify_finds_a_wrong_program(call, call_json, model, monkeypatch):
     from autopar.verify import compare
 
     def print_wrong(*args):
-        text = right(*args)
-        assert "aten.gelu.default(" in text
-        return text.replace("aten.gelu.default(", "1.0001 * aten.gelu.default(", 1)
+        files = right(*args)
+        assert "aten.gelu.default(" in files["program.py"]
+        return {**files, "program.py": files["program.py"].replace("aten.gelu.default(", "1.0001 * aten.gelu.default(", 1)}
 
-    right = compare.print_source
-    monkeypatch.setattr(compare, "print_source", print_wrong)
+    right = compare.print_files
+    monkeypatch.setattr(compare, "print_files", print_wrong)
     code, out, err = call("verify", f"{model}:build", *CPU)
     assert code == 1 and "WRONG" in out
     assert "VerificationError: build on cpu:2 (mesh a=2) differs from plain PyTorch: " in err and "\n  gradient down.weight, step " in err

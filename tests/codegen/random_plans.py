@@ -5,7 +5,7 @@ import sys
 import threading
 import traceback
 
-from autopar.codegen.emit import ModelFacts, print_source
+from autopar.codegen.emit import ModelFacts, print_files
 from autopar.codegen.emit_stages import print_stages
 from autopar.graph import random_plans
 from autopar.graph.case import build_case, split_case
@@ -46,11 +46,11 @@ class Assigner(random_plans.Assigner):
         return program
 
 
-def source_of(graph, program):
-    return print_source(program, graph, graph.name, "test", "", ModelFacts())
+def files_of(graph, program, fuse=True):
+    return print_files(program, graph, graph.name, "test", "", ModelFacts(), fuse=fuse)
 
 
-def run_source(text, program, graph, states, batch):
+def run_source(files, program, graph, states, batch):
     """Run an emitted program on all ranks in one process.
 
     Returns:
@@ -64,7 +64,7 @@ def run_source(text, program, graph, states, batch):
     from autopar.runtime import compile_program, read_program, run_ranks
     from autopar.runtime.shards import cut, join
 
-    spec = read_program(compile_program({"program.py": text}))
+    spec = read_program(compile_program(files))
     ranks = range(len(run_ranks(spec.mesh, lambda comm: None)))
     local = [{n: cut(states[n], parse_sharding(s.sharding), spec.mesh, r) for n, s in spec.states.items()} for r in ranks]
     parts = [{n: cut(batch[n], parse_sharding(b.sharding), spec.mesh, r) for n, b in spec.batch.items()} for r in ranks]
@@ -242,7 +242,7 @@ class Control:
 
     def _pairs(self, program, graph):
         states = {k: v.clone() for k, v in self.states.items()}
-        results, after = run_source(source_of(graph, program), program, self.graph, states, self.batch)
+        results, after = run_source(files_of(graph, program), program, self.graph, states, self.batch)
         rows = [(f"loss of rank {r}", loss, self.graph.loss) for r, (loss, _) in enumerate(results)]
         rows += [(f"gradient of {p}", g, wanted) for g, (p, wanted) in zip(results[0][1], self.graph.grads, strict=True)]
         rows += [(old, after[self.storage[old]], new) for old, new in self.graph.updates]
@@ -318,4 +318,4 @@ def relative_difference(found, wanted):
     return difference if difference == difference else float("inf")
 
 
-__all__ = ["Assigner", "Control", "Hung", "Kind", "StagedPlan", "draw_staged", "make_mesh", "random", "run_source", "run_stages", "run_within", "source_of", "zoo_control"]
+__all__ = ["Assigner", "Control", "Hung", "Kind", "StagedPlan", "draw_staged", "make_mesh", "random", "run_source", "run_stages", "run_within", "files_of", "zoo_control"]

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from autopar.graph.repeats import fold_graph  # noqa: E402
 
 from .chain import chain_graph  # noqa: E402
-from .random_plans import Assigner, run_source, source_of  # noqa: E402
+from .random_plans import Assigner, files_of, run_source  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -39,8 +39,7 @@ def test_random_plans_of_a_chain(sizes, folded, again):
     for _ in range(4):
         assignment = assigner.draw(rng, fold)
         program = assigner.program(assignment)
-        text = source_of(graph, program)
-        results, after = run_source(text, program, graph, {k: v.clone() for k, v in states.items()}, batch)
+        results, after = run_source(files_of(graph, program), program, graph, {k: v.clone() for k, v in states.items()}, batch)
         for found_loss, found_grads in results:
             torch.testing.assert_close(found_loss, loss, rtol=1e-10, atol=1e-10)
             for found, wanted in zip(found_grads, grads):
@@ -55,8 +54,8 @@ def test_length_does_not_depend_on_depth():
         graph = chain_graph(depth, batch=8, width=8)
         assigner = Assigner(graph, (2,))
         fold = fold_graph(graph)
-        text = source_of(graph, assigner.program(assigner.draw(random.Random(3), fold), keep_grads=False))
-        lengths[depth] = text.count("\n")
+        files = files_of(graph, assigner.program(assigner.draw(random.Random(3), fold), keep_grads=False))
+        lengths[depth] = sum(text.count("\n") for text in files.values())
     assert lengths[48] <= 1.1 * lengths[12]
 
 
@@ -89,6 +88,6 @@ def test_parameter_names_that_are_words_of_the_program():
     assigner = Assigner(graph, (2,))
     for seed in range(3):
         program = assigner.program(assigner.draw(random.Random(seed)))
-        _, after = run_source(source_of(graph, program), program, graph, {k: v.clone() for k, v in states.items()}, {n: t for n, t in env.items() if "@" not in n})
+        _, after = run_source(files_of(graph, program), program, graph, {k: v.clone() for k, v in states.items()}, {n: t for n, t in env.items() if "@" not in n})
         for old, new in graph.updates:
             torch.testing.assert_close(after[values[old].storage], expected[new], rtol=1e-10, atol=1e-10)

@@ -11,7 +11,7 @@ from autopar.errors import AutoparError  # noqa: E402
 from autopar.graph.program import check_program  # noqa: E402
 
 from .chain import chain_graph  # noqa: E402
-from .random_plans import Assigner, run_source, source_of  # noqa: E402
+from .random_plans import Assigner, files_of, run_source  # noqa: E402
 from .test_random_plans import reference  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -94,7 +94,7 @@ def differs(program, graph, states, batch, wanted):
     loss, grads, updated = wanted
     try:
         check_program(program)
-        results, after = run_source(source_of(graph, program), program, graph, {k: v.clone() for k, v in states.items()}, batch)
+        results, after = run_source(files_of(graph, program), program, graph, {k: v.clone() for k, v in states.items()}, batch)
     except (AutoparError, RuntimeError, AssertionError):
         return True
     pairs = [(found, loss) for found, _ in results]

@@ -24,7 +24,7 @@ from autopar.graph.turns import ACCUMULATE, TAKE, count_microbatches  # noqa: E4
 from autopar.runtime import ops  # noqa: E402
 from autopar.trace import Workload, trace_step  # noqa: E402
 
-from .random_plans import Assigner, Control, source_of  # noqa: E402
+from .random_plans import Assigner, Control, files_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -157,14 +157,15 @@ def test_a_wrong_turn_is_found():
     control = Control(mlp())
     assigner = Assigner(control.graph, (2,), turns=2)
     program = assigner.program(assigner.draw(random.Random(1)))
-    text = source_of(assigner.graph, program)
+    files = files_of(assigner.graph, program)
+    text = files["program.py"]
     assert control.worst(program, assigner.graph)[0] < 1e-10
     from . import random_plans
 
     for right, wrong in ((", turn, dim", ", 0, dim"), ("for turn in range(2)", "for turn in range(1)")):
         assert right in text
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(random_plans, "source_of", lambda graph, program: text.replace(right, wrong))
+            patch.setattr(random_plans, "files_of", lambda graph, program: {**files, "program.py": text.replace(right, wrong)})
             assert control.worst(program, assigner.graph)[0] > 1e-6
 
 
@@ -202,7 +203,7 @@ def program_text(layers, turns):
     workload = Workload(Gpt(vocab=16, seq=8, layers=layers, hidden=16, heads=2), (ids(4, 8),), (ids(4, 8),), token_loss, ADAMW)
     assigner = Assigner(trace_step(workload, "fp32").graph, (2,), turns=turns)
     program = assigner.program(assigner.draw(random.Random(4), fold_graph(assigner.graph)), keep_grads=False)
-    return source_of(assigner.graph, program), program
+    return "".join(files_of(assigner.graph, program).values()), program
 
 
 def test_length_does_not_depend_on_depth():
@@ -256,7 +257,7 @@ def test_memory_is_as_predicted(turns, optimizer):
     workload = Workload(Gpt(vocab=64, seq=32, layers=4, hidden=64, heads=4), (ids(8, 32),), (ids(8, 32),), token_loss, optimizer)
     assigner = Assigner(trace_step(workload, "fp32").graph, (), turns=turns)
     program = assigner.program(assigner.draw(random.Random(0)), keep_grads=False)
-    spec = read_program(compile_program({"program.py": source_of(assigner.graph, program)}))
+    spec = read_program(compile_program(files_of(assigner.graph, program)))
     state = {n: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for n, s in spec.states.items()}
     batch = {n: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for n, b in spec.batch.items()}
     entered = sum(t.untyped_storage().nbytes() for t in (*state.values(), *batch.values()))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import autopar
 from autopar.api import model_facts
-from autopar.codegen.emit import print_source
+from autopar.codegen.emit import print_files
 from autopar.constraints import parse_fix
 from autopar.demo.model import Gpt, token_loss
 from autopar.demo.run import predicted_bytes
@@ -120,7 +120,7 @@ def task_turns():
     case = split_case(build_case(traced.graph), 2)
     assignment = Assigner(case.graph, case.sites, case.signatures, plain_mesh((2,))).draw(random.Random(0), case.fold)
     program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
-    spec = read_program(compile_program({"program.py": print_source(program, case.graph, "gpt", "cpu:2", "", model_facts(workload, traced))}))
+    spec = read_program(compile_program(print_files(program, case.graph, "gpt", "cpu:2", "", model_facts(workload, traced))))
     assert assignment.microbatches == 2 and any(n.op == "comm.all_reduce" for n in program.graph.nodes)
     comm = start_process_group(assignment.mesh, read_torchrun_env())
     state = initial_state(spec, comm.rank, state_of_module(model))

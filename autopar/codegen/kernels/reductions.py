@@ -1,0 +1,304 @@
+"""Reductions in kernels: sums and extremes, norms, softmax, each made of sums along rows and pointwise text.
+
+In: a kernel's graph. Out: which of its nodes reduce what (`list_reductions`), and the text of an element of what such a node makes (`row_text`). A row is what the
+trailing dims of a value hold: `rows * cols` elements in all. Formulas are those of torch's own kernels (ATen/native/cuda/layer_norm_kernel.cu, SoftMax.cu).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...graph.graph import Graph
+from ...graph.node import Arg, Node, Ref, get_arg, packet_of
+from ...graph.tensor import Value, num_elements
+from .index import Index
+
+if TYPE_CHECKING:
+    from .triton_text import _Printer
+
+_PLAIN = {"aten.sum": "sum", "aten.amax": "max", "aten.amin": "min"}
+_NORMS = ("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
+_SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data")
+_CLASSES = ("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward")
+
+
+class UnsupportedError(Exception):
+    """A group that there is no Triton text for; this says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """What a node reduces.
+
+    Args:
+        along: `row` (trailing dims), `column` (leading dims) or `all`.
+        rows, cols: of what is reduced.
+        outputs: values that are the sums themselves, where they are not made within the kernel's rows.
+        element: (printer, output, index) -> what is summed up there.
+    """
+
+    along: str
+    rows: int
+    cols: int
+    outputs: tuple[str, ...]
+    element: Callable[[_Printer, str, Index], str]
+
+
+def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
+    """The reductions of a kernel, in order.
+
+    Raises:
+        UnsupportedError: one goes over dims in the middle, or over more than one result needs.
+    """
+    found = []
+    for node in graph.nodes:
+        packet = packet_of(node.op)
+        if packet in _PLAIN:
+            found.append(_plain(node, values))
+        elif packet in _NORMS:
+            found += _norm(node, values)
+        elif packet in _CLASSES:
+            shape = values[node.inputs[_place(node, "logits")]].shape
+            sums = () if packet == "autopar.cross_entropy_backward" else node.outputs
+            found.append(Reduced("row", num_elements(shape[:-1]), shape[-1], sums, _nothing))
+        elif packet in _SOFTMAX:
+            shape = values[node.outputs[0]].shape
+            if int(get_arg(node, "dim", -1)) % len(shape) != len(shape) - 1:  # type: ignore[arg-type]
+                raise UnsupportedError("softmax along another dim than the last")
+            found.append(Reduced("row", num_elements(shape[:-1]), shape[-1], (), _nothing))
+    return found
+
+
+def row_text(printer: _Printer, node: Node, output: int, index: Index, mask: str, reduced: Reduced | None) -> str | None:
+    """The text of an element of what a reducing node makes; None for other nodes."""
+    packet = packet_of(node.op)
+    if packet not in (*_PLAIN, *_NORMS, *_SOFTMAX, *_CLASSES):
+        return None
+    if mask:
+        raise UnsupportedError("a reduction inside of a concatenation")
+    if packet in _PLAIN:
+        assert reduced is not None
+        value = node.inputs[0]
+        return printer.reduce(_PLAIN[packet], node.outputs[0], reduced.cols, lambda col: printer.at(value, index * reduced.cols + col), (node.name, index))
+    if packet in _CLASSES:
+        return _classes(printer, node, packet.removeprefix("autopar."), index)
+    row = _Row(printer, node, index)
+    if packet == "aten.native_layer_norm":
+        return _layer_norm(row, output)
+    if packet == "aten._fused_rms_norm":
+        return _rms_norm(row, output)
+    if packet == "aten.native_layer_norm_backward":
+        return _norm_backward(row, row.at("mean"))
+    if packet == "aten._fused_rms_norm_backward":
+        return _norm_backward(row, "")
+    return _softmax(row, packet)
+
+
+# --- which
+
+
+def _plain(node: Node, values: Mapping[str, Value]) -> Reduced:
+    shape = values[node.inputs[0]].shape
+    dims = get_arg(node, "dim", None)
+    if isinstance(dims, int):
+        dims = (dims,)
+    over = {int(d) % len(shape) for d in dims} if dims else set(range(len(shape)))  # type: ignore[union-attr, arg-type]
+    wide = [d for d, size in enumerate(shape) if size > 1]
+    over &= set(wide)
+    kept = [d for d in wide if d not in over]
+    name, value = node.outputs[0], node.inputs[0]
+
+    def element(printer: _Printer, output: str, index: Index) -> str:
+        return printer.at(value, index)
+
+    if not kept:
+        if _PLAIN[packet_of(node.op)] != "sum":
+            raise UnsupportedError("an extreme of everything")
+        return Reduced("all", num_elements(shape), 1, (name,), element)
+    rows, cols = num_elements(tuple(shape[d] for d in kept)), num_elements(tuple(shape[d] for d in sorted(over)))
+    if not over or max(kept) < min(over):
+        return Reduced("row", rows, cols, (name,), element)
+    if min(kept) > max(over) and _PLAIN[packet_of(node.op)] == "sum":
+        return Reduced("column", cols, rows, (name,), element)
+    raise UnsupportedError("a reduction over dims in the middle")
+
+
+def _norm(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
+    shape = get_arg(node, "normalized_shape")
+    cols = num_elements(tuple(shape))  # type: ignore[arg-type]
+    backward = "backward" in node.op
+    whole = values[node.inputs[_place(node, "input")]]
+    rows = num_elements(whole.shape) // cols
+    found = [Reduced("row", rows, cols, (), _nothing)]
+    if not backward:
+        return found
+    for output, name in enumerate(node.outputs[1:], start=1):
+        if name:
+            found.append(Reduced("column", rows, cols, (name,), _norm_weight(node, output)))
+    return found
+
+
+def _norm_weight(node: Node, output: int) -> Callable[[_Printer, str, Index], str]:
+    def element(printer: _Printer, name: str, index: Index) -> str:
+        row = _Row(printer, node, index)
+        grad = row.at("grad_output")
+        if output == 2:
+            return grad
+        return f"{grad} * {_normalised(row, row.at('mean') if _is_given(node, 'mean') else '')}"
+
+    return element
+
+
+def _nothing(printer: _Printer, name: str, index: Index) -> str:
+    raise UnsupportedError("a row that is not summed up")
+
+
+def _place(node: Node, key: str) -> int:
+    arg = get_arg(node, "grad_out" if key == "grad_output" and packet_of(node.op) == "aten.native_layer_norm_backward" else key)
+    assert isinstance(arg, Ref)
+    return arg.index
+
+
+def _is_given(node: Node, key: str) -> bool:
+    return isinstance(get_arg(node, key), Ref)
+
+
+# --- texts
+
+
+class _Row:
+    """A node that works on rows, asked for one element of what it makes."""
+
+    def __init__(self, printer: _Printer, node: Node, index: Index) -> None:
+        self.printer, self.node, self.index = printer, node, index
+        shape = get_arg(node, "normalized_shape") or (printer.values[node.outputs[0]].shape[-1],)
+        self.cols = num_elements(tuple(shape))  # type: ignore[arg-type]
+
+    @property
+    def row(self) -> Index:
+        return self.index // self.cols
+
+    @property
+    def col(self) -> Index:
+        return self.index % self.cols
+
+    def at(self, key: str, index: Index | None = None, row: Index | None = None) -> str:
+        """An operand's element: of the same place, of the same row (a number per row), or of the same column (a weight)."""
+        value = self.printer.values[self.node.inputs[_place(self.node, key)]]
+        size = num_elements(value.shape)
+        index = self.index if index is None else index
+        row = index // self.cols if row is None else row
+        place = index % self.cols if key in ("weight", "bias") else row if key in ("mean", "rstd") or size * self.cols == self.size() and self.cols > 1 else index
+        return self.printer.at(value.name, place)
+
+    def size(self) -> int:
+        first = get_arg(self.node, "input") or get_arg(self.node, "self") or get_arg(self.node, "grad_output")
+        assert isinstance(first, Ref)
+        return num_elements(self.printer.values[self.node.inputs[first.index]].shape)
+
+    def sum(self, what: str, row: Index, element: Callable[[Index], str], kind: str = "sum") -> str:
+        """A reduction along a row; `element(index)` is the text of one element."""
+        if row.variables() - {"row"}:
+            raise UnsupportedError("a row's sum that is wanted at several rows at once")
+        return self.printer.reduce(kind, what, self.cols, lambda col: element(row * self.cols + col), (self.node.name, what, row))
+
+    def named(self, what: str, row: Index, text: str) -> str:
+        return self.printer.named(self.printer.scope_of(row), (self.node.name, what, row), what, text)
+
+
+def _layer_norm(row: _Row, output: int) -> str:
+    here = row.row if output == 0 else row.index
+    total = row.sum("total", here, lambda i: row.at("input", i))
+    mean = row.named("mean", here, f"{total} / {row.cols}")
+    if output == 1:
+        return mean
+    spread = row.sum("spread", here, lambda i: f"({row.at('input', i)} - {mean}) * ({row.at('input', i)} - {mean})")
+    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({spread} / {row.cols} + {_eps(row.node)})")
+    if output == 2:
+        return rstd
+    return _scaled(row, f"({row.at('input')} - {mean}) * {rstd}")
+
+
+def _rms_norm(row: _Row, output: int) -> str:
+    here = row.row if output == 0 else row.index
+    squares = row.sum("squares", here, lambda i: f"{row.at('input', i)} * {row.at('input', i)}")
+    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({squares} / {row.cols} + {_eps(row.node)})")
+    return rstd if output == 1 else _scaled(row, f"{row.at('input')} * {rstd}")
+
+
+def _scaled(row: _Row, text: str) -> str:
+    text = f"{text} * {row.at('weight')}" if _is_given(row.node, "weight") else text
+    return f"{text} + {row.at('bias')}" if _is_given(row.node, "bias") else text
+
+
+def _eps(node: Node) -> Arg:
+    eps = get_arg(node, "eps")
+    if eps is None:
+        raise UnsupportedError("a norm with the eps of its dtype")
+    return eps
+
+
+def _normalised(row: _Row, mean: str, index: Index | None = None) -> str:
+    x, rstd = row.at("input", index), row.at("rstd", index)
+    return f"({x} - {mean}) * {rstd}" if mean else f"{x} * {rstd}"
+
+
+def _norm_backward(row: _Row, mean: str) -> str:
+    """The input's gradient: rstd (w g - mean(w g) - x' mean(w g x')), x' the normalised input; without the first mean for RMS norm."""
+
+    def scaled(index: Index | None) -> str:
+        grad = row.at("grad_output", index)
+        return f"{grad} * {row.at('weight', index)}" if _is_given(row.node, "weight") else grad
+
+    here = row.row
+    along = row.sum("along", here, lambda i: f"{scaled(i)} * ({_normalised(row, mean, i)})")
+    whole = row.sum("whole", here, scaled) if mean else ""
+    minus = f" - {whole} / {row.cols}" if whole else ""
+    return f"({scaled(None)}{minus} - ({_normalised(row, mean)}) * ({along} / {row.cols})) * {row.at('rstd')}"
+
+
+def _softmax(row: _Row, packet: str) -> str:
+    here = row.row
+    if packet == "aten._softmax_backward_data":
+        along = row.sum("along", here, lambda i: f"{row.at('grad_output', i)} * {row.at('output', i)}")
+        return f"{row.at('output')} * ({row.at('grad_output')} - {along})"
+    if packet == "aten._log_softmax_backward_data":
+        whole = row.sum("whole", here, lambda i: row.at("grad_output", i))
+        return f"{row.at('grad_output')} - tl.exp({row.at('output')}) * {whole}"
+    peak = row.sum("peak", here, lambda i: row.at("self", i), "max")
+    total = row.sum("total", here, lambda i: f"tl.exp({row.at('self', i)} - {peak})")
+    if packet == "aten._softmax":
+        return f"tl.exp({row.at('self')} - {peak}) / {total}"
+    return f"{row.at('self')} - {peak} - tl.log({total})"
+
+
+def _classes(printer: _Printer, node: Node, op: str, index: Index) -> str:
+    """Cross-entropy over the local classes, as in `runtime.vocabulary`."""
+    logits = node.inputs[_place(node, "logits")]
+    width = printer.values[logits].shape[-1]
+    row = index // width if op == "cross_entropy_backward" else index
+    if row.variables() - {"row"}:
+        raise UnsupportedError("a token's loss that is wanted at several tokens at once")
+
+    def of_row(key: str) -> str:
+        return printer.at(node.inputs[_place(node, key)], row)
+
+    def is_class(col: Index) -> str:
+        number = printer.at(node.inputs[_place(node, "rows")], col) if width != get_arg(node, "num_rows") else f"({col.text()})"
+        return f"({number} == {of_row('target')})"
+
+    if op == "sum_exp":
+        peak = of_row("peak")
+        return printer.reduce("sum", node.outputs[0], width, lambda col: f"tl.exp({printer.at(logits, row * width + col)} - {peak})", (node.name, row))
+    if op == "pick":
+        target = of_row("target")
+        if width == get_arg(node, "num_rows") and target.isidentifier():
+            found = printer.looked_up(logits, row, width, target)
+            if found:
+                return found
+        return printer.reduce("sum", node.outputs[0], width, lambda col: f"tl.where({is_class(col)}, {printer.at(logits, row * width + col)}, 0.0)", (node.name, row))
+    grad, col = of_row("grad"), index % width
+    share = printer.named(printer.scope_of(row), (node.name, "share", row), "share", f"{grad} / {of_row('total')}")
+    return f"tl.exp({printer.at(logits, index)} - {of_row('peak')}) * {share} - tl.where({is_class(col)}, {grad}, 0.0)"

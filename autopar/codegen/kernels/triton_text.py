@@ -1,0 +1,478 @@
+"""Triton: a kernel's graph as one Triton function.
+
+In: a `Kernel`. Out: a `TritonText`: the function, its launch. Every value is asked for at an `Index`, and its text is made from its operands at the indices that
+they have there, down to loads: so views, broadcasts and concatenations are arithmetic on indices, and what is asked for twice at one place is made once.
+
+Three shapes of kernels:
+
+    flat       pointwise only: a block of elements per program
+    rows       something is reduced along rows: a program holds whole rows, or walks along them in blocks where they are wide
+    columns    rows are only summed up: a program has a block of columns and walks down its share of the rows
+
+Sums over rows (a bias's gradient), and over everything, leave one partial sum per program, which the launch adds up. A group that fits none of these has no Triton text
+(`UnsupportedError` says why), and runs as plain torch everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from ...graph.fusion import DRAWS
+from ...graph.graph import producer_table, value_table
+from ...graph.kernel import Kernel
+from ...graph.node import Const, Node, Ref, get_arg, packet_of
+from ...graph.tensor import num_elements
+from .index import Index, broadcast, coordinates, flatten, variable, view_source
+from .pointwise import COMPARISONS, pointwise_text
+from .reductions import Reduced, UnsupportedError, list_reductions, row_text
+
+WIDEST_TILE = 8192  # elements of a row that a program holds at once; wider rows are walked along
+_WALK = 2048  # elements of a wide row at a time
+_TYPES = {"float64": "tl.float64", "float32": "tl.float32", "bfloat16": "tl.float32", "float16": "tl.float32", "int64": "tl.int64", "int32": "tl.int32",
+          "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1"}  # fmt: skip
+_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a mantissa, as `runtime.random` draws them
+_FLOATS = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """A result that programs leave in parts. `width` elements of each of the programs' rows; `dtype` of the parts."""
+
+    output: int
+    width: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class TritonText:
+    """A kernel as text.
+
+    Args:
+        lines: the function.
+        shape: `flat`, `rows` or `columns`.
+        rows, cols: what the grid is divided into.
+        walks: rows are wider than a program holds.
+        partials: outputs that come in parts, in the order of the outputs.
+    """
+
+    lines: tuple[str, ...]
+    shape: str
+    rows: int
+    cols: int
+    walks: bool
+    partials: tuple[Partial, ...]
+
+
+@dataclass(slots=True)
+class _Scope:
+    """Lines that run where these variables exist; names of what they have made."""
+
+    variables: frozenset[str]
+    lines: list[str] = field(default_factory=list)
+    names: dict[object, str] = field(default_factory=dict)
+
+
+def print_triton(kernel: Kernel) -> TritonText:
+    """The Triton function of a kernel, named `NAME_kernel`.
+
+    Raises:
+        UnsupportedError: there is none.
+    """
+    return _Printer(kernel).text()
+
+
+class _Printer:
+    """Prints one kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.graph = kernel, kernel.graph
+        self.values = value_table(kernel.graph)
+        self.makers = producer_table(kernel.graph)
+        for value in kernel.graph.values:
+            if value.dtype not in _TYPES:
+                raise UnsupportedError(f"{value.dtype} values")
+        self.reductions = list_reductions(kernel.graph, self.values)
+        self.shape, self.rows, self.cols = self._find_shape()
+        self.limit: int | str = "SIZE" if kernel.any_shape else self.rows
+        self.walks = self.shape == "rows" and self.cols > WIDEST_TILE
+        self.taken = {"row", "col", *(v.name for v in kernel.graph.values)}
+        self.used: set[str] = set()
+        self.base: dict[str, frozenset[str]] = {}  # variable -> the variables that it is made of
+        everywhere = {"row"} if self.walks or self.shape == "flat" else {"row", "col", *(f"col_{w}" for w in self._widths())}
+        self.outer = _Scope(frozenset(everywhere))
+        self.scopes = [self.outer]
+        self.widths: set[int] = set()
+
+    # --- what it is
+
+    def _find_shape(self) -> tuple[str, int, int]:
+        along = [r for r in self.reductions if r.along == "row"]
+        down = [r for r in self.reductions if r.along in ("column", "all")]
+        inner = {name for node in self.graph.nodes for name in node.inputs}
+        for r in down:
+            if any(o in inner for o in r.outputs):
+                raise UnsupportedError("a sum over rows that is read in the same kernel")
+        sizes = [num_elements(self.values[o].shape) for o in self.graph.outputs if not any(o in r.outputs for r in down)]
+        if along:
+            rows = {r.rows for r in along} | {r.rows for r in down if r.along == "column"}
+            if len(rows) > 1:
+                raise UnsupportedError("reductions along rows of several kinds")
+            count = rows.pop()
+            if any(size % count for size in sizes):
+                raise UnsupportedError("results that are not made of the same rows")
+            return "rows", count, max(r.cols for r in along)
+        columns = [r for r in down if r.along == "column"]
+        if columns:
+            kinds = {(r.rows, r.cols) for r in columns}
+            rows_count, cols = kinds.pop()
+            if kinds or any(size != rows_count * cols for size in sizes) or any(r.along == "all" for r in down):
+                raise UnsupportedError("sums over rows beside results of another shape")
+            return "columns", rows_count, cols
+        sizes += [r.rows * r.cols for r in down]
+        if len(set(sizes)) == 1:
+            return "flat", sizes[0], 1
+        shapes = [self.values[o].shape for o in self.graph.outputs]
+        common = set.intersection(*({num_elements(s[:k]) for k in range(len(s) + 1)} for s in shapes))
+        count = max((c for c in common if all(size % c == 0 for size in sizes) and c < min(sizes)), default=0)
+        if count == 0 or down or max(sizes) // count > WIDEST_TILE:
+            raise UnsupportedError("results of several sizes")
+        return "rows", count, max(sizes) // count
+
+    def _widths(self) -> set[int]:
+        found = {r.cols for r in self.reductions}
+        for name in self.graph.outputs:
+            size = num_elements(self.values[name].shape)
+            found.add(size // self.rows if size >= self.rows else 1)
+        return found
+
+    def row(self) -> Index:
+        return variable("row", self.rows)
+
+    def col(self, width: int) -> Index:
+        """The place in a row of `width` elements."""
+        if width == 1:
+            return Index()
+        self.widths.add(width)
+        return variable("col" if width == self.cols else f"col_{width}", width)
+
+    # --- lines
+
+    def scope_of(self, index: Index, mask: str = "") -> _Scope:
+        """The outermost scope in which an element can be made."""
+        if mask:
+            return self.scopes[-1]
+        names = {base for name in index.variables() for base in self.base.get(name, frozenset({name}))}
+        return next((s for s in self.scopes if names <= s.variables), self.scopes[-1])
+
+    def fresh(self, wish: str) -> str:
+        if wish not in self.used:
+            self.used.add(wish)
+            return wish
+        count = 2
+        while f"{wish}_{count}" in self.used or f"{wish}_{count}" in self.taken:
+            count += 1
+        self.used.add(f"{wish}_{count}")
+        return f"{wish}_{count}"
+
+    def named(self, scope: _Scope, key: object, wish: str, text: str) -> str:
+        """The name of a text in a scope; what has one keeps it."""
+        for place in self.scopes[: self.scopes.index(scope) + 1]:
+            if key in place.names:
+                return place.names[key]
+        if text.isidentifier():
+            scope.names[key] = text
+            return text
+        name = self.fresh(wish)
+        scope.lines.append(f"{name} = {text}")
+        scope.names[key] = name
+        return name
+
+    def known(self, key: object) -> str | None:
+        return next((s.names[key] for s in self.scopes if key in s.names), None)
+
+    # --- values
+
+    def at(self, name: str, index: Index, mask: str = "") -> str:
+        """The text of a value's element, in the type in which values of its dtype are computed."""
+        known = self.known((name, index, mask))
+        if known:
+            return known
+        if name not in self.makers:
+            return self._load(name, index, mask)
+        number, output = self.makers[name]
+        node = self.graph.nodes[number]
+        packet = packet_of(node.op).removeprefix("aten.")
+        shape = self.values[name].shape
+        reduced = next((r for r in self.reductions if name in r.outputs), None)
+        if reduced is not None and reduced.along != "row":
+            raise UnsupportedError("a sum over rows that is read in the same kernel")
+        text = row_text(self, node, output, index, mask, reduced)
+        if text is None and node.inputs:
+            base = view_source(index, packet, lambda key, default: get_arg(node, key, default), shape, self.values[node.inputs[0]].shape)
+            if base is not None:
+                return self.at(node.inputs[0], base, mask)
+        if text is None and packet == "cat":
+            text = self._cat(node, index, mask)
+        if text is None and node.op == DRAWS:
+            text = self._draw(node, index)
+        if text is None:
+            text = self._pointwise(node, name, index, mask)
+        return self.named(self.scope_of(index, mask), (name, index, mask), name, text)
+
+    def _load(self, name: str, index: Index, mask: str) -> str:
+        limits = [mask] if mask else []
+        names = {base for n in index.variables() for base in self.base.get(n, frozenset({n}))}
+        for variable_name in sorted(names, reverse=True):
+            limits.append(f"({variable_name} < {self._limit(variable_name)})")
+        dtype = self.values[name].dtype
+        place = f"{name}_ptr" if not index.terms and not index.start else f"{name}_ptr + {index.text()}"
+        if mask and not index.terms:
+            place += " + row * 0"  # as many pointers as the mask has places
+        text = f"tl.load({place}{', mask=' + ' & '.join(limits) + ', other=0' if limits else ''})"
+        if dtype in ("bfloat16", "float16"):
+            text += ".to(tl.float32)"
+        elif dtype == "bool":
+            text += ".to(tl.int1)"
+        return self.named(self.scope_of(index, mask), (name, index, mask), name, text)
+
+    def _limit(self, name: str) -> int | str:
+        return self.limit if name == "row" else self.cols if name == "col" else int(name.partition("_")[2])
+
+    def _cat(self, node: Node, index: Index, mask: str) -> str:
+        shape = self.values[node.outputs[0]].shape
+        dim = int(get_arg(node, "dim", 0)) % len(shape)  # type: ignore[arg-type]
+        places = coordinates(index, shape)
+        scope = self.scope_of(index)
+        names = frozenset(b for n in places[dim].variables() for b in self.base.get(n, frozenset({n})))
+        start, pieces = 0, []
+        for name in node.inputs:
+            piece = self.values[name].shape
+            if num_elements(piece) == 0:
+                continue
+            end = start + piece[dim]
+            at = places[dim].text()
+            inside = " & ".join(([f"({at} >= {start})"] if start else []) + ([f"({at} < {end})"] if end < shape[dim] else []))
+            test = self.named(scope, ("inside", index, start, end, mask), "inside", f"{inside}{f' & {mask}' if mask else ''}") if inside else mask
+            here = places[dim] + -start
+            if start or end < shape[dim]:
+                offset = self.named(scope, ("offset", index, start), "place", here.text())
+                self.base[offset] = names
+                here = variable(offset, piece[dim])
+            pieces.append((test, self.at(name, flatten([*places[:dim], here, *places[dim + 1 :]], piece), test)))
+            start = end
+        text = pieces[-1][1]
+        for test, piece_text in reversed(pieces[:-1]):
+            text = f"tl.where({test}, {piece_text}, {text})"
+        return text
+
+    def _draw(self, node: Node, index: Index) -> str:
+        """A random number (`runtime.random`): its place in the whole tensor, from the places of this rank's elements in each dim."""
+        shape, size = self.values[node.outputs[0]].shape, get_arg(node, "size")
+        places = []
+        for dim, (at, ref) in enumerate(zip(coordinates(index, shape), get_arg(node, "coords"))):  # type: ignore[call-overload, arg-type]
+            inner = num_elements(tuple(size)[dim + 1 :])  # type: ignore[arg-type]
+            text = self.at(node.inputs[ref.index], at)
+            places.append(text if inner == 1 else f"{text} * {inner}")
+        seed = self.at(node.inputs[get_arg(node, "seed").index], Index())  # type: ignore[union-attr]
+        return f"uniform({seed}, {' + '.join(places) or '0'}, {_BITS[self.values[node.outputs[0]].dtype]})"
+
+    def _pointwise(self, node: Node, name: str, index: Index, mask: str) -> str:
+        out = self.values[name]
+        wanted = out.dtype if out.dtype in _FLOATS or node.op not in COMPARISONS else ""
+        operands: dict[str, str] = {}
+        options: dict[str, object] = {}
+        for key, arg in node.args:
+            if isinstance(arg, Ref):
+                source = self.values[node.inputs[arg.index]]
+                text = self.at(source.name, broadcast(index, out.shape, source.shape), mask)
+                keep = key in ("condition", "mask") or not wanted
+                operands[key] = text if keep or _TYPES[source.dtype] == _TYPES[wanted] else f"{text}.to({_TYPES[wanted]})"
+            elif isinstance(arg, (int, float)) and not isinstance(arg, bool):
+                options[key] = arg
+                operands[key] = number_text(arg, out.dtype)
+            elif not isinstance(arg, Const) and arg is not None:
+                options[key] = arg
+        found = pointwise_text(node.op, operands, options, lambda number: number_text(number, out.dtype))
+        if found is None:
+            raise UnsupportedError(f"{node.op} has no Triton text")
+        return found
+
+    def looked_up(self, name: str, row: Index, width: int, place: str) -> str | None:
+        """The element of a row whose place in it is a number that the kernel has made; None where the value is made here. 0 where the place is none."""
+        if name in self.makers:
+            return None
+        self.base[place] = frozenset({"row"})
+        scope = self.scope_of(row)
+        inside = self.named(scope, ("inside", place, width), "inside", f"({place} >= 0) & ({place} < {width})")
+        return self._load(name, row * width + variable(place, width), inside)
+
+    # --- reductions
+
+    def reduce(self, kind: str, wish: str, width: int, element: object, key: object) -> str:
+        """The name of a reduction along rows of `width` elements: `element(col index)` is the text of one element.
+
+        Args:
+            kind: `sum`, `max` or `min`.
+        """
+        known = self.known(key)
+        if known:
+            return known
+        identity = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}[kind]
+        if not self.walks:
+            scope = self.scopes[0]
+            col = self.col(width)
+            text = element(col)  # type: ignore[operator]
+            where = text if not col.terms or width & (width - 1) == 0 else f"tl.where({col.text()} < {width}, {text}, {identity})"
+            body = f"tl.{kind}({where}, axis=1)[:, None]" if col.terms else where
+            return self.named(scope, key, wish, body)
+        body, around = _Scope(frozenset({"row", "col"})), self.scopes
+        self.scopes = [self.outer, body]
+        text = element(variable("col", width))  # type: ignore[operator]
+        total = self.fresh(f"{wish}_parts")
+        body.lines.append(f"part = tl.where(col < {width}, {text}, {identity})")
+        body.lines.append(f"{total} += part" if kind == "sum" else f"{total} = tl.{kind}imum({total}, part)")
+        self.scopes = around
+        dtype = "tl.float64" if self._is_double() else "tl.float32"
+        self.outer.lines.append(f"{total} = tl.full([ROWS, COLS], {identity}, {dtype})")
+        self.outer.lines.append(f"for first in range(0, {width}, COLS):")
+        self.outer.lines += ["    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in body.lines)]
+        return self.named(self.outer, key, wish, f"tl.{kind}({total}, axis=1)[:, None]")
+
+    # --- the function
+
+    def text(self) -> TritonText:
+        graph, row = self.graph, self.row()
+        down = {name: r for r in self.reductions if r.along != "row" for name in r.outputs}
+        accumulated: list[tuple[str, str, int]] = []  # (name of the running sum, text of what is added, its width)
+        stores: list[str] = []
+        partials: list[Partial] = []
+        finals: list[str] = []
+        last = _Scope(frozenset({"row", "col"}))
+        wide: list[str] = []
+        for number, name in enumerate(graph.outputs):
+            value = self.values[name]
+            if name in down:
+                reduced = down[name]
+                text, width = self._partial_text(reduced, name)
+                partials.append(Partial(number, reduced.cols if reduced.along == "column" else 1, self._sum_type(value.dtype)))
+                total = self.fresh(f"{name}_sum")
+                accumulated.append((total, text, width))
+                finals.append(self._store_partial(number, name, total, reduced))
+                continue
+            width = num_elements(value.shape) // self.rows
+            if self.walks and width == self.cols:
+                wide.append(name)
+                continue
+            stores.append(self._store(name, row * width + self.col(width), width))
+        for name in wide:
+            if last not in self.scopes:
+                self.scopes.append(last)
+            last.lines.append(self._store(name, row * self.cols + variable("col", self.cols), self.cols))
+        if wide:
+            self.scopes.pop()
+        if self.walks and self.widths:
+            raise UnsupportedError("rows of several widths, one of them wider than a program holds")
+        body = [*self.scopes[0].lines, *stores]
+        if wide:
+            body += [f"for first in range(0, {self.cols}, COLS):", "    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in last.lines)]
+        return TritonText(tuple(self._function(body, accumulated, partials, finals)), self.shape, self.rows, self.cols, self.walks, tuple(partials))
+
+    def _store(self, name: str, index: Index, width: int) -> str:
+        text = self.at(name, index)
+        limits = self._limits(width)
+        dtype = self.values[name].dtype
+        cast = f"{text}.to({_stored(dtype)})" if dtype in ("bfloat16", "float16") else text
+        target = self._target(name)
+        if not limits:
+            return f"tl.store({target} + {index.text()}, {cast})" if self.shape != "flat" else f"tl.store({target}, {cast})"
+        return f"tl.store({target} + {index.text()}, {cast}, mask={' & '.join(limits)})"
+
+    def _target(self, name: str) -> str:
+        number = self.graph.outputs.index(name)
+        into = dict(self.kernel.into)
+        return f"{self.graph.inputs[into[number]]}_ptr" if number in into else f"{name}_out"
+
+    def _partial_text(self, reduced: Reduced, name: str) -> tuple[str, int]:
+        """What a block of rows adds to a sum over rows, and how many columns that has."""
+        size = reduced.rows * reduced.cols
+        if self.walks and reduced.along == "all" and size == self.rows * self.cols:
+            total = self.reduce("sum", name, self.cols, lambda col: reduced.element(self, name, self.row() * self.cols + col), (name, "all"))
+            return _where(self._limits(1), total), 1
+        if size % self.rows or self.walks and size != self.rows:
+            raise UnsupportedError("a sum over rows beside rows of another kind")
+        width = size // self.rows
+        text = reduced.element(self, name, self.row() * width + self.col(width))
+        return _where(self._limits(width), text), width
+
+    def _limits(self, width: int) -> list[str]:
+        """What holds where an element of a row of `width` is."""
+        rows = [] if self.rows == 1 and not self.kernel.any_shape else [f"(row < {self.limit})"]
+        return rows + ([f"({'col' if self.walks else self.col(width).text()} < {width})"] if width > 1 else [])
+
+    def _store_partial(self, number: int, name: str, total: str, reduced: Reduced) -> str:
+        if reduced.along == "all":
+            return f"tl.store({name}_out + tl.program_id(0), tl.sum({total}))"
+        width = reduced.cols
+        place = f"{name}_out + tl.program_id(0) * {width} + {self.col(width).text()}"
+        limit = f", mask={self.col(width).text()} < {width}" if width > 1 else ""
+        return f"tl.store({place}, tl.sum({total}, axis=0)[None, :]{limit})"
+
+    def _function(self, body: list[str], accumulated: list[tuple[str, str, int]], partials: list[Partial], finals: list[str]) -> list[str]:
+        graph, into = self.graph, dict(self.kernel.into)
+        outs = [f"{name}_out" for k, name in enumerate(graph.outputs) if k not in into]
+        flat = self.shape == "flat"
+        sizes = (["SIZE"] if self.kernel.any_shape else []) + ["ROWS: tl.constexpr"] + ([] if flat else ["COLS: tl.constexpr"]) + (["PROGRAMS: tl.constexpr"] if accumulated else [])
+        head = f"def {self.kernel.name}_kernel({', '.join([*(f'{n}_ptr' for n in graph.inputs), *outs, *sizes])}):"
+        lines: list[str] = []
+        side = "" if flat else "[:, None]"
+        if self.shape == "columns":
+            lines.append("col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]")
+        elif not flat and not self.walks:
+            for width in sorted(self.widths):
+                lines.append("col = tl.arange(0, COLS)[None, :]" if width == self.cols else f"col_{width} = tl.arange(0, {power_of_two(width)})[None, :]")
+        wide = "int64" if self.rows * max(self.cols, 1) > 2**31 - 1 or self.kernel.any_shape else ""
+        first = f"tl.program_id(0){f'.to(tl.{wide})' if wide else ''} * ROWS"
+        if flat and self.rows == 1:
+            lines += body
+        elif not accumulated:
+            lines += [f"row = {first} + tl.arange(0, ROWS){side}", *body]
+        else:
+            for (total, _, width), partial in zip(accumulated, partials):
+                cols = "COLS" if width == self.cols and width > 1 else str(power_of_two(width))
+                lines.append(f"{total} = tl.zeros({'[ROWS]' if flat else f'[ROWS, {cols}]'}, tl.{partial.dtype})")
+            lines.append(f"for block in range({first}, {self.rows}, PROGRAMS * ROWS):")
+            inner = [f"row = block + tl.arange(0, ROWS){side}", *body, *(f"{total} += {text}" for total, text, _ in accumulated)]
+            lines += [*(f"    {line}" for line in inner), *finals]
+        return ["@fused.jit", head, *(f"    {line}" for line in lines)]
+
+    def _is_double(self) -> bool:
+        return any(v.dtype == "float64" for v in self.graph.values if v.shape)
+
+    def _sum_type(self, dtype: str) -> str:
+        """In which a sum over rows is kept."""
+        return dtype if dtype in ("float64", "int64") else "float32" if dtype in _FLOATS else "int64"
+
+
+def number_text(number: float | int, dtype: str) -> str:
+    """A literal of a kernel: in float64 as such, for a bare one is rounded to float32."""
+    if isinstance(number, float) and number in (inf, -inf):
+        text = f'float("{"-" if number < 0 else ""}inf")'
+    elif number != number:
+        text = 'float("nan")'
+    else:
+        text = repr(float(number) if dtype in _FLOATS else number)
+    return f"tl.full((), {text}, tl.float64)" if dtype == "float64" else text
+
+
+def _where(limits: list[str], text: str) -> str:
+    return f"tl.where({' & '.join(limits)}, {text}, 0)" if limits else text
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
+def _stored(dtype: str) -> str:
+    return f"tl.{dtype}"

@@ -1,0 +1,207 @@
+"""Fuse: the groups of a program's own local nodes become kernels.
+
+In: a program and the section of each node. Out: a program in which one node stands for each group (`graph.fusion` finds them, on local shapes, so a
+collective parts a group), the sections of its nodes, and the distinct kernels. Invariant: executing the program, each kernel as its own graph, runs
+exactly the nodes of the program that came in.
+
+A state that is rewritten by what a group makes is rewritten by its kernel, where nothing else reads the old version: its `state.write` is gone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .cuts import resolve_known
+from .fusion import find_groups
+from .graph import Graph, final_values, producer_table, use_table, value_table
+from .kernel import Kernel, cut_kernel, kernel_key, kernel_node, suggest_name, written_states
+from .liveness import is_view
+from .node import Node, Phase
+from .program import Origin, Program
+from .rule import Rule
+from .rules import RULES
+from .sections import Section
+
+_Uses = Mapping[str, Sequence[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A program with its groups as kernels.
+
+    Args:
+        sections: of each node of the program.
+        kernels: equal groups share one.
+    """
+
+    program: Program
+    sections: tuple[Section, ...]
+    kernels: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A group in its program.
+
+    Args:
+        members: its nodes.
+        views: those that lead from one of them to another; the kernel has its own.
+        outside: what it makes and others read.
+        into: of these, new version -> the state that it replaces in place.
+        writes: the nodes that would do so.
+    """
+
+    members: tuple[int, ...]
+    views: tuple[int, ...]
+    outside: tuple[str, ...]
+    into: Mapping[str, str]
+    writes: tuple[int, ...]
+
+
+def fuse_program(program: Program, sections: Sequence[Section], rules: Mapping[str, Rule] = RULES, taken: Sequence[Kernel] = ()) -> Fused:
+    """Make kernels of a program's groups.
+
+    Args:
+        sections: of each node.
+        taken: kernels that another part of the same step has already (another stage): equal ones are shared, names differ. They come first in the result.
+    """
+    graph = program.graph
+    sites, signatures = resolve_known(graph, rules)
+    makers, uses = producer_table(graph), use_table(graph)
+    groups = [_describe(graph, makers, uses, nodes) for nodes in find_groups(graph, sites, signatures, parts=sections)]
+    kernels: dict[object, Kernel] = {kernel_key(k): k for k in taken}
+    names = {k.name for k in taken}
+    stands: dict[int, Node] = {}  # last node of a group -> the node that takes its place
+    for group in groups:
+        kernel, arguments = cut_kernel(graph, sorted((*group.members, *group.views)), group.outside, group.into)
+        key = kernel_key(kernel)
+        if key not in kernels:
+            kernels[key] = replace(kernel, name=_fresh(suggest_name(kernel), names))
+        stands[group.members[-1]] = kernel_node(kernels[key], arguments, group.outside, graph.nodes[group.members[-1]])
+    gone = {i for group in groups for i in (*group.members, *group.writes)}
+    fused, order = _assemble(program, stands, gone, {i for group in groups for i in group.views})
+    return Fused(fused, tuple(sections[i] for i in order), tuple(kernels.values()))
+
+
+def _describe(graph: Graph, makers: Mapping[str, tuple[int, int]], uses: _Uses, members: Sequence[int]) -> _Group:
+    inside = set(members)
+    views = {view for i in members for name in graph.nodes[i].inputs for view in _views_between(graph, makers, name, inside)}
+    ends = {*graph.outputs, graph.loss, *(g for _, g in graph.grads)}
+    made = [out for i in members for out in graph.nodes[i].outputs if out]
+    values = value_table(graph)
+    alike = {values[out].shape for out in made}
+    into: dict[str, str] = {}
+    writes = []
+    for new in made:
+        for i, _ in uses[new]:
+            node = graph.nodes[i]
+            if node.op != "state.write" or node.phase is not Phase.UPDATE or len(alike) > 1 or not {k for k, _ in uses[new]} <= inside | {i}:
+                continue
+            old = node.inputs[0]
+            late = {k for k, _ in uses[old] if graph.nodes[k].phase is Phase.UPDATE}
+            if late - {i} <= inside and (values[old].shape, values[old].dtype) == (values[new].shape, values[new].dtype):
+                into[new] = old
+                writes.append(i)
+    left_out = inside | set(writes)
+    outside = tuple(out for out in made if out in into or _is_seen(graph, uses, out, left_out, ends))
+    return _Group(tuple(members), tuple(sorted(views)), outside, into, tuple(sorted(writes)))
+
+
+def _views_between(graph: Graph, makers: Mapping[str, tuple[int, int]], name: str, inside: set[int]) -> list[int]:
+    """The views through which a node of a group reads what another one makes; none where it reads something else."""
+    found: list[int] = []
+    while name in makers:
+        i = makers[name][0]
+        if i in inside:
+            return found
+        if not is_view(graph.nodes[i].op) or not graph.nodes[i].inputs:
+            return []
+        found.append(i)
+        name = graph.nodes[i].inputs[0]
+    return []
+
+
+def _is_seen(graph: Graph, uses: _Uses, name: str, inside: set[int], ends: set[str]) -> bool:
+    """True where somebody else than the nodes `inside` reads a value, itself or through views."""
+    if name in ends:
+        return True
+    for i, _ in uses[name]:
+        node = graph.nodes[i]
+        if i not in inside and (not is_view(node.op) or any(_is_seen(graph, uses, out, inside, ends) for out in node.outputs if out)):
+            return True
+    return False
+
+
+def _assemble(program: Program, stands: Mapping[int, Node], gone: set[int], views: set[int]) -> tuple[Program, list[int]]:
+    """The program with the new nodes, in an order in which it can run: as it was, but that a kernel waits for all that it reads.
+
+    Args:
+        stands: place -> kernel.
+        gone: nodes that kernels run.
+        views: those of which kernels have their own: they go where nobody else reads them.
+    Returns:
+        The program, and the place that each of its nodes had.
+    """
+    graph = program.graph
+    nodes = {i: stands.get(i, node) for i, node in enumerate(graph.nodes) if i not in gone or i in stands}
+    read = Counter(name for node in nodes.values() for name in node.inputs)
+    read.update((*final_values(graph), *(g for _, g in graph.grads)))
+    for i in sorted(views, reverse=True):
+        if not any(read[out] for out in nodes[i].outputs):
+            read.subtract(nodes.pop(i).inputs)
+    makers = {out: i for i, node in nodes.items() for out in node.outputs if out}
+    waits = {i: {makers[n] for n in node.inputs if n in makers} for i, node in nodes.items()}
+    writers = {state: i for i, node in nodes.items() for state in rewritten_states(node)}
+    for i, node in nodes.items():  # a state is rewritten after all that read it
+        for name in node.inputs:
+            if writers.get(name, i) != i:
+                waits[writers[name]].add(i)
+    order = _sort(waits)
+    made = {*graph.inputs, *makers}
+    shardings = tuple(row for row in program.shardings if row[0] in made)
+    wanted = {row[1] for row in shardings}
+    fused = replace(
+        program,
+        graph=replace(graph, nodes=tuple(nodes[i] for i in order), values=tuple(v for v in graph.values if v.name in made)),
+        origins=tuple(Origin(program.origins[i].node, "", nodes[i].op) if i in stands else program.origins[i] for i in order),
+        shardings=shardings,
+        whole=tuple(row for row in program.whole if row[0] in wanted),
+    )
+    return fused, order
+
+
+def rewritten_states(node: Node) -> tuple[str, ...]:
+    """The states into whose storage a node of a program puts a new version."""
+    return (node.inputs[0],) if node.op == "state.write" else tuple(state for state, _ in written_states(node))
+
+
+def _sort(waits: Mapping[int, set[int]]) -> list[int]:
+    """All nodes, each after those that it waits for, else in their order."""
+    left = {i: len(before) for i, before in waits.items()}
+    after: dict[int, list[int]] = {}
+    for i, before in waits.items():
+        for k in before:
+            after.setdefault(k, []).append(i)
+    heap = [i for i, count in left.items() if not count]
+    heapq.heapify(heap)
+    order = []
+    while heap:
+        i = heapq.heappop(heap)
+        order.append(i)
+        for k in after.get(i, ()):
+            left[k] -= 1
+            if not left[k]:
+                heapq.heappush(heap, k)
+    return order
+
+
+def _fresh(wish: str, taken: set[str]) -> str:
+    name, count = wish, 1
+    while name in taken:
+        count += 1
+        name = f"{wish}_{count}"
+    taken.add(name)
+    return name

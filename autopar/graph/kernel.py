@@ -1,0 +1,168 @@
+"""Kernels: a group of nodes that runs as one, cut out of a program.
+
+In: the nodes of a group, in order, and the graph around them. Out: a `Kernel`, and the one node that takes their place. A kernel is a small graph of its own
+whose values have names that a person would give them, so equal groups of equal blocks are one kernel. Invariant: a kernel that rewrites a state reads
+that state in no other kernel afterwards, and writes it when everything that it reads of it has been read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .graph import Graph, value_table
+from .liveness import is_view
+from .node import Arg, Node, Phase, Ref, packet_of
+from .tensor import STATE_KINDS, Kind, Value
+
+KERNEL = "kernel"  # the namespace of ops that are kernels: `kernel.add_layer_norm`
+INTO = "into"  # argument of such a node: ((output, input), ...): outputs that are written into the storage of an input
+
+_PLAIN = frozenset(("_to_copy", "neg", "reciprocal", "expand", "view", "reshape", "permute", "unsqueeze", "squeeze", "full", "alias", "slice"))
+_MOST_WORDS = 4
+_RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "uniform", "range", "float")  # in the texts of kernels
+_SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim"))  # arguments of ops that know a shape
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A group of nodes as a function of its own.
+
+    Args:
+        name: unique among the kernels of a program.
+        graph: its nodes, views between them included. `inputs` and `outputs` in the order of its arguments and results.
+        into: (output number, input number): results that are written into the storage of an argument instead of being returned.
+        any_shape: it works on tensors of any one shape, and scalars: `graph` has the shapes of the first place where it was found.
+        sources: `file.py:91 add` of each of its nodes that does work, as it was first found.
+    """
+
+    name: str
+    graph: Graph
+    into: tuple[tuple[int, int], ...]
+    any_shape: bool
+    sources: tuple[str, ...]
+
+
+def cut_kernel(graph: Graph, nodes: Sequence[int], outside: Sequence[str], into: Mapping[str, str]) -> tuple[Kernel, tuple[str, ...]]:
+    """The kernel of a group, still without a name, and the values that its arguments are.
+
+    Args:
+        nodes: of the group and the views between them, in order.
+        outside: values that the group makes and others read, in order.
+        into: of these, new version -> the state into whose storage it goes.
+    """
+    values = value_table(graph)
+    made = {out for i in nodes for out in graph.nodes[i].outputs if out}
+    arguments = tuple(dict.fromkeys(name for i in nodes for name in graph.nodes[i].inputs if name not in made))
+    arguments += tuple(old for old in into.values() if old not in arguments)
+    names = _name_values(graph, nodes, arguments, values)
+    entering = tuple(Value(names[a], names[a], 0, values[a].shape, values[a].dtype, Kind.ACTIVATION) for a in arguments)
+    inner, own = [], []
+    for number, i in enumerate(nodes):
+        node = graph.nodes[i]
+        outputs = tuple(names[o] if o else "" for o in node.outputs)
+        inner.append(Node(f"n{number}", node.op, tuple(names[n] for n in node.inputs), node.args, outputs, node.phase))
+        own += [Value(names[o], names[o], 0, values[o].shape, values[o].dtype, Kind.ACTIVATION) for o in node.outputs if o]
+    pairs = tuple((k, arguments.index(into[name])) for k, name in enumerate(outside) if name in into)
+    whole = Graph("", (*entering, *own), tuple(inner), tuple(names[a] for a in arguments), outputs=tuple(names[o] for o in outside))
+    work = [graph.nodes[i] for i in nodes if not is_view(graph.nodes[i].op)]
+    sources = tuple(dict.fromkeys(f"{n.source or n.path or 'the step'}: {packet_of(n.op).partition('.')[2]}" for n in work))
+    return Kernel("", whole, pairs, _takes_any_shape(whole), sources), arguments
+
+
+def kernel_node(kernel: Kernel, arguments: Sequence[str], outside: Sequence[str], like: Node) -> Node:
+    """The node that runs a kernel.
+
+    Args:
+        outside: the values that it makes.
+        like: whose name, phase, path and source it has.
+    """
+    args: list[tuple[str, Arg]] = [(name, Ref(k)) for k, name in enumerate(kernel.graph.inputs)]
+    if kernel.into:
+        args.append((INTO, kernel.into))
+    return replace(like, op=f"{KERNEL}.{kernel.name}", inputs=tuple(arguments), args=tuple(args), outputs=tuple(outside))
+
+
+def is_kernel(op: str) -> bool:
+    """True for a node that runs a kernel."""
+    return op.startswith(f"{KERNEL}.")
+
+
+def written_states(node: Node) -> tuple[tuple[str, str], ...]:
+    """(state, new version) of the states that a kernel's node rewrites in place."""
+    pairs = next((arg for key, arg in node.args if key == INTO), ()) if is_kernel(node.op) else ()
+    return tuple((node.inputs[i], node.outputs[o]) for o, i in pairs)  # type: ignore[misc]
+
+
+def kernel_key(kernel: Kernel) -> object:
+    """Equal for kernels that are one: all but names and sources."""
+    graph = kernel.graph
+    number = {v.name: k for k, v in enumerate(graph.values)}
+    nodes = tuple((n.op, n.args, tuple(number[i] for i in n.inputs), tuple(number[o] if o else -1 for o in n.outputs)) for n in graph.nodes)
+    shapes = tuple((bool(v.shape) if kernel.any_shape else v.shape, v.dtype) for v in graph.values)
+    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into
+
+
+def _takes_any_shape(graph: Graph) -> bool:
+    """True where no op knows a shape or a dim: all work element by element on tensors of one shape."""
+    arguments = {key for node in graph.nodes for key, _ in node.args}
+    shapes = {v.shape for v in graph.values if v.shape}
+    return len(shapes) == 1 and not arguments & _SHAPED
+
+
+def suggest_name(kernel: Kernel) -> str:
+    """A name that says what it does: `add_layer_norm`, `gelu_backward_sum`; `update_exp_avg_sq` where it rewrites states."""
+    if kernel.into:
+        states = [kernel.graph.inputs[i] for _, i in kernel.into]
+        return "_".join(dict.fromkeys(["update", *sorted(states, key=lambda s: s != "param")]))[:60]
+    words: list[str] = []
+    for node in kernel.graph.nodes:
+        word = packet_of(node.op).partition(".")[2]
+        if word not in _PLAIN and (not words or words[-1] != _shorten(word)):
+            words.append(_shorten(word))
+    words = words or [_shorten(packet_of(kernel.graph.nodes[-1].op).partition(".")[2])]
+    if len(words) > _MOST_WORDS:
+        words = [*words[: _MOST_WORDS - 1], words[-1]]
+    return "_".join(words)
+
+
+def _shorten(word: str) -> str:
+    return word.strip("_").removeprefix("native_").removeprefix("fused_").replace("backward_data", "backward")
+
+
+def _name_values(graph: Graph, nodes: Sequence[int], arguments: Sequence[str], values: Mapping[str, Value]) -> dict[str, str]:
+    """Value -> its name in the kernel."""
+    names: dict[str, str] = {}
+    taken = set(_RESERVED)
+    ops = {out: packet_of(node.op).partition(".")[2] for node in graph.nodes for out in node.outputs}
+    phase = graph.nodes[nodes[0]].phase
+    for name in arguments:
+        names[name] = _fresh(_argument_wish(values[name], ops.get(name, ""), phase), taken)
+    for i in nodes:
+        for out in graph.nodes[i].outputs:
+            if out:
+                names[out] = _fresh(_shorten(ops[out]), taken)
+    return names
+
+
+def _argument_wish(value: Value, op: str, phase: Phase) -> str:
+    if value.kind is Kind.PARAM and phase is Phase.UPDATE:
+        return "param"
+    if value.kind in STATE_KINDS:
+        role, _, owner = value.storage.partition(":")
+        return role if owner else value.storage.rpartition(".")[2]
+    if value.kind is Kind.GRAD:
+        return "grad"
+    return value.name.partition(":")[0] if value.kind is Kind.BATCH else _shorten(op) or "x"
+
+
+def _fresh(wish: str, taken: set[str]) -> str:
+    base = re.sub(r"\W+", "_", wish).strip("_") or "x"
+    base = f"v_{base}" if base[0].isdigit() else base
+    name, count = base, 1
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    taken.add(name)
+    return name

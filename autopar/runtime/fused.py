@@ -1,0 +1,164 @@
+"""Triton kernels of emitted programs: where they run, how they are launched.
+
+In: a Triton function that `codegen.kernels` printed, its tensors, what its grid is divided into. Out: its results. Without Triton, or on the CPU, `runs_triton` is
+false and nothing here is called. Triton's own interpreter (its TRITON_INTERPRET) runs kernels on the CPU.
+
+A result that comes in parts has a row per program, and is added up here. Sizes of blocks: of rows and columns that are held at once about `_ELEMENTS`, whole rows
+where the kernel needs them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU needs none
+    triton = tl = None
+
+_ELEMENTS = 2048  # of a block, in flat kernels and where rows are short
+_FLAT = 1024
+_WALK = 2048  # columns at a time where rows are wider than a program holds
+_COLUMN_BLOCK = 128  # columns of a program that walks down rows
+_PIECE = 1 << 15  # elements that a CPU works on at a time: 128 KiB of float32 for each tensor, so that a handful stays in a core's second cache
+_PROGRAMS = 512  # that leave parts: enough for every processor of a device (132 on an H100), few enough to add up
+
+
+@dataclass(frozen=True)
+class Out:
+    """A result. `width`: where it comes in parts, elements of a part; `part_dtype`: theirs."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    width: int = 0
+    part_dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a kernel runs over: `flat` elements (rows), `rows` of `cols` elements, or `columns` of so many rows. `walks`: a program goes along its rows in blocks. `any_size`:
+    the kernel is told how many rows there are."""
+
+    shape: str
+    rows: int
+    cols: int = 1
+    walks: bool = False
+    any_size: bool = False
+
+
+def jit(function: Callable) -> Any:
+    """`triton.jit` where there is Triton."""
+    return function if triton is None else triton.jit(function)
+
+
+if triton is not None:
+    _GOLDEN, _FIRST, _SECOND = tl.constexpr(0x9E3779B97F4A7C15), tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
+
+
+@jit
+def _mix(z):
+    z = (z ^ (z >> 30)) * _FIRST
+    z = (z ^ (z >> 27)) * _SECOND
+    return z ^ (z >> 31)
+
+
+@jit
+def uniform(seed, place, BITS: tl.constexpr):
+    """`runtime.random.uniform` of one element: `place` is its number in the whole tensor."""
+    key = _mix((seed.to(tl.uint64) + 1) * _GOLDEN) + _GOLDEN
+    z = _mix(place.to(tl.uint64) * _GOLDEN + key) >> (64 - BITS)
+    return z.to(tl.float64) * (1.0 / (1 << BITS)) if BITS > 24 else z.to(tl.float32) * (1.0 / (1 << BITS))
+
+
+@functools.cache
+def _interprets() -> bool:
+    return triton is not None and bool(triton.knobs.runtime.interpret)
+
+
+def runs_triton(x: Tensor) -> bool:
+    """True where kernels on this tensor's device are Triton's."""
+    return triton is not None and (x.is_cuda or _interprets())
+
+
+def blocks(grid: Grid) -> dict[str, int]:
+    """The sizes of a kernel's blocks, and its warps."""
+    if grid.shape == "flat":
+        return {"ROWS": _FLAT, "num_warps": 4}
+    if grid.shape == "columns":
+        return {"ROWS": 32, "COLS": min(_COLUMN_BLOCK, _power_of_two(grid.cols)), "num_warps": 4}
+    cols = _WALK if grid.walks else _power_of_two(grid.cols)
+    rows = max(1, _ELEMENTS // cols)
+    return {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * cols // 512))}
+
+
+def launch(kernel: Any, grid: Grid, inputs: Sequence[Tensor], outs: Sequence[Out], written: Sequence[Tensor] = ()) -> Any:
+    """Run a kernel.
+
+    Args:
+        written: inputs that it rewrites; they must be dense.
+    Returns:
+        the results: one, a tuple of several, or None.
+    """
+    sizes = blocks(grid)
+    device = inputs[0].device
+    dense = [x.contiguous() for x in inputs]
+    if any(x.data_ptr() != d.data_ptr() for x, d in zip(inputs, dense) if any(x is w for w in written)):
+        raise ValueError(f"{kernel.__name__}: a state that is rewritten in place is not dense")
+    programs = -(-grid.rows // sizes["ROWS"])
+    across = -(-grid.cols // sizes["COLS"]) if grid.shape == "columns" else 1
+    if any(out.width for out in outs):
+        programs = min(programs, max(1, _PROGRAMS // across))
+        sizes["PROGRAMS"] = programs
+    made = [_empty(out, programs, device) for out in outs]
+    with torch.cuda.device(device) if device.type == "cuda" else _Nothing():
+        kernel[(programs, across)](*dense, *made, *([grid.rows] if grid.any_size else []), **sizes)
+    results = [x.sum(0).to(out.dtype).view(out.shape) if out.width else x for x, out in zip(made, outs)]
+    return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+
+def in_pieces(ops: Callable, inputs: Sequence[Tensor]) -> Any:
+    """Run ops that work element by element; on a CPU piece by piece, so that what one op makes is still in the caches when the next one reads it.
+
+    Args:
+        inputs: of one shape, and scalars.
+    Returns:
+        what `ops` returns, of that shape.
+    """
+    wide = [x for x in inputs if x.dim()]
+    if not wide or wide[0].device.type != "cpu" or wide[0].numel() < 2 * _PIECE or not all(x.is_contiguous() for x in wide):
+        return ops(*inputs)
+    shape, size = wide[0].shape, wide[0].numel()
+    flat = [x.view(-1) if x.dim() else x for x in inputs]
+    made: list[Tensor] = []
+    single = False
+    for start in range(0, size, _PIECE):
+        found = ops(*(x[start : start + _PIECE] if x.dim() else x for x in flat))
+        single = isinstance(found, Tensor)
+        results = () if found is None else (found,) if single else found
+        if start == 0:
+            made = [torch.empty(size, dtype=r.dtype) for r in results]
+        for whole, piece in zip(made, results):
+            whole[start : start + _PIECE] = piece
+    shaped = tuple(x.view(shape) for x in made)
+    return None if not shaped else shaped[0] if single else shaped
+
+
+def _empty(out: Out, programs: int, device: torch.device) -> Tensor:
+    return torch.empty((programs, out.width), dtype=out.part_dtype, device=device) if out.width else torch.empty(tuple(out.shape), dtype=out.dtype, device=device)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
+
+
+class _Nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...

@@ -1,0 +1,144 @@
+"""Compile the Triton kernels of a model ahead of time, without a GPU: registers, spills and seconds of each.
+
+    python benchmarks/kernel_compile.py [MODEL] [--precision bf16] [--arch 80 --arch 90]
+
+MODEL as for `autopar plan` (default: examples/gpt.py:build, 2 layers). A row per distinct kernel and architecture; spills are bytes of local memory that a thread
+needs beside its registers (`cuobjdump --dump-resource-usage`, of Triton's own wheel).
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
+from autopar.codegen.kernels.reductions import UnsupportedError  # noqa: E402
+from autopar.codegen.kernels.triton_text import print_triton  # noqa: E402
+from autopar.graph.kernel import Kernel  # noqa: E402
+
+POINTERS = {"float64": "*fp64", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8",
+            "uint8": "*u8", "bool": "*i1"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one architecture."""
+
+    name: str
+    arch: int
+    registers: int
+    spilled_bytes: int
+    seconds: float
+    cubin_bytes: int
+
+
+def compile_kernels(kernels: Sequence[Kernel], archs: Sequence[int]) -> list[Compiled]:
+    """Compile all kernels that have a Triton text."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.py"
+        path.write_text(print_kernels(kernels), encoding="utf-8")
+        namespace: dict = {}
+        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
+        for kernel in kernels:
+            try:
+                text = print_triton(kernel)
+            except UnsupportedError:
+                continue
+            for arch in archs:
+                found.append(_compile(kernel, text, namespace[f"{kernel.name}_kernel"], arch, Path(folder)))
+    return found
+
+
+def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from autopar.runtime import fused
+
+    values = {v.name: v for v in kernel.graph.values}
+    into = dict(kernel.into)
+    signature = {f"{name}_ptr": POINTERS[values[name].dtype] for name in kernel.graph.inputs}
+    partial = {p.output: p for p in text.partials}
+    for k, name in enumerate(kernel.graph.outputs):
+        if k not in into:
+            signature[f"{name}_out"] = POINTERS[partial[k].dtype if k in partial else values[name].dtype]
+    sizes = fused.blocks(fused.Grid(text.shape, text.rows, text.cols, text.walks))
+    warps = sizes.pop("num_warps")
+    if text.partials:
+        sizes["PROGRAMS"] = 128
+    if kernel.any_shape:
+        signature["SIZE"] = "i32"
+    signature.update(dict.fromkeys(sizes, "constexpr"))
+    # as the launcher finds them: torch's allocations are aligned to 16 bytes
+    attrs = {(k,): [["tt.divisibility", 16]] for k, kind in enumerate(signature.values()) if kind.startswith("*")}
+    began = time.perf_counter()
+    source = ASTSource(fn=function, signature=signature, constexprs=sizes, attrs=attrs)
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
+    seconds = time.perf_counter() - began
+    cubin = folder / f"{kernel.name}_{arch}.cubin"
+    cubin.write_bytes(made.asm["cubin"])
+    registers, spilled = _resources(cubin)
+    return Compiled(kernel.name, arch, registers, spilled, seconds, cubin.stat().st_size)
+
+
+def _resources(cubin: Path) -> tuple[int, int]:
+    """(registers, bytes of local memory) of a thread."""
+    import triton
+
+    tool = next(Path(triton.__file__).parent.glob("backends/nvidia/bin/cuobjdump*"))
+    text = subprocess.run([str(tool), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", text)
+    if found is None:
+        raise RuntimeError(f"cuobjdump says nothing of registers: {text!r}")
+    return int(found.group(1)), int(found.group(2)) + int(found.group(3))
+
+
+def model_kernels(model: str, precision: str, args: dict[str, str] | None = None) -> tuple[Kernel, ...]:
+    """The distinct kernels of a model's step on one device."""
+    import random
+
+    from autopar.graph.case import build_case
+    from autopar.graph.choice import Assignment  # noqa: F401
+    from autopar.graph.fuse import fuse_program
+    from autopar.graph.partition import partition
+    from autopar.graph.random_plans import Assigner, plain_mesh
+    from autopar.graph.sections import phase_sections
+    from autopar.trace import trace_step
+    from autopar.trace.load import load_workload
+
+    case = build_case(trace_step(load_workload(model, args), precision).graph)
+    assignment = Assigner(case.graph, case.sites, case.signatures, plain_mesh(())).draw(random.Random(0))  # of one device there is one
+    program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
+    return fuse_program(program, phase_sections(program.graph)).kernels
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", default="examples/gpt.py:build")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--arch", type=int, action="append", default=None, help="80, 90; repeatable")
+    parser.add_argument("--arg", action="append", default=[], help="K=V, as for `autopar plan`")
+    asked = parser.parse_args()
+    args = dict(a.split("=", 1) for a in asked.arg)
+    if asked.model == "examples/gpt.py:build":
+        args.setdefault("layers", "2")
+    rows = compile_kernels(model_kernels(asked.model, asked.precision, args), asked.arch or [80, 90])
+    width = max((len(r.name) for r in rows), default=6)
+    print(f"{'kernel':{width}}  sm  registers  spilled bytes  cubin bytes  compile s")
+    for r in rows:
+        print(f"{r.name:{width}}  {r.arch:2}  {r.registers:9}  {r.spilled_bytes:13}  {r.cubin_bytes:11}  {r.seconds:9.2f}")
+
+
+if __name__ == "__main__":
+    main()

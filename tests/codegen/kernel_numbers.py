@@ -1,0 +1,103 @@
+"""Run every kernel of `kernel_cases` in Triton's interpreter and compare with float64: prints one JSON object per kernel and dtype.
+
+    TRITON_INTERPRET=1 python -m tests.codegen.kernel_numbers [CASE ...]
+
+A process of its own, for Triton decides when it is imported whether it interprets.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from autopar.codegen.kernels.emit_kernels import print_kernels
+from autopar.codegen.kernels.reductions import UnsupportedError
+from autopar.codegen.kernels.triton_text import print_triton
+from autopar.graph.kernel import Kernel
+from autopar.runtime import fused
+from autopar.runtime.execute import run_graph
+from tests.codegen.kernel_cases import CASES, draw_inputs, kernels_of
+
+PRECISIONS = ("fp32", "bf16", "fp64")
+
+
+def functions_of(kernels):
+    """The functions of `kernels.py`, from a file: Triton reads its source."""
+    path = Path(tempfile.mkdtemp()) / "kernels.py"
+    path.write_text(print_kernels(kernels), encoding="utf-8")
+    namespace: dict = {}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
+    return namespace
+
+
+def in_half(kernel: Kernel) -> Kernel:
+    """The kernel with float16 where it has bfloat16."""
+    def node(n):
+        return replace(n, args=tuple((k, replace(a, name="torch.float16") if getattr(a, "name", "") == "torch.bfloat16" else a) for k, a in n.args))
+
+    values = tuple(replace(v, dtype="float16") if v.dtype == "bfloat16" else v for v in kernel.graph.values)
+    return replace(kernel, graph=replace(kernel.graph, values=values, nodes=tuple(node(n) for n in kernel.graph.nodes)))
+
+
+def expected(kernel, inputs):
+    """Results and rewritten arguments in float64, by place and name."""
+    def wide(x):
+        return x.double() if x.is_floating_point() else x
+
+    values = tuple(replace(v, dtype="float64") if v.dtype in ("float32", "bfloat16", "float16") else v for v in kernel.graph.values)
+    found = run_graph(replace(kernel.graph, values=values), {k: wide(v) for k, v in inputs.items()})
+    into = dict(kernel.into)
+    results = [found[name] for k, name in enumerate(kernel.graph.outputs) if k not in into]
+    return results, {kernel.graph.inputs[i]: found[kernel.graph.outputs[o]] for o, i in kernel.into}
+
+
+def differences(kernel, function, strided):
+    """The largest difference from float64, relative to the largest value, over results and rewritten arguments."""
+    inputs = draw_inputs(kernel, strided=strided)
+    results, states = expected(kernel, {k: v.clone() for k, v in inputs.items()})
+    got = function(*inputs.values())
+    got = () if got is None else got if isinstance(got, tuple) else (got,)
+    values = {v.name: v for v in kernel.graph.values}
+    into = dict(kernel.into)
+    names = [name for k, name in enumerate(kernel.graph.outputs) if k not in into]
+    worst = 0.0
+    for name, x, want in [*zip(names, got, results, strict=True), *((n, inputs[n], w) for n, w in states.items())]:
+        assert tuple(x.shape) == values[name].shape and str(x.dtype) == f"torch.{values[name].dtype}", (kernel.name, name, x.shape, x.dtype)
+        want = want.reshape(x.shape)
+        assert torch.equal(x.isnan(), want.isnan()), f"{kernel.name}: {name}: not a number in other places"
+        both = x.isfinite() & want.isfinite()
+        if both.any():
+            scale = want[both].double().abs().max().clamp(min=1e-3)
+            worst = max(worst, ((x[both].double() - want[both].double()).abs().max() / scale).item())
+    return worst
+
+
+def main(names):
+    warnings.simplefilter("ignore")  # numpy on lanes that are masked out
+    assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
+    for case in names or CASES:
+        for precision in PRECISIONS:
+            kernels = list(kernels_of(CASES[case](), precision))
+            halves = [replace(in_half(k), name=f"{k.name}_half") for k in kernels if any(v.dtype == "bfloat16" for v in k.graph.values)]
+            functions = functions_of([*kernels, *halves])
+            for kernel in (*kernels, *halves):
+                why = ""
+                try:
+                    print_triton(kernel)
+                except UnsupportedError as error:
+                    why = str(error)
+                row = {"case": case, "precision": precision, "kernel": kernel.name, "plain": why}
+                if not why:
+                    row["difference"] = differences(kernel, functions[kernel.name], strided=False)
+                    row["strided"] = differences(kernel, functions[kernel.name], strided=True)
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

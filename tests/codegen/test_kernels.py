@@ -1,0 +1,186 @@
+"""Kernels: their indices, their text, their numbers in Triton's interpreter, their compilation without a GPU, and programs with and without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
+from autopar.codegen.kernels.index import coordinates, flatten, variable, view_source  # noqa: E402
+from autopar.codegen.kernels.triton_text import print_triton  # noqa: E402
+from autopar.graph.fuse import fuse_program  # noqa: E402
+from autopar.graph.program import check_program  # noqa: E402
+from autopar.graph.sections import phase_sections  # noqa: E402
+from autopar.trace import trace_step  # noqa: E402
+
+from .kernel_cases import CASES, kernels_of  # noqa: E402
+from .random_plans import Assigner, Control  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp64": 1e-11}  # of the largest value: rounding of what comes in and goes out, and of sums of 9001 in float32
+KNOWN_PLAIN = {"a sum over rows beside rows of another kind"}
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    """Every kernel's difference from float64, of one process with Triton's interpreter."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.codegen.kernel_numbers"], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_numbers_equal_float64(numbers, case):
+    rows = [row for row in numbers if row["case"] == case]
+    assert {row["precision"] for row in rows} == set(TOLERANCE) and any(row["kernel"].endswith("_half") for row in rows)
+    for row in rows:
+        if row["plain"]:
+            assert row["plain"] in KNOWN_PLAIN and case.startswith("wide"), row
+        else:
+            assert max(row["difference"], row["strided"]) < TOLERANCE[row["precision"]], row
+
+
+def test_a_wrong_kernel_is_found(numbers):
+    """The comparison can fail: float16 results are not within float32's tolerance."""
+    assert max(row["difference"] for row in numbers if row["kernel"].endswith("_half")) > TOLERANCE["fp32"]
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_kernels_compile_without_a_gpu(arch):
+    pytest.importorskip("triton")
+    from benchmarks.kernel_compile import compile_kernels
+
+    kernels = [k for k in kernels_of(CASES["gpt"](), "bf16") if arch == 90 or "norm" in k.name or "exp_avg" in k.name]
+    rows = compile_kernels(kernels, [arch])
+    assert {row.name for row in rows} == {k.name for k in kernels} and all(row.cubin_bytes > 1000 for row in rows)
+    norms = [row for row in rows if "norm" in row.name or "exp_avg" in row.name]
+    assert len(norms) >= 3 and all(row.spilled_bytes == 0 for row in norms), norms
+
+
+# --- indices
+
+
+@st.composite
+def _views(draw):
+    """Rows and columns, and a chain of reshapes and permutations of so many elements."""
+    rows, cols = draw(st.sampled_from([1, 2, 3, 4, 6])), draw(st.sampled_from([1, 2, 4, 6, 12]))
+    chain = []
+    for _ in range(draw(st.integers(1, 4))):
+        left, shape = rows * cols, []
+        for _ in range(draw(st.integers(0, 3))):
+            shape.append(draw(st.sampled_from([d for d in range(1, left + 1) if left % d == 0])))
+            left //= shape[-1]
+        shape.append(left)
+        chain.append((tuple(shape), draw(st.permutations(range(len(shape))))))
+    return rows, cols, chain
+
+
+@given(_views())
+@settings(max_examples=200, deadline=None)
+def test_views_are_arithmetic(drawn):
+    rows, cols, chain = drawn
+    x, index = torch.arange(rows * cols), variable("row", rows) * cols + variable("col", cols)
+    for shape, order in chain:
+        x = x.reshape(shape).permute(*order)
+    wanted = x.reshape(-1).tolist()
+    for shape, order in reversed(chain):
+        index = view_source(index, "permute", lambda key, default: order, [shape[d] for d in order], shape)
+    for row in range(rows):
+        for col in range(cols):
+            assert eval(index.text(), {}, {"row": row, "col": col}) == wanted[row * cols + col], index.text()
+
+
+def test_indices_are_simple():
+    row, col = variable("row", 512), variable("col", 768)
+    flat = row * 768 + col
+    places = coordinates(flat, (8, 64, 768))
+    assert [p.text() for p in places] == ["(row) // 64", "(row) % 64", "col"]
+    assert flatten(places, (8, 64, 768)) == flat
+    assert flatten(coordinates(flat, (8, 64, 12, 64)), (8, 64, 12, 64)) == flat
+
+
+# --- text
+
+
+def test_text_is_readable():
+    """A person finds the ops of a kernel, and its source, by name."""
+    kernels = {k.name: k for k in kernels_of(CASES["gpt"](), "bf16")}
+    assert {"add_layer_norm", "where_cross_entropy_backward"} <= kernels.keys() and any(name.startswith("update_") for name in kernels)
+    text = print_kernels(list(kernels.values()))
+    assert "Ops: autopar/demo/model.py:32: add; autopar/demo/model.py:33: native_layer_norm." in text
+    assert "def add_layer_norm_kernel(" in text and "if fused.runs_triton(add):" in text
+
+
+def test_each_element_is_read_once():
+    """Of a norm after a residual: one load per operand, one store per result."""
+    kernel = next(k for k in kernels_of(CASES["gpt"](), "fp32") if k.name == "add_layer_norm")
+    lines = print_triton(kernel).lines
+    assert sum("tl.load(" in line for line in lines) == len(kernel.graph.inputs) and sum("tl.store(" in line for line in lines) == len(kernel.graph.outputs)
+
+
+def test_one_update_for_all_parameters():
+    """Parameters of all shapes share the update's kernels, which rewrite the states in place."""
+    kernels = kernels_of(CASES["gpt"](), "bf16")
+    updates = [k for k in kernels if k.name.startswith("update_")]
+    assert len(updates) == 2 and all(k.into for k in updates)
+    wide = next(k for k in updates if "exp_avg" in k.name)
+    assert wide.any_shape and {wide.graph.inputs[i] for _, i in wide.into} >= {"master", "exp_avg", "exp_avg_sq", "param"}
+
+
+def test_kernels_run_without_triton():
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch\nfrom autopar.runtime import fused\nassert not fused.runs_triton(torch.zeros(1))\n"
+        "from tests.codegen.kernel_cases import CASES, kernels_of\nfrom tests.codegen.kernel_numbers import functions_of, differences\n"
+        "kernels = kernels_of(CASES['gpt'](), 'fp32')\nfound = functions_of(kernels)\n"
+        "print(max(differences(k, found[k.name], False) for k in kernels))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout.split()[-1]) < 2e-5
+
+
+def test_pieces_equal_the_whole():
+    from autopar.runtime import fused
+
+    def ops(a, b, s):
+        c = a * s + b
+        a.copy_(c)
+        return c - b
+
+    a, b, s = torch.randn(3, 70001), torch.randn(3, 70001), torch.tensor(1.7, dtype=torch.float64)
+    whole, wanted = a.clone(), None
+    wanted = ops(whole, b, s)
+    found = fused.in_pieces(ops, [a, b, s])
+    assert torch.equal(found, wanted) and torch.equal(a, whole)
+
+
+# --- programs
+
+
+@pytest.mark.parametrize("case", ["gpt", "rotary", "batch norm", "momentum", "dropout"])
+def test_programs_are_equal_fused_and_not(case):
+    """One random plan on two ranks as a program with kernels, and without: the same numbers to the last rounding."""
+    graph = trace_step(CASES[case](), "fp64").graph
+    control = Control(CASES[case]())
+    for sizes in ((), (2,)):
+        assigner = Assigner(graph, sizes)
+        program = assigner.program(assigner.draw(random.Random(5)))
+        fused = fuse_program(program, phase_sections(program.graph))
+        check_program(fused.program)
+        assert fused.kernels and len(fused.program.graph.nodes) < len(program.graph.nodes)
+        assert control.worst(program)[0] < 1e-10
