@@ -74,6 +74,7 @@ QUICK: dict[str, Sizes] = {
     "mlp": {"batch": 32, "wide": 64, "hidden": 128, "layers": 3},
 }
 TWINS = {"autopar dp, zero=0": "dp={n},zero=0,pp=1", "autopar dp, zero=3": "dp={n},zero=3,pp=1"}
+STEP_AIM, SINGLE_AIM, PEAK_AIM = 1.0, 1.02, 1.0
 WEIGHED_STEPS = 3  # their losses are compared
 LOSS_TOLERANCE = 1e-3  # relative; float32, whose sums are split otherwise, after two updates by AdamW
 COLLECTIVE_LIMIT_S, MAX_ROUNDS = 120.0, 30
@@ -300,6 +301,24 @@ def print_case(case: Case) -> Iterator[str]:
         yield f"  {row.name:26} {row.step_s * 1e3:9.1f} {row.spread:7.1%} {row.cpu_s * 1e3:9.1f} {row.peak_bytes / 2**20:9.2f} {ratio} {weight}  {row.note}".rstrip()
 
 
+def print_aims(cases: list[Case]) -> Iterator[str]:
+    """What was aimed at, beside the best of autopar's rows that keep the limit."""
+    for case in cases:
+        best, fsdp = case.best_peer(), case.fsdp_bytes()
+        ours = [row for row in case.rows if row.ours and case.counts(row)]
+        if best is None or not ours:
+            yield f"{case.model}, {case.ranks} ranks: {'no peer keeps the limit' if ours else 'autopar has no row that keeps the limit'}"
+            continue
+        fast, light = min(ours, key=lambda r: r.step_s), min(ours, key=lambda r: r.peak_bytes)
+        assert fast.step_s is not None and best.step_s is not None
+        if case.ranks == 1:
+            eager = min(row.step_s for row in case.rows if row.name.startswith("eager") and row.step_s is not None)
+            yield f"{case.model}, 1 rank: step {fast.step_s / eager:.3f} of eager's (aim {SINGLE_AIM:g}), {fast.step_s / best.step_s:.3f} of the best peer's ({best.name})"
+        else:
+            weight = f"; peak {light.peak_bytes / fsdp:.3f} of FSDP2's (aim {PEAK_AIM:g}; {light.name})" if fsdp else ""
+            yield f"{case.model}, {case.ranks} ranks: step {fast.step_s / best.step_s:.3f} of {best.name}'s (aim {STEP_AIM:g}; {fast.name}){weight}"
+
+
 def parse_sizes(text: str, known: Sizes) -> Sizes:
     """`layers=6,hidden=512`: what is not said is as in `known`."""
     pairs = [part.partition("=") for part in text.split(",") if part]
@@ -352,7 +371,9 @@ def main(words: list[str] | None = None) -> None:
             cases.append(measure_case(model, ranks, asked.sizes[model], asked))
             if not asked.json:
                 print("\n".join(print_case(cases[-1])), flush=True)
-    if asked.json:
+    if not asked.json:
+        print("\n".join(print_aims(cases)))
+    else:
         print(json.dumps({"machine": asdict(machine), "prices": prices, "cases": [asdict(case) for case in cases]}))
 
 
