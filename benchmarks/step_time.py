@@ -1,7 +1,7 @@
 """Step time and memory on this machine: autopar's emitted programs beside what people use without it, on gloo processes, in one run.
 
     python benchmarks/step_time.py                                       # a GPT and an MLP on 1, 2 and 4 ranks, about 10 minutes on 2 cores
-    python benchmarks/step_time.py --quick                               # small sizes, about a minute
+    python benchmarks/step_time.py --quick                               # small sizes, 1 and 2 ranks, a minute or two
     python benchmarks/step_time.py --models gpt --ranks 4 --memory 100MiB --gpt layers=6,hidden=512 --json
 
 Each process holds every contender, with the same first weights and the same global batch. They take turns, a step or two each, so that what else the machine does
@@ -343,7 +343,7 @@ def read_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds")
     parser.add_argument("--seconds", type=float, help="for the rounds of a case; default 50, quick 3")
     parser.add_argument("--steps", type=int, default=1, help="of each contender in each round")
-    parser.add_argument("--solver-limit", type=float, default=10.0, help="seconds for each plan")
+    parser.add_argument("--solver-limit", type=float, default=20.0, help="seconds for each plan")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds after which the ranks of a case are stopped")
     parser.add_argument("--profile", type=Path, default=PROFILE_PATH, help="prices of this machine, where `autopar profile` made them")
     parser.add_argument("--keep", type=Path, help="folder for the emitted programs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 from benchmarks import gpu, step_time  # noqa: E402
 from benchmarks.kernels import measure_kernels  # noqa: E402
 from benchmarks.step_time import Case, Row  # noqa: E402
+from benchmarks.weigh import weigh  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -59,6 +61,26 @@ def test_a_peer_over_the_limit_is_shown_and_not_counted():
     assert list(step_time.print_aims([case])) == [
         "mlp, 2 ranks: step 1.250 of FSDP2, AdamW's (aim 1; autopar); peak 0.900 of FSDP2's (aim 1; autopar)"
     ]
+
+
+def test_what_another_thread_gives_back_is_not_held():
+    """As gloo's threads do; torch's profiler by itself does not see it."""
+    device = torch.device("cpu")
+
+    def build():
+        own = torch.ones(2**18)  # 1 MiB
+
+        def step():
+            box = [own * 2]
+            thread = threading.Thread(target=box.clear)
+            thread.start()
+            thread.join()
+            return torch.zeros(())
+
+        return step
+
+    _, losses, peak = weigh(build, 12, device)
+    assert losses == [0.0] * 12 and 2**21 <= peak < 2**21 + 2**12
 
 
 def test_sizes_that_are_none():
