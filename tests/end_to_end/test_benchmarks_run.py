@@ -1,0 +1,136 @@
+"""`benchmarks/step_time.py` and `benchmarks/gpu.py`: they run at tiny sizes, count as they say, and fail where contenders differ."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks import gpu, step_time  # noqa: E402
+from benchmarks.kernels import measure_kernels  # noqa: E402
+from benchmarks.step_time import Case, Row  # noqa: E402
+from benchmarks.weigh import weigh  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(ROOT / "benchmarks" / script), *words], capture_output=True, text=True, cwd=ROOT, timeout=280)
+
+
+@pytest.mark.gloo
+def test_step_time_of_two_ranks(tmp_path):
+    words = "--quick --models mlp --ranks 2 --seconds 0.1 --json --profile".split()
+    done = run("step_time.py", *words, str(tmp_path / "no-profile.json"), "--keep", str(tmp_path / "kept"))
+    assert done.returncode == 0, done.stderr
+    [case] = json.loads(done.stdout)["cases"]
+    names = {row["name"] for row in case["rows"]}
+    peers = {f"{kind}, {optimizer}" for kind in ("DDP", "FSDP2", "DDP + ZeRO-1") for optimizer in ("AdamW", "fused AdamW")}
+    assert names == peers | {"autopar", "autopar dp, zero=0", "autopar dp, zero=3"}
+    assert case["rounds"] == 3 and all(row["step_s"] > 0 and row["peak_bytes"] > 2**17 for row in case["rows"])
+    assert {p.name for p in (tmp_path / "kept").iterdir()} == {"mlp-2-autopar", "mlp-2-autopar-dp-zero=0", "mlp-2-autopar-dp-zero=3"}
+
+
+def test_contenders_that_compute_something_else_end_the_run():
+    step_time.check_losses({"autopar": {"losses": [2.0, 1.0]}, "DDP": {"losses": [2.0, 1.0001]}, "late": {"missing": "why"}}, "here")
+    with pytest.raises(SystemExit, match=r"^here: the contenders do not compute the same \(first losses, tolerance 0.001\):\n  autopar +2.0+ 1.0+\n  DDP +2.0+ 1.01"):
+        step_time.check_losses({"autopar": {"losses": [2.0, 1.0]}, "DDP": {"losses": [2.0, 1.01]}}, "here")
+
+
+def test_a_peer_over_the_limit_is_shown_and_not_counted():
+    rows = (
+        Row("autopar", "", 1.0, 0.01, 2.0, 90),
+        Row("DDP, AdamW", "over the limit", 0.5, 0.01, 1.0, 110),
+        Row("FSDP2, AdamW", "", 0.8, 0.01, 1.6, 100),
+        Row("autopar dp, zero=3", "no plan fits the limit"),
+    )
+    case = Case("mlp", 2, {"batch": 4}, 100, 3, rows)
+    lines = list(step_time.print_case(case))
+    assert lines[0] == "mlp, 2 ranks: batch=4; limit 0 MiB a rank; 3 rounds"
+    assert lines[2].split() == ["autopar", "1000.0", "1.0%", "2000.0", "0.00", "1.250", "1.250", "0.900"]
+    assert lines[3].endswith("0.625  0.625    1.100  over the limit") and lines[5].split(maxsplit=3)[3] == "no plan fits the limit"
+    assert list(step_time.print_aims([case])) == [
+        "mlp, 2 ranks: step 1.250 of FSDP2, AdamW's (aim 1; autopar); peak 0.900 of FSDP2's (aim 1; autopar)"
+    ]
+
+
+def test_what_another_thread_gives_back_is_not_held():
+    """As gloo's threads do; torch's profiler by itself does not see it."""
+    device = torch.device("cpu")
+
+    def build():
+        own = torch.ones(2**18)  # 1 MiB
+
+        def step():
+            box = [own * 2]
+            thread = threading.Thread(target=box.clear)
+            thread.start()
+            thread.join()
+            return torch.zeros(())
+
+        return step
+
+    _, losses, peak = weigh(build, 12, device)
+    assert losses == [0.0] * 12 and 2**21 <= peak < 2**21 + 2**12
+
+
+def test_sizes_that_are_none():
+    assert step_time.parse_sizes("layers=2", {"batch": 4, "layers": 1}) == {"batch": 4, "layers": 2}
+    with pytest.raises(SystemExit, match=r"^expected sizes such as batch=4, found 'width' in 'width=2'$"):
+        step_time.parse_sizes("width=2", {"batch": 4})
+
+
+def test_gpu_goes_its_way_on_the_cpu():
+    done = run("gpu.py", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    for text in ("gpt2-medium: batch=2,", "llama-blocks: ", "autopar", "eager, fused AdamW", "torch.compile, fused AdamW", "/ eager at most 0.75"):
+        assert text in done.stdout
+
+
+def test_gpu_without_one():
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(SystemExit) as ended:
+        gpu.main([])
+    assert ended.value.code == 2
+
+
+def test_the_preset_of_a_gpu():
+    assert gpu.find_preset("NVIDIA H100 80GB HBM3", 84_000_000_000) == "H100-80GB"
+    assert gpu.find_preset("NVIDIA H100 PCIe", 84_000_000_000) == "H100-PCIe"
+    assert gpu.find_preset("NVIDIA A100-SXM4-40GB", 42_000_000_000) == "A100-40GB"
+    with pytest.raises(SystemExit, match="no preset for 'Voodoo 2'"):
+        gpu.find_preset("Voodoo 2", 2**23)
+
+
+def test_kernels_are_found_by_name_and_weighed_by_what_they_move():
+    kernels = ModuleType("kernels")
+
+    def layer_norm(x, weight):
+        return x * weight
+
+    def fused_adamw(param, grad, lr):
+        param.sub_(grad, alpha=lr)
+
+    vars(kernels).update(layer_norm=layer_norm, fused_adamw=fused_adamw, _norm_grid=layer_norm, silu=torch.nn.functional.silu)
+    program = {"norm": layer_norm, "kernels": kernels}
+
+    def step():
+        program["norm"](torch.ones(2, 8), torch.ones(8) * 2)  # under a name of the program's own
+        program["norm"](torch.ones(4, 8), torch.ones(8) * 2)  # the larger one counts
+        kernels.fused_adamw(torch.ones(16), torch.ones(16), lr=0.5)
+
+    found, missing = measure_kernels(kernels, program, step, torch.device("cpu"))
+    assert {(k.kind, k.name, k.num_bytes) for k in found} == {("norm", "layer_norm", 4 * (32 + 8 + 32)), ("adamw", "fused_adamw", 4 * (16 + 16 + 16))}
+    assert missing == ["no kernel with 'cross_entropy' in its name"] and all(k.seconds > 0 for k in found)
+    assert kernels.layer_norm is program["norm"] is layer_norm
