@@ -3,27 +3,23 @@
 In: a function that makes a step (its parameters, states and batch with it). Out: the step, the values of its first calls, and the most bytes that it held
 during the last two of them: what is let go when a message has arrived is let go at another time in each. On CUDA it is the caching allocator's own count. On the
 CPU torch's profiler tells of every allocation through torch's allocator; what gloo takes by itself is in nobody's sum. What was there before is not counted. Nothing is timed here.
-
-A release by a thread that is not profiled is in no sum of the profiler unless torch is told to count all: gloo's threads are often the last to let go of a buffer, and
-without that the sum grows with every collective (torch 2.13, all_gather of 16 MiB: by up to 16 MiB each). The switch is a flag of its C++ library.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch.autograd.profiler import profile, record_function
 
+from autopar.runtime.peak import counting_all
+
 Step = Callable[[], torch.Tensor]  # one training step; returns its loss
 _WEIGHED, _REPORT, _HELD = "steps that are weighed", "[memory]", "Total Allocated"  # in the trace that torch writes; seen in torch 2.13
-_COUNT_ALL = "FLAGS_caffe2_report_cpu_memory_usage"  # seen in torch 2.13
 
 
 def weigh(build: Callable[[], Step], num_steps: int, device: torch.device) -> tuple[Step, list[float], int]:
@@ -50,7 +46,7 @@ def _weigh_cuda(build: Callable[[], Step], num_steps: int, device: torch.device)
 
 
 def _weigh_cpu(build: Callable[[], Step], num_steps: int) -> tuple[Step, list[float], int]:
-    with _counting_all(), profile(profile_memory=True) as profiler:
+    with counting_all(), profile(profile_memory=True) as profiler:
         step = build()
         losses = [float(step()) for _ in range(num_steps - 2)]
         with record_function(_WEIGHED):
@@ -63,14 +59,3 @@ def _weigh_cpu(build: Callable[[], Step], num_steps: int) -> tuple[Step, list[fl
     memory = sorted((e["ts"], k, int(e["args"][_HELD]), int(e["args"]["Bytes"])) for k, e in enumerate(events) if e.get("name") == _REPORT)
     _, _, held, size = memory[0]
     return step, losses, max(total for ts, _, total, _ in memory if weighed["ts"] <= ts <= weighed["ts"] + weighed["dur"]) - (held - size)
-
-
-@contextlib.contextmanager
-def _counting_all() -> Iterator[None]:
-    """Inside, torch's allocator for the CPU counts what any thread takes and gives back."""
-    flag = ctypes.c_bool.in_dll(ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so")), _COUNT_ALL)
-    flag.value = True
-    try:
-        yield
-    finally:
-        flag.value = False

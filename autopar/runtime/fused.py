@@ -27,7 +27,7 @@ _ELEMENTS = 2048  # of a block, in flat kernels and where rows are short
 _FLAT = 1024
 _WALK = 2048  # columns at a time where rows are wider than a program holds
 _COLUMN_BLOCK = 128  # columns of a program that walks down rows
-_PIECE = 1 << 15  # elements that a CPU works on at a time: 128 KiB of float32 for each tensor, so that a handful stays in a core's second cache
+_PIECE = 1 << 17  # elements that a CPU works on at a time: 512 KiB of float32 for each tensor; smaller pieces cost more calls than their caches save
 _PROGRAMS = 512  # that leave parts: enough for every processor of a device (132 on an H100), few enough to add up
 
 

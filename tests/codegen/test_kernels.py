@@ -162,7 +162,7 @@ def test_pieces_equal_the_whole():
         a.copy_(c)
         return c - b
 
-    a, b, s = torch.randn(3, 70001), torch.randn(3, 70001), torch.tensor(1.7, dtype=torch.float64)
+    a, b, s = torch.randn(3, 140001), torch.randn(3, 140001), torch.tensor(1.7, dtype=torch.float64)
     whole, wanted = a.clone(), None
     wanted = ops(whole, b, s)
     found = fused.in_pieces(ops, [a, b, s])

@@ -56,7 +56,7 @@ def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
     for node in graph.nodes:
         packet = packet_of(node.op)
         if packet in _PLAIN:
-            found.append(_plain(node, values))
+            found += _plain(node, values)
         elif packet in _NORMS:
             found += _norm(node, values)
         elif packet in _CLASSES:
@@ -79,8 +79,9 @@ def row_text(printer: _Printer, node: Node, output: int, index: Index, mask: str
     if mask:
         raise UnsupportedError("a reduction inside of a concatenation")
     if packet in _PLAIN:
-        assert reduced is not None
         value = node.inputs[0]
+        if reduced is None:  # over dims of size 1
+            return printer.at(value, index)
         return printer.reduce(_PLAIN[packet], node.outputs[0], reduced.cols, lambda col: printer.at(value, index * reduced.cols + col), (node.name, index))
     if packet in _CLASSES:
         return _classes(printer, node, packet.removeprefix("autopar."), index)
@@ -99,7 +100,7 @@ def row_text(printer: _Printer, node: Node, output: int, index: Index, mask: str
 # --- which
 
 
-def _plain(node: Node, values: Mapping[str, Value]) -> Reduced:
+def _plain(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
     shape = values[node.inputs[0]].shape
     dims = get_arg(node, "dim", None)
     if isinstance(dims, int):
@@ -113,15 +114,17 @@ def _plain(node: Node, values: Mapping[str, Value]) -> Reduced:
     def element(printer: _Printer, output: str, index: Index) -> str:
         return printer.at(value, index)
 
+    if not over:
+        return []
     if not kept:
         if _PLAIN[packet_of(node.op)] != "sum":
             raise UnsupportedError("an extreme of everything")
-        return Reduced("all", num_elements(shape), 1, (name,), element)
+        return [Reduced("all", num_elements(shape), 1, (name,), element)]
     rows, cols = num_elements(tuple(shape[d] for d in kept)), num_elements(tuple(shape[d] for d in sorted(over)))
-    if not over or max(kept) < min(over):
-        return Reduced("row", rows, cols, (name,), element)
+    if max(kept) < min(over):
+        return [Reduced("row", rows, cols, (name,), element)]
     if min(kept) > max(over) and _PLAIN[packet_of(node.op)] == "sum":
-        return Reduced("column", cols, rows, (name,), element)
+        return [Reduced("column", cols, rows, (name,), element)]
     raise UnsupportedError("a reduction over dims in the middle")
 
 

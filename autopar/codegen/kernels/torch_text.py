@@ -2,41 +2,112 @@
 
 In: a `Kernel`. Out: the lines of a function's body whose arguments are the kernel's inputs. Invariant: the ops of the graph, one after the other; a value is deleted
 after its last use, and a state is rewritten as soon as its old version has been read (the law of `graph.liveness`).
+
+Where a kernel works element by element, what an op makes takes the place of what it is the last to read: `x.mul_(c)`. The old version of a state that the kernel
+rewrites is such a place, too, so an optimizer's update needs no more passes than torch's own.
 """
 
 from __future__ import annotations
 
 from ...graph.kernel import Kernel
-from ..expression import print_expression
+from ...graph.node import Const, Node, Ref, get_arg
+from ..expression import print_arg, print_expression
+
+_IN_PLACE = frozenset((
+    "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor", "aten.add.Scalar", "aten.sub.Scalar", "aten.mul.Scalar", "aten.div.Scalar",
+    "aten.addcmul.default", "aten.addcdiv.default", "aten.sqrt.default", "aten.rsqrt.default", "aten.neg.default", "aten.exp.default", "aten.reciprocal.default",
+    "aten.tanh.default", "aten.sigmoid.default", "aten.abs.default",
+))  # fmt: skip  # as methods: `x.add_(...)`
 
 
 def print_torch(kernel: Kernel) -> list[str]:
     """The lines, `return` included."""
-    graph, into = kernel.graph, {kernel.graph.outputs[o]: kernel.graph.inputs[i] for o, i in kernel.into}
-    last = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
-    results = [name for name in graph.outputs if name not in into]
-    kept = {*graph.inputs, *results}
-    texts = {name: name for name in graph.inputs}
-    lines: list[str] = []
-    waiting: dict[str, str] = {}  # new version -> the state that it is to replace
-    for place, node in enumerate(graph.nodes):
-        text = print_expression(node, [texts[name] for name in node.inputs])
-        read = {name for later in graph.nodes[place:] for name in later.inputs}
-        targets = [name if name and (name in read or name in kept or name in into) else "_" for name in node.outputs]
-        lines.append(f"{', '.join(targets)} = {text}")
+    return _Printer(kernel).text()
+
+
+class _Printer:
+    """Prints one kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        graph = kernel.graph
+        self.graph, self.reuses = graph, kernel.any_shape
+        self.into = {graph.outputs[o]: graph.inputs[i] for o, i in kernel.into}
+        self.results = [name for name in graph.outputs if name not in self.into]
+        self.last = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
+        self.values = {v.name: v for v in graph.values}
+        self.texts = {name: name for name in graph.inputs}
+        self.holder: dict[str, str] = {}  # state -> the value that is in its place meanwhile
+        self.waiting: dict[str, str] = {}  # new version -> the state that it is to replace
+        self.lines: list[str] = []
+
+    def text(self) -> list[str]:
+        for place, node in enumerate(self.graph.nodes):
+            if self._takes_place(place, node):
+                self._in_place(node)
+            else:
+                self._line(place, node)
+            self._settle(place, node)
+        self.lines += [f"return {', '.join(self.texts[name] for name in self.results)}"] if self.results else []
+        return self.lines
+
+    def _takes_place(self, place: int, node: Node) -> bool:
+        """True where the op may write over its first operand."""
+        first = get_arg(node, "self")
+        if not self.reuses or node.op not in _IN_PLACE or not isinstance(first, Ref):
+            return False
+        old, new = node.inputs[first.index], node.outputs[0]
+        states = set(self.into.values())
+        ours = old in states if old in self.graph.inputs else not self._may_be_its_input(old)
+        alike = (self.values[old].shape, self.values[old].dtype) == (self.values[new].shape, self.values[new].dtype)
+        return ours and alike and self.last[old] <= place and old not in self.results and node.inputs.count(old) == 1 and old not in self.waiting and old not in self.into
+
+    def _may_be_its_input(self, name: str) -> bool:
+        """True for what a conversion to its own dtype made: torch then gives back what it got."""
+        node = next(n for n in self.graph.nodes if name in n.outputs)
+        return node.op == "aten._to_copy.default" and self.values[node.inputs[0]].dtype == self.values[name].dtype
+
+    def _in_place(self, node: Node) -> None:
+        first = get_arg(node, "self")
+        assert isinstance(first, Ref)
+        old, new = node.inputs[first.index], node.outputs[0]
+        names = [self.texts[name] for name in node.inputs]
+        rest = []
+        for key, arg in node.args:
+            if key != "self" and not isinstance(arg, Const):
+                text = print_arg(arg, names)
+                rest.append(f"{key}={text}" if key in ("alpha", "value", "rounding_mode") else text)
+        target = self.texts.pop(old)
+        self.lines.append(f"{target}.{node.op.split('.')[1]}_({', '.join(rest)})")
+        self.texts[new] = target
+        for state in {*self.into.values()} & {target}:
+            self.holder[state] = new
+
+    def _line(self, place: int, node: Node) -> None:
+        text = print_expression(node, [self.texts[name] for name in node.inputs])
+        read = {name for later in self.graph.nodes[place:] for name in later.inputs}
+        targets = [name if name and (name in read or name in self.results or name in self.into) else "_" for name in node.outputs]
+        self.lines.append(f"{', '.join(targets)} = {text}")
+        self.texts.update((name, name) for name in node.outputs if name)
+
+    def _settle(self, place: int, node: Node) -> None:
+        """Put new versions where they belong, and delete what is read no more."""
         for name in node.outputs:
-            if name:
-                texts[name] = name
-            if name in into:
-                waiting[name] = into[name]
-        dying = [n for n in dict.fromkeys((*node.inputs, *targets)) if n not in kept and last.get(n, place) <= place and texts.get(n, n) == n and n not in waiting]
-        for new, state in list(waiting.items()):
-            if last.get(state, -1) <= place:
-                lines.append(f"{state}.copy_({new})")
-                texts[new] = state
+            if name in self.into and self.texts[name] != self.into[name]:
+                self.waiting[name] = self.into[name]
+        done = [name for name in node.inputs if self.last[name] <= place]
+        dying = [name for name in dict.fromkeys((*done, *(o for o in node.outputs if o and self.last.get(o, -1) <= place))) if name not in self.waiting]
+        for new, state in list(self.waiting.items()):
+            held = self.holder.get(state, state)
+            if self.last.get(held, -1) <= place and self.last.get(state, -1) <= place:
+                self.lines.append(f"{state}.copy_({self.texts[new]})")
                 dying.append(new)
-                del waiting[new]
-        if dying:
-            lines.append(f"del {', '.join(dict.fromkeys(dying))}")
-    lines += [f"return {', '.join(results)}"] if results else []
-    return lines
+                del self.waiting[new]
+        kept = {*self.graph.inputs, *(self.texts[name] for name in self.results if name in self.texts)}
+        gone = [t for name in dict.fromkeys(dying) if name not in self.results and (t := self.texts.get(name, "")) not in kept and t]
+        alive = {self.texts[n] for n in self.texts if n not in dying and self.last.get(n, -1) > place}
+        gone = [t for t in gone if t not in alive and t != "_"]
+        for name in dying:
+            if name in self.into:
+                self.texts[name] = self.into[name]
+        if gone:
+            self.lines.append(f"del {', '.join(dict.fromkeys(gone))}")

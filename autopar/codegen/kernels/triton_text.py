@@ -398,12 +398,13 @@ class _Printer:
         size = reduced.rows * reduced.cols
         if self.walks and reduced.along == "all" and size == self.rows * self.cols:
             total = self.reduce("sum", name, self.cols, lambda col: reduced.element(self, name, self.row() * self.cols + col), (name, "all"))
-            return _where(self._limits(1), total), 1
+            return f"tl.where(row < {self.limit}, {total}, 0)", 1
         if size % self.rows or self.walks and size != self.rows:
             raise UnsupportedError("a sum over rows beside rows of another kind")
         width = size // self.rows
         text = reduced.element(self, name, self.row() * width + self.col(width))
-        return _where(self._limits(width), text), width
+        limits = [f"(row < {self.limit})"] + ([f"({self.col(width).text()} < {width})"] if width > 1 else [])
+        return f"tl.where({' & '.join(limits)}, {text}, 0)", width
 
     def _limits(self, width: int) -> list[str]:
         """What holds where an element of a row of `width` is."""
@@ -463,10 +464,6 @@ def number_text(number: float | int, dtype: str) -> str:
     else:
         text = repr(float(number) if dtype in _FLOATS else number)
     return f"tl.full((), {text}, tl.float64)" if dtype == "float64" else text
-
-
-def _where(limits: list[str], text: str) -> str:
-    return f"tl.where({' & '.join(limits)}, {text}, 0)" if limits else text
 
 
 def power_of_two(number: int) -> int:
