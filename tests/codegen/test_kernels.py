@@ -56,7 +56,7 @@ def test_numbers_equal_float64(numbers, case):
 
 def test_a_wrong_kernel_is_found(numbers):
     """The comparison can fail: float16 results are not within float32's tolerance."""
-    assert max(row["difference"] for row in numbers if row["kernel"].endswith("_half")) > TOLERANCE["fp32"]
+    assert max(row.get("difference", 0) for row in numbers if row["kernel"].endswith("_half")) > TOLERANCE["fp32"]
 
 
 @pytest.mark.parametrize("arch", [80, 90])
