@@ -19,7 +19,7 @@ until they are over (the gradient of what makes a weight, a hook that clamps a g
     autopar.accumulate(x)                adds x of all turns, in float32 at least; its output exists from the first turn on and may be read
                                          after the last
 
-The step's result is that of the whole batch at once, up to the order of sums.
+The step's result is that of the whole batch at once, up to the order of sums: the loss and every gradient, whether an optimizer reads it or not.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def split_batch(
         turns = _Turns(graph, sites, signatures, cuts, pieces, count)
         assignment = turns.assign()
         if assignment is not None:
-            return _as_graph(graph, partition(graph, sites, signatures, cuts, assignment).graph, count)
+            return _as_graph(graph, partition(graph, sites, signatures, cuts, assignment, keep_grads=True).graph, count)
         graph = _lift_numbers(graph, turns.lifted)
         sites, signatures = resolve_all(graph, rules)
         cuts = find_cuts(graph, signatures)
