@@ -25,6 +25,7 @@ DATA, TENSOR, SEQUENCE, PIPELINE = "dp", "tp", "sp", "pp"
 ROLES = (DATA, TENSOR, SEQUENCE, PIPELINE)
 RECOMPUTE = ("none", "selective", "full", "free")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+FORWARD_ONLY = "forward-only"  # the schedules of a model without a loss
 _PLACEMENT = re.compile(r"R|P|Pmax|Pmin|S\d+(/\d+)?")
 
 
@@ -328,9 +329,10 @@ def _schedule(found: object, where: str) -> str | None:
             raise ConstraintError(f"{where}: schedule: cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
     if isinstance(found, str) and re.search(r"\dF\d", found):
         return found.replace(":", ",").replace(";", "\n")
-    if found is None or found in SCHEDULES:
+    known = (*SCHEDULES, FORWARD_ONLY)
+    if found is None or found in known:
         return found  # type: ignore[return-value]
-    raise ConstraintError(f"{where}: schedule: expected {', '.join(SCHEDULES)} or a grid in a file ending in .csv, found {_show(found)}{_nearest(found, SCHEDULES)}")
+    raise ConstraintError(f"{where}: schedule: expected {', '.join(known)} or a grid in a file ending in .csv, found {_show(found)}{_nearest(found, known)}")
 
 
 def _flag(found: object, where: str) -> bool | None:

@@ -21,7 +21,7 @@ from ..graph.repeats import relative_name
 from ..graph.sections import INPUT, WEIGHT, Section
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind, Value
-from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
+from ..graph.turns import COLLECT, GROWN, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
@@ -64,7 +64,7 @@ def print_bodies(
         in_turns: sections run once per microbatch: what outlives the turn is in `grads` alone.
     """
     graph = program.graph
-    items = order_items(graph, sections)
+    items = order_items(graph, sections, _leaving(graph) if in_turns else frozenset())
     crossings = find_crossings(graph, items, in_turns)
     families = dict.fromkeys(t.loop.family for t in crossings.loops)
     containers: dict[str, str] = {}
@@ -175,7 +175,7 @@ def _name_grads(
     made_early = {out for n in graph.nodes if n.phase is not Phase.UPDATE for out in n.outputs if out}
     made_late = {out for i in tail for out in graph.nodes[i].outputs if out}
     read = dict.fromkeys(name for n in graph.nodes if n.phase is Phase.UPDATE for name in n.inputs if name in made_early)
-    read.update(dict.fromkeys(n.outputs[0] for n in graph.nodes if n.op == ACCUMULATE))
+    read.update(dict.fromkeys(n.outputs[0] for n in graph.nodes if n.op in GROWN))
     read.update(dict.fromkeys(name for i, n in enumerate(graph.nodes) if n.phase is Phase.UPDATE and i not in late for name in n.inputs if name in made_late))
     read.update(dict.fromkeys(name for n in graph.nodes for name in n.outputs if name in leaving))
     whole_of = {local: whole for local, whole, _ in program.shardings}
@@ -237,8 +237,8 @@ def _print_block(frame: Frame, k: int) -> str:
                 take = f'kept.pop("{entry.key}")' if _is_last_reader(frame, k, entry.key) else f'kept["{entry.key}"]'
                 writer.line(f"{writer.bind(name, entry.key)} = {take}")
         returned = {e.source for e in carried}
-        if node.op == ACCUMULATE:
-            writer.accumulate(node, _grad_text(frame, loop, node.outputs[0]))
+        if node.op in GROWN:
+            writer.grow(node, _grad_text(frame, loop, node.outputs[0]))
         else:
             writer.node(node, frame.program.origins[i], dead_here(frame, node))
         for out_index, out in enumerate(node.outputs):
@@ -267,8 +267,8 @@ def _common_boxes(frame: Frame, loop: Loop) -> str:
 
 
 def _turn(frame: Frame, loop: Loop) -> str:
-    """`, turn` where the blocks take something of their turn."""
-    return ", turn" if any(frame.graph.nodes[i].op == TAKE for i in loop.blocks[0].nodes) else ""
+    """`, turn` where the blocks take something of their turn, or put something in its place."""
+    return ", turn" if any(frame.graph.nodes[i].op in (TAKE, COLLECT) for i in loop.blocks[0].nodes) else ""
 
 
 def _grad_text(frame: Frame, loop: Loop, value: str) -> str:
@@ -318,8 +318,8 @@ def _print_section(frame: Frame, section: Section) -> str:
             made = _call_loop(frame, writer, item, place, last)
         else:
             node = graph.nodes[item]
-            if node.op == ACCUMULATE:
-                writer.accumulate(node, f'"{frame.grad_keys[node.outputs[0]]}"')
+            if node.op in GROWN:
+                writer.grow(node, f'"{frame.grad_keys[node.outputs[0]]}"')
             else:
                 writer.node(node, frame.program.origins[item], dead_here(frame, node))
             made = [o for o in node.outputs if o and o in writer.names]

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ..errors import ProgramError
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, print_mesh
 from ..graph.node import Phase, get_arg
@@ -165,11 +164,7 @@ def _print_program(
     for row in shared:
         shift = f", shift={dict(row.shift)!r}" if any(row.shift.values()) else ""
         rows.append(f"    Stage({_file(row.stage)}{shift}),")
-    maker = next((k for k, stage in enumerate(stages) if stage.program.graph.loss), None)
-    if maker is None or any(stage.graph.outputs for stage in stages):
-        raise ProgramError(f"{name}: a program in pipeline stages returns a loss and nothing else; plan with --fix pp=1")
-    loss = stages[maker].program.graph
-    dtype = next(v.dtype for v in loss.values if v.name == loss.loss)
+    has_loss = any(stage.program.graph.loss for stage in stages)
     everywhere = ",".join("R" for _ in pipeline_mesh(mesh, len(stages)).axes)
     inputs = set(whole.inputs)
     batch = [
@@ -180,13 +175,40 @@ def _print_program(
         "STAGES = (  # `shift`: what to add to the numbers of these blocks in the names of the file", *rows, ")", "",
         f'SCHEDULE = "{SCHEDULE}"', "",
         f"MICROBATCHES = {microbatches}  # into so many the files of the stages cut the batch", "",
-        "# whole; of what a stage reads, its file says how ranks hold it", "BATCH = {", *batch, "}", "", print_aliases(facts), "", "",
+        "# whole; of what a stage reads, its file says how ranks hold it", "BATCH = {", *batch, "}", "", print_aliases(facts), "", *_print_outputs(stages, facts), "",
         "def step(comm, state, batch):",
-        '    """One step on this rank: that of its stage. Rewrites `state` in place, returns the loss."""',
+        f'    """One step on this rank: that of its stage. Rewrites `state` in place, returns the {"loss" if has_loss else "outputs"}."""',
         f'    stage = STAGES[comm.coordinate("{STAGES}")]',
-        f'    return comm.share_loss(stage.step(comm, state, batch), stage={maker}, dtype="{dtype}")',
+        *_print_return(stages),
     ]  # fmt: skip
     return f"{header}\n" + "\n".join(lines) + "\n"
+
+
+def _print_outputs(stages: Sequence[StageProgram], facts: ModelFacts) -> list[str]:
+    """The constants that say what `step` returns beside the loss; none where that is nothing."""
+    rows: dict[int, str] = {}
+    for number, stage in enumerate(stages):
+        values = {v.name: v for v in stage.graph.values}
+        for place, output in zip(stage.outputs, stage.graph.outputs, strict=True):
+            rows[place] = f'    ({number}, {values[output].shape!r}, "{values[output].dtype}"),'
+    if not rows:
+        return []
+    returned = [f"OUTPUT = {facts.output!r}  # the model's output, with the number of each tensor that `step` returns"]
+    lines = ["OUTPUTS = (  # of each tensor that leaves the step: the stage that makes it, its whole shape and dtype", *(rows[k] for k in sorted(rows)), ")", ""]
+    return [*lines, *(returned if not any(stage.graph.loss for stage in stages) else []), ""]
+
+
+def _print_return(stages: Sequence[StageProgram]) -> list[str]:
+    """The last lines of `step`: what stages return, shared."""
+    text = "stage.step(comm, state, batch)"
+    maker = next((k for k, stage in enumerate(stages) if stage.program.graph.loss), None)
+    if maker is not None:
+        loss = stages[maker].program.graph
+        dtype = next(v.dtype for v in loss.values if v.name == loss.loss)
+        text = f'comm.share_loss({text}, stage={maker}, dtype="{dtype}")'
+    if any(stage.outputs for stage in stages):
+        text = f"comm.share_outputs({text}, OUTPUTS)"
+    return [f"    return {text}"]
 
 
 def _mesh_words(mesh: Mesh) -> str:

@@ -25,7 +25,7 @@ from .liveness import is_view
 from .node import packet_of
 from .repeats import block_of
 from .tensor import num_elements
-from .turns import ACCUMULATE, RECEIVE, SEND, TAKE
+from .turns import GROWN, RECEIVE, SEND, TAKE
 
 if TYPE_CHECKING:
     from .rule import Shape, Signature, Site
@@ -34,7 +34,7 @@ _ROWS = frozenset((
     "aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward", "aten._softmax",
     "aten._softmax_backward_data", "aten._log_softmax", "aten._log_softmax_backward_data",
 ))  # fmt: skip
-_NEVER = frozenset((TAKE, SEND, RECEIVE, ACCUMULATE))
+_NEVER = frozenset((TAKE, SEND, RECEIVE, *GROWN))
 _MOST_WIDE = 2**17  # elements of a row: one block of a kernel walks along it
 _DRAWS = "autopar.uniform"  # numbers made from their positions: no memory is read for them
 

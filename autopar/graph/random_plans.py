@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from ..constraints import SCHEDULES
+from ..constraints import FORWARD_ONLY, SCHEDULES
 from ..errors import MicrobatchError
 from .case import Case, build_case, copy_case, split_case
 from .choice import Assignment
@@ -26,7 +26,7 @@ from .schedules.known import why_impossible
 from .sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
 from .stages import COPY, Stage, cut_stages, list_units
 from .strategy import Strategy, list_strategies
-from .turns import count_microbatches
+from .turns import count_microbatches, has_backward
 
 _TRIES = 20  # to find a legal storage sharding
 _MOST_CHUNKS = 2
@@ -177,7 +177,7 @@ def draw_pipeline(graph: Graph, rng: random.Random, between_units: bool = False,
     places = [unit[0] for unit in units[1:]] if between_units else [i for unit in units for i in unit][1:]
     ways = [
         (kind, ranks, chunks)
-        for kind in SCHEDULES
+        for kind in (SCHEDULES if has_backward(graph) else (FORWARD_ONLY,))
         for ranks in counts
         for chunks in range(1, _MOST_CHUNKS + 1)
         if why_impossible(kind, ranks, turns, chunks) is None and ranks * chunks <= len(places) + 1

@@ -38,11 +38,13 @@ class StageProgram:
         program: its sends and receives have `stage` (so many ahead, negative: back), `message` (number) and `turn` (whether once per turn).
         graph: the stage's whole graph.
         sections: of each node of the program.
+        outputs: the places, among the outputs of the step, of those that this stage makes.
     """
 
     program: Program
     graph: Graph
     sections: tuple[Section, ...]
+    outputs: tuple[int, ...] = ()
 
 
 def pipeline_mesh(mesh: Mesh, num_stages: int) -> Mesh:
@@ -105,7 +107,8 @@ def build_stage_programs(
         program = _tell_messages(program, number, numbers)
         sections = stage_sections(program.graph, _chunk_of(program, chunks), (len(starts) + 1) // num_stages, splits_backward)
         _check_sections(program.graph, sections)
-        found.append(StageProgram(program, mine.graph, sections))
+        outputs = tuple(k for k, name in enumerate(turns.graph.outputs) if name in mine.graph.outputs)
+        found.append(StageProgram(program, mine.graph, sections, outputs))
     _check_ends(found)
     return tuple(found)
 

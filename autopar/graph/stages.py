@@ -9,6 +9,7 @@ graph of its own with the forward, backward and update of its part. The law of w
     update      with the state that it writes, reads, or has the gradient of; what has none with the largest of what it reads
     states      with their first reader in the forward pass; a parameter that is read on several stages (tied embeddings) is stored on each, is
                 updated on the first, and is sent to the others then; its gradient is summed over the turns where its parts are made, and crosses once
+    outputs     leave where they are made, of several stages on the first
 
 Names are unique over all stages: what a stage only has a copy of (received, tied, or run on several stages) is called `NAME#stage` there.
 
@@ -29,7 +30,7 @@ from .graph import Graph, producer_table, use_table, value_table
 from .node import Const, Node, Phase, Ref
 from .parted_sums import parted_sum, sum_parts
 from .tensor import STATE_KINDS, Kind, Value
-from .turns import ACCUMULATE, LOOP, RECEIVE, SEND, count_microbatches
+from .turns import GROWN, LOOP, RECEIVE, SEND, count_microbatches
 
 COPY = "#"
 
@@ -247,6 +248,8 @@ class Cutter:
         for name in graph.inputs:
             if self.values[name].kind in STATE_KINDS and name not in self._read_inputs():
                 self.entering[self._home(name)][name] = None
+            elif name in graph.outputs and name not in self._read_inputs():
+                self.entering[0][name] = None
         for s, mine in enumerate(self.members):
             for i in mine:
                 for name in graph.nodes[i].inputs:
@@ -300,14 +303,24 @@ class Cutter:
         for old, i in everywhere.items():  # what is prepared for a state alone
             found[self._home(old)].add(i)
         for mine in found:
-            todo = [name for i in mine for name in self.graph.nodes[i].inputs]
-            while todo:
-                name = todo.pop()
-                i = self.makers[name][0] if name in self.makers else everywhere.get(name, -1)
-                if i >= 0 and self.stage[i] < 0 and i not in mine:
-                    mine.add(i)
-                    todo += self.graph.nodes[i].inputs
+            self._add_free(mine, [name for i in mine for name in self.graph.nodes[i].inputs], everywhere)
+        for name in self.graph.outputs:
+            i = self.makers[name][0] if name in self.makers else -1
+            if i >= 0 and not any(i in mine for mine in found):  # the user alone wants it
+                wanted: set[int] = set()
+                self._add_free(wanted, [name], everywhere)
+                states = [n for k in wanted for n in self.graph.nodes[k].inputs if self.values[n].kind in STATE_KINDS]
+                found[max(map(self._home, states), default=0)] |= wanted
         return [sorted(mine) for mine in found]
+
+    def _add_free(self, mine: set[int], todo: list[str], everywhere: dict[str, int]) -> None:
+        """Add the nodes that make these values and run on every stage that reads them."""
+        while todo:
+            name = todo.pop()
+            i = self.makers[name][0] if name in self.makers else everywhere.get(name, -1)
+            if i >= 0 and self.stage[i] < 0 and i not in mine:
+                mine.add(i)
+                todo += self.graph.nodes[i].inputs
 
     def _home(self, name: str) -> int:
         return self.home.get(self.values[name].storage.rpartition(":")[2], 0)
@@ -326,10 +339,14 @@ class Cutter:
         updates = tuple((old, new) for old, new in graph.updates if old in inside and new in made)
         grads = tuple((p, g) for p, g in graph.grads if g in made and s == self._grad_home(p, g))
         loss = graph.loss if graph.loss in made else ""
-        outputs = tuple(o for o in graph.outputs if o in made)
+        outputs = tuple(o for o in graph.outputs if s == self._output_home(o))
         cut = Graph(graph.name, (*(self.values[name] for name in entering), *values), nodes, tuple(entering), updates, loss, outputs, grads)
         received = (*self.received[s].values(), *self.late[s].values())
         return Stage(self._rename(cut, s), received, tuple(c for rows in self.sent[s].values() for c in rows))
+
+    def _output_home(self, name: str) -> int:
+        """The stage that has an output for the user: of several that make it the first."""
+        return max(self._first_stage(name), 0)
 
     def _grad_home(self, param: str, grad: str) -> int:
         """The stage that has a gradient for the user: its parameter's, unless nothing there reads it."""
@@ -426,4 +443,4 @@ class Cutter:
 
 def crosses_in_turn(graph: Graph, crossing: Crossing) -> bool:
     """True where it is sent once per turn, not once per step."""
-    return any(crossing.value in node.outputs and node.phase in LOOP and node.op != ACCUMULATE for node in graph.nodes)
+    return any(crossing.value in node.outputs and node.phase in LOOP and node.op not in GROWN for node in graph.nodes)

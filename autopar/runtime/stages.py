@@ -8,7 +8,7 @@ asked for before the one at hand begins, so that it arrives meanwhile.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -288,6 +288,22 @@ class StageComm:
             loss = torch.empty((), dtype=torch_dtype(dtype), device=self.device)
         loss = self._comm.broadcast(loss, STAGES, stage)
         return loss if rest is None else (loss, rest)
+
+
+    def share_outputs(self, result: Any, outputs: Sequence[tuple[int, tuple[int, ...], str]]) -> Any:
+        """What leaves the step beside the loss, on all ranks; what this stage returns beyond that stays on it.
+
+        Args:
+            result: (loss or None, what this stage returns), or the loss alone.
+            outputs: of each the stage that makes it, its shape and dtype.
+        """
+        loss, own = result if isinstance(result, tuple) else (result, ())
+        self.doing = "sharing the outputs"
+        mine, shared = list(own), []
+        for stage, shape, dtype in outputs:
+            x = mine.pop(0) if stage == self.stage else torch.empty(shape, dtype=torch_dtype(dtype), device=self.device)
+            shared.append(self._comm.broadcast(x, STAGES, stage))
+        return tuple(shared) if loss is None else (loss, (*shared, *mine))
 
 
 def run_step(program: ProgramSpec, step: Any, comm: Comm, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:

@@ -90,7 +90,7 @@ def _sentence(staged: Staged) -> str:
     )
 
 
-_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "the zero-bubble schedule ZB-H1", "own": "a schedule of your own"}
+_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "the zero-bubble schedule ZB-H1", "forward-only": "their forwards alone", "own": "a schedule of your own"}
 
 
 def _stage_rows(case: Case, staged: Staged) -> tuple[StagePlan, ...]:

@@ -11,7 +11,8 @@ from math import inf
 import numpy as np
 
 from ..graph.schedules.held import peak_held
-from ..graph.schedules.known import build_order, is_grid, splits_backward
+from ..graph.schedules.known import build_order, is_grid, runs_backward, splits_backward
+from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, simulate
 from .layouts import Layout
 from .stage_cuts import bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts
@@ -54,10 +55,10 @@ def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float
         costs, phases: for the layout's own number of microbatches; `costs` also for its number of chunks.
     """
     stages = layout.place.num_stages
-    if layout.chunks > 1:
+    if layout.chunks > 1 and runs_backward(layout.schedule):
         cuts = cut_units(costs, stages * layout.chunks)
         return max(bound_layout(layout, costs), bound_turns(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, cuts, stages))
-    if splits_backward(layout.schedule) or stages == 1:
+    if splits_backward(layout.schedule) or not runs_backward(layout.schedule) or stages == 1:
         return bound_layout(layout, costs)
     return bound_drain(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, stages)
 
@@ -82,13 +83,14 @@ def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit
 
 
 def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
-    """The guess with the schedule simulated: chunks as long as their units, a third of it forward."""
+    """The guess with the schedule simulated: chunks as long as their units, a third of it forward (where there is a backward)."""
     stages = layout.place.num_stages
     ends, table = list(zip((0, *cuts), (*cuts, len(costs.step_s)))), likely_segments(costs)
     sums = [max(0.0, float(table[a, b]) - sum(costs.once_s[a:b])) / layout.num_microbatches for a, b in ends]
     order = build_order(layout.schedule, stages, layout.num_microbatches, layout.chunks)
-    thirds = tuple(s / 3 for s in sums)
-    line = simulate(order, Durations(thirds, tuple(s * 2 / 3 for s in sums), thirds if splits_backward(layout.schedule) else ()))
+    share = 1 / 3 if runs_backward(layout.schedule) else 1.0
+    forward, backward = tuple(s * share for s in sums), tuple(s * (1 - share) for s in sums)
+    line = simulate(order, Durations(forward, backward, forward if splits_backward(layout.schedule) else ()))
     once = [sum(costs.once_s[a:b]) for a, b in ends]
     after = [sum(once[r::stages]) for r in range(stages)]
     return max(end + update for end, update in zip(line.end_s, after)) * memory_factor(layout, costs, cuts, limit_bytes)
@@ -109,6 +111,11 @@ def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit
     return factor
 
 
+def count_flying(order: Order, chunks: int) -> tuple[float, ...]:
+    """Microbatches in flight per stage, at most, all chunks of one counted as one; the one at hand is."""
+    return tuple(max(1.0, held) for held in peak_held(order, [1.0 / chunks] * order.num_stages))
+
+
 def _held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
     """Microbatches in flight per stage. Of the named ones only GPipe holds more of them the more there are."""
     if stages == 1:
@@ -119,4 +126,4 @@ def _held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, .
 
 @lru_cache(maxsize=1 << 12)
 def _peak_held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
-    return tuple(peak_held(build_order(schedule, stages, count, chunks), [1.0 / chunks] * (stages * chunks)))
+    return count_flying(build_order(schedule, stages, count, chunks), chunks)

@@ -16,12 +16,11 @@ from ..errors import ConstraintError, MicrobatchError
 from ..graph.case import Case, build_case
 from ..graph.choice import Assignment
 from ..graph.roles import Roles
-from ..graph.schedules.held import peak_held
 from ..graph.schedules.known import build_order, splits_backward
 from ..graph.schedules.timeline import Durations, simulate
 from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
-from .layout_guess import cut_units
+from .layout_guess import count_flying, cut_units
 from .layouts import Layout, Place, inner_constraints, print_layout, turn_weight
 from .stage_solve import StageAnswer, StageTimes, align, solve_stage
 from .steer import Steer
@@ -181,7 +180,7 @@ class LayoutSolver:
         num_here = place.num_stages if place_of is None else max(place_of) + 1
         stages = cut_stages(whole.graph, starts, num_here) if starts else (Stage(whole.graph, (), ()),)
         order = build_order(layout.schedule if place.num_stages > 1 else "gpipe", place.num_stages, count, layout.chunks)
-        in_flight = peak_held(order, [1.0 / layout.chunks] * (place.num_stages * layout.chunks)) if place.num_stages > 1 else (1.0,)
+        in_flight = count_flying(order, layout.chunks) if place.num_stages > 1 else (1.0,)
         kinds: list[tuple[int, float, StageAnswer]] = []
         answers: list[StageAnswer] = []
         for number, held in enumerate(in_flight):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
+from ..constraints import DATA, FORWARD_ONLY, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
 from ..graph.mesh import Mesh, MeshAxis, num_ranks, print_mesh
 from ..graph.roles import Roles
-from ..graph.schedules.known import is_grid, kind_name, splits_backward, why_impossible
+from ..graph.schedules.known import is_grid, kind_name, runs_backward, splits_backward, why_impossible
 from .role_meshes import SPARE
 
 MOST_CHUNKS = 8
@@ -116,15 +116,17 @@ def data_degree(place: Place) -> int:
     return prod(a.size for a in place.mesh.axes if a.name.partition("_")[0] == DATA)
 
 
-def list_schedules(place: Place, turns: int, num_units: int, constraints: Constraints) -> Iterator[Layout]:
-    """The schedules of a place: the named one, else 1F1B and interleaved."""
+def list_schedules(place: Place, turns: int, num_units: int, constraints: Constraints, trains: bool = True) -> Iterator[Layout]:
+    """The schedules of a place: the named one, else 1F1B and interleaved; of a model that is not trained the forward alone, in any number of chunks."""
     if place.num_stages == 1:
         yield Layout(place, turns)
         return
     asked, chunks = constraints.schedule, constraints.vpp
-    kinds = (asked,) if asked else (("interleaved",) if chunks and chunks > 1 else ("1f1b",) if chunks == 1 else ("1f1b", "interleaved"))
-    for kind in kinds:
-        for count in range(1, MOST_CHUNKS + 1) if kind == "interleaved" or is_grid(kind) else (1,):
+    named = ("interleaved",) if chunks and chunks > 1 else ("1f1b",) if chunks == 1 else ("1f1b", "interleaved")
+    for kind in (asked,) if asked else named if trains else (FORWARD_ONLY,):
+        if runs_backward(kind) is not trains:
+            continue
+        for count in range(1, MOST_CHUNKS + 1) if kind in ("interleaved", FORWARD_ONLY) or is_grid(kind) else (1,):
             if chunks not in (None, count) or place.num_stages * count > num_units:
                 continue
             if why_impossible(kind, place.num_stages, turns, count) is None:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from autopar.errors import ProgramError, RankError  # noqa: E402
 from autopar.graph.case import build_case  # noqa: E402
+from autopar.graph.graph import producer_table  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.plan import Pipeline  # noqa: E402
 from autopar.graph.random_plans import draw_pipeline, list_turns  # noqa: E402
@@ -21,7 +22,7 @@ from autopar.graph.turns import SEND  # noqa: E402
 
 from .crossing_models import MODELS  # noqa: E402
 from .random_models import make_random_workload  # noqa: E402
-from .random_plans import Control, Hung, StagedPlan, draw_staged, make_mesh, run_within  # noqa: E402
+from .random_plans import Control, Hung, StagedPlan, draw_staged, make_mesh, relative_difference, run_stages, run_within  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -56,6 +57,28 @@ def test_random_stages_of_a_random_model(seed):
     control = Control(make_random_workload(seed, 12))
     case = build_case(control.graph)
     check(control, case, list_turns(case), (seed, seed + 1))
+
+
+@pytest.mark.parametrize("name", ["mixed", "gpt, momentum"])
+def test_outputs_beside_the_loss_are_whole_on_every_rank(name):
+    control, _, _ = traced(name)
+    values, makers = {v.name: v for v in control.graph.values}, producer_table(control.graph)
+    forward = [n for n in values if n in makers and control.graph.nodes[makers[n][0]].phase is Phase.FORWARD and len(values[n].shape) > 1]
+    compared = 0
+    for seed in range(6):
+        names = tuple(random.Random(seed).sample(forward, 3))
+        case = build_case(replace(control.graph, outputs=names))
+        turns = list_turns(case)
+        plan = StagedPlan(turns[seed % len(turns)], seed)
+        plan.keeps_grads = False
+        _, files = control.staged(plan, case)
+        _, results, _ = run_stages(files, control.states, control.batch)
+        for loss, outputs in results:
+            assert relative_difference(loss, control.expected[control.graph.loss]) < 1e-10
+            for name, found in zip(names, outputs, strict=True):
+                assert relative_difference(found, control.expected[name]) < 1e-10, (seed, name)
+                compared += 1
+    assert compared >= 36
 
 
 def test_all_that_can_be_drawn_is_drawn():

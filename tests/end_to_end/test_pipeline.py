@@ -49,6 +49,13 @@ def test_five_adamw_steps_of_four_ranks_equal_plain_pytorch(tmp_path):
 
 
 @pytest.mark.gloo
+def test_outputs_of_four_ranks_equal_plain_pytorch(tmp_path):
+    """Without a loss: what the model returns comes from two stages, in microbatches."""
+    for code, _, err in run_ranks(4, "forward", tmp_path, "pp=2,dp=2,microbatches=2", timeout=200):
+        assert code == 0, err
+
+
+@pytest.mark.gloo
 def test_five_adamw_steps_of_eight_ranks_equal_plain_pytorch(tmp_path):
     """Three kinds of parallelism at once; the checkpoint goes on in twice as many stages without data parallelism."""
     fix, other = "pp=2,dp=2,tp=2,zero=1,microbatches=2,schedule=1f1b", "pp=4,tp=2,microbatches=4,schedule=gpipe"

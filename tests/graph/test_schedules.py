@@ -61,6 +61,7 @@ def test_bubble_of_gpipe_and_1f1b(kind):
 def test_bubble_of_the_forward_alone():
     for stages, microbatches in SIZES:
         line = simulate(build_order("forward-only", stages, microbatches), equal_stages(stages, 3, 0))
+        assert count_held(build_order("forward-only", stages, microbatches)) == peak_held(build_order("forward-only", stages, microbatches), (1,) * stages) == (1,) * stages
         assert line.makespan_s == 3 * (microbatches + stages - 1)
 
 

@@ -23,13 +23,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from ...constraints import SCHEDULES
+from ...constraints import FORWARD_ONLY, SCHEDULES
 from ...errors import ScheduleError
 from .check import check_schedule, without_sends
 from .order import Order, order_of, schedule_of
 from .schedule import Schedule, parse_csv
 
-KINDS = (*SCHEDULES, "forward-only")
+KINDS = (*SCHEDULES, FORWARD_ONLY)
 
 
 def is_grid(kind: str) -> bool:
@@ -45,6 +45,11 @@ def kind_name(kind: str) -> str:
 def splits_backward(kind: str) -> bool:
     """True where the backward for the weights is an action of its own."""
     return kind == "zero-bubble" or is_grid(kind) and re.search(r"\dW\d", kind) is not None
+
+
+def runs_backward(kind: str) -> bool:
+    """False where it is for inference: all actions are forwards."""
+    return re.search(r"\d[BI]\d", kind) is not None if is_grid(kind) else kind != FORWARD_ONLY
 
 
 def grid_sizes(kind: str) -> tuple[int, int, int]:
@@ -123,7 +128,7 @@ def build_order(kind: str, num_ranks: int, num_microbatches: int, chunks: int = 
     for rank in range(num_ranks):
         forward = _looped(rank, num_ranks, num_microbatches, range(chunks), 0)
         backward = _looped(rank, num_ranks, num_microbatches, range(chunks - 1, -1, -1), size)
-        if kind == "forward-only":
+        if kind == FORWARD_ONLY:
             rows.append(tuple(forward))
         elif kind == "zero-bubble":
             rows.append(tuple(_weave(forward, backward, num_ranks - 1 - rank, [code + size for code in backward], rank)))
