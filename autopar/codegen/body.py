@@ -18,7 +18,7 @@ from ..graph.graph import Graph, use_table
 from ..graph.node import Node, Phase
 from ..graph.program import Program
 from ..graph.repeats import relative_name
-from ..graph.sections import INPUT, WEIGHT, Section
+from ..graph.sections import INPUT, WEIGHT, Section, list_overtaken
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind, Value
 from ..graph.turns import COLLECT, GROWN, RECEIVE, SEND, TAKE
@@ -282,13 +282,15 @@ def _grad_text(frame: Frame, loop: Loop, value: str) -> str:
 def _is_last_reader(frame: Frame, k: int, key: str) -> bool:
     """True where no later loop and nothing outside of loops takes this entry after loop `k`."""
     family = frame.crossings.loops[k].loop.family
-    if any(e.way == "kept" and e.key == key for t in frame.crossings.loops[k + 1 :] if t.loop.family == family for e in t.entries):
-        return False
     mine = {b.index for b in frame.crossings.loops[k].loop.blocks}
+    overtaken = list_overtaken(frame.crossings.loops[k].loop.section, frame.items)
+    after = [t for t in frame.crossings.loops if t.loop.section in overtaken and mine.intersection(b.index for b in t.loop.blocks)]
+    if any(e.way == "kept" and e.key == key for t in (*after, *frame.crossings.loops[k + 1 :]) if t.loop.family == family for e in t.entries):
+        return False
     values = {v for v, places in frame.crossings.kept_at.items() if any(f == family and name == key and i in mine for f, i, name in places)}
     items = [item for section in frame.items for item in frame.items[section]]
-    after = items[items.index(frame.crossings.loops[k].loop) + 1 :]
-    return not values & ({n for item in after for n in _item_reads(frame, item)} | frame.leaving)
+    coming = [*items[items.index(frame.crossings.loops[k].loop) + 1 :], *(item for section in overtaken for item in frame.items[section])]
+    return not values & ({n for item in coming for n in _item_reads(frame, item)} | frame.leaving)
 
 
 # ---------------------------------------------------------------- a section
@@ -361,9 +363,14 @@ def _table_of(frame: Frame, loop: Loop) -> LoopTable:
 
 
 def _read_after(frame: Frame, section: Section) -> set[str]:
-    """Values that the functions of sections themselves read after this one."""
+    """Values that the functions of sections themselves may read after this one."""
+    return {n for s in _list_coming(frame, section) for item in frame.items[s] for n in _item_reads(frame, item)}
+
+
+def _list_coming(frame: Frame, section: Section) -> list[Section]:
+    """The sections that may run after this one in a turn."""
     order = list(frame.items)
-    return {n for s in order[order.index(section) + 1 :] for item in frame.items[s] for n in _item_reads(frame, item)}
+    return [*order[order.index(section) + 1 :], *list_overtaken(section, order)]
 
 
 def _fetch(frame: Frame, writer: Writer, name: str, place: tuple[Section, int], later: set[str]) -> None:
@@ -383,8 +390,7 @@ def _fetch(frame: Frame, writer: Writer, name: str, place: tuple[Section, int], 
 def _is_taken(frame: Frame, family: str, index: int, key: str, place: tuple[Section, int]) -> bool:
     """True where a loop after this place (section, item) takes what block `index` keeps under `key`."""
     section, number = place
-    order = list(frame.items)
-    coming = [item for s in order[order.index(section) + 1 :] for item in frame.items[s]] + frame.items[section][number:]
+    coming = [item for s in _list_coming(frame, section) for item in frame.items[s]] + frame.items[section][number:]
     loops = [item for item in coming if isinstance(item, Loop) and item.family == family]
     return any(b.index == index for loop in loops for e in _table_of(frame, loop).entries if e.way == "kept" and e.key == key for b in loop.blocks)
 

@@ -198,13 +198,14 @@ def _order_of(plan: Plan) -> Order:
 
 
 def _actions(plan: Plan, stages: Sequence[StagePasses], order: Order) -> tuple[Action, ...]:
-    count, chunks = plan.num_stages, 1 if plan.pipeline is None else plan.pipeline.chunks
-    each = [stages[k % count] for k in range(count * chunks)]
+    chunks = 1 if plan.pipeline is None else plan.pipeline.chunks
+    ranks = order.rank_of
+    each = [stages[rank] for rank in ranks]
     forward, backward = (tuple(s.seconds(p) / chunks for s in each) for p in (Phase.FORWARD, Phase.BACKWARD))
     weight: tuple[float, ...] = ()
     if plan.pipeline is not None and splits_backward(plan.pipeline.kind):
         shares = [s.weight_s / s.backward_s if s.backward_s else 0.0 for s in plan.pipeline.stages]
-        weight = tuple(b * shares[k % count] for k, b in enumerate(backward))
+        weight = tuple(b * shares[rank] for b, rank in zip(backward, ranks))
     times = action_times(order, Durations(forward, backward, weight))
     began = max(s.seconds(Phase.PREPARE) for s in stages)
     found = []

@@ -22,7 +22,7 @@ from .plan import Pipeline
 from .recompute import AGAIN, Recomputed, list_recomputable, recompute_graph
 from .repeats import Fold, fold_graph
 from .rule import Rule, Signature, Site
-from .schedules.known import why_impossible
+from .schedules.known import chunk_ranks, why_impossible
 from .sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
 from .stages import COPY, Stage, cut_stages, list_units
 from .strategy import Strategy, list_strategies
@@ -207,7 +207,7 @@ class StagedAssigner:
     def __init__(self, turned: Case, pipeline: Pipeline, mesh: Mesh, again: random.Random | None = None, fold: Fold | None = None) -> None:
         self.mesh, self.microbatches, self._values = mesh, count_microbatches(turned.graph), fold.value_class if fold else None
         self._nodes = {node.name: k for node, k in zip(turned.graph.nodes, fold.node_class)} if fold else None
-        stages = cut_stages(turned.graph, pipeline.starts, count_stages(pipeline))
+        stages = cut_stages(turned.graph, pipeline.starts, chunk_ranks(pipeline.kind, count_stages(pipeline), pipeline.chunks))
         cases = [build_case(stage.graph, turned.rules) for stage in stages]
         self.again = self._draw_again(cases, again) if again else ((),) * len(cases)
         self.parts = []

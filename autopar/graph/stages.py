@@ -197,21 +197,22 @@ def _forward_readers(graph: Graph, uses: dict[str, list[tuple[int, int]]], name:
     return found
 
 
-def cut_stages(graph: Graph, starts: Sequence[str], num_ranks: int | None = None) -> tuple[Stage, ...]:
+def cut_stages(graph: Graph, starts: Sequence[str], ranks: Sequence[int] | None = None) -> tuple[Stage, ...]:
     """The stages of a graph.
 
     Args:
-        num_ranks: that run the stages, the k-th stage on rank k modulo this; the stages of one rank come as one. None: as many as stages.
+        ranks: that run the parts between the starts, in order (`schedules.known.chunk_ranks`); the parts of one rank come as one stage. None: each its own.
     Raises:
         PlanError: as in `stage_table`.
     """
-    count = num_ranks or len(starts) + 1
-    graph, table = sum_at_home(graph, starts, count)
-    cut = Cutter(graph, tuple(s % count if s >= 0 else s for s in table), count)
+    ranks = range(len(starts) + 1) if ranks is None else ranks
+    count = max(ranks) + 1
+    graph, table = sum_at_home(graph, starts, ranks)
+    cut = Cutter(graph, tuple(ranks[s] if s >= 0 else s for s in table), count)
     return tuple(cut.build(s) for s in range(count))
 
 
-def sum_at_home(graph: Graph, starts: Sequence[str], count: int) -> tuple[Graph, tuple[int, ...]]:
+def sum_at_home(graph: Graph, starts: Sequence[str], ranks: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
     """The graph in which no parts of a sum over turns cross between stages in each turn, and its stages.
 
     `accumulate(x + y)`, of a parameter that several stages read, becomes `accumulate(x) + accumulate(y)` where x and y are made on different stages:
@@ -219,7 +220,7 @@ def sum_at_home(graph: Graph, starts: Sequence[str], count: int) -> tuple[Graph,
     """
     while True:
         table = stage_table(graph, starts)
-        found = parted_sum(graph, [s % count if s >= 0 else s for s in table], starts)
+        found = parted_sum(graph, [ranks[s] if s >= 0 else s for s in table], starts)
         if found is None:
             return graph, table
         graph = sum_parts(graph, *found)

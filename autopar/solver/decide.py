@@ -191,8 +191,9 @@ class _Decide:
     def _space(self, layouts: StagedResult) -> str:
         stages = "one stage" if self.ask.most_stages == 1 else "every number of pipeline stages with equal devices, cut between numbered modules"
         demanded = describe_space(self.ask.constraints) if self.ask.constraints else ""
+        schedules = "1F1B and interleaved" if has_backward(self.ask.case.graph) else "forward-only"
         return (
-            f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}, every number of microbatches, 1F1B and interleaved "
+            f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}, every number of microbatches, {schedules} "
             "schedules; inside of a stage an axis that splits the batch and one within a host that splits anything else (and, where starting ops takes longer than "
             f"their work, one along which nothing is split), every ZeRO stage, recompute value "
             f"by value{demanded}; {layouts.num_solved} solved with memory"

@@ -1,5 +1,7 @@
 """Steps in microbatches and stages that are no ordinary training steps, beside plain PyTorch in float64."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -79,6 +81,18 @@ def test_random_plans_of_inference(seed):
     workload = inference(2) if seed == 2 else autopar.Workload(nn.Sequential(*blocks), (torch.randn(8, 6),))
     report = verify(workload, "cpu:4", "pp=2", random_plans=12)
     assert (report.plans_in_turns > 0) is (seed > 0) and report.random_plans == 12
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stages_there_and_back(stages, microbatches):
+    """ZB-V; with momentum, tied embeddings and dropout (the tied weight is on the first stage alone, which has the head, too)."""
+    torch.manual_seed(0)
+    model = Gpt(vocab=VOCAB, seq=SEQ, layers=6, hidden=8, heads=2)
+    model.norm = nn.Sequential(model.norm, nn.Dropout(0.1))
+    optimizer = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    workload = autopar.Workload(model, (draw_tokens(),), (draw_tokens(),), token_loss, optimizer)
+    verify(workload, f"cpu:{stages}", f"pp={stages},microbatches={microbatches},schedule=zbv")
 
 
 def test_schedules_without_a_backward_are_those_of_inference():
