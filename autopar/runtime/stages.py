@@ -117,7 +117,11 @@ def read_pipeline(namespace: Mapping[str, Any], schedule_text: str | None) -> Pi
 
 
 def _read_schedule(text: str, name: str, count: int, microbatches: int, placed: Sequence[int]) -> Schedule:
-    """The schedule of so many stages, which run the chunks of the model in this order; sends and receives, if it has any, are checked and left out: the stages' files say what crosses."""
+    """The schedule of so many stages; sends and receives, if it has any, are checked and left out: the stages' files say what crosses.
+
+    Args:
+        placed: the stage of each chunk of the model, in order.
+    """
     schedule = parse_csv(text, name)
     last = schedule.num_microbatches - 1
     every = [(a, (row, place)) for row, actions in enumerate(schedule.actions) for place, a in enumerate(actions)]
@@ -297,7 +301,6 @@ class StageComm:
             loss = torch.empty((), dtype=torch_dtype(dtype), device=self.device)
         loss = self._comm.broadcast(loss, STAGES, stage)
         return loss if rest is None else (loss, rest)
-
 
     def share_outputs(self, result: Any, outputs: Sequence[tuple[int, tuple[int, ...], str]]) -> Any:
         """What leaves the step beside the loss, on all ranks; what this stage returns beyond that stays on it.

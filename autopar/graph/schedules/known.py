@@ -1,8 +1,8 @@
 """The known schedules: GPipe, 1F1B, interleaved 1F1B, zero bubble, and the forward alone.
 
 In: a kind, how many ranks, microbatches and chunks a rank. Out: an `Order`, or the `Schedule` with its actions. Stage s lives on rank
-s mod R, so with one chunk a rank the stages are the ranks; but of ZB-V there and back (`chunk_ranks`). Each is the order its authors give; whether it suits the durations at hand is a
-question for `timeline`.
+s mod R, so with one chunk a rank the stages are the ranks; but of ZB-V there and back (`chunk_ranks`). Each is the order its authors give;
+whether it suits the durations at hand is a question for `timeline`.
 
 * `gpipe`: all forwards, then all backwards, both by ascending microbatch (GPipe, Huang et al. 2019).
 * `1f1b`: rank r runs R - r - 1 forwards ahead, then one forward and one backward in turn (Narayanan et al. 2021, section 2.2.1).
