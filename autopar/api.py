@@ -385,7 +385,7 @@ def staged_programs(case: Case, plan: Plan, keep_grads: bool = False) -> tuple[t
     assert pipeline is not None
     schedule = build_schedule(pipeline.kind, plan.num_stages, plan.assignment.microbatches, pipeline.chunks)
     splits = any(action.kind is ActionKind.W for row in schedule.actions for action in row)
-    stages = build_stage_programs(case, plan.assignment, pipeline.starts, plan.num_stages, splits, keep_grads)
+    stages = build_stage_programs(case, plan.assignment, pipeline.starts, schedule.rank_of, splits, keep_grads)
     for stage in stages:
         check_program(stage.program)
     return stages, schedule

@@ -24,7 +24,9 @@ except ModuleNotFoundError:  # Python 3.10
 DATA, TENSOR, SEQUENCE, PIPELINE = "dp", "tp", "sp", "pp"
 ROLES = (DATA, TENSOR, SEQUENCE, PIPELINE)
 RECOMPUTE = ("none", "selective", "full", "free")
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv")
+IN_CHUNKS = ("interleaved", "zbv")  # those in which a rank runs several chunks of the model
+FORWARD_ONLY = "forward-only"  # the schedules of a model without a loss
 _PLACEMENT = re.compile(r"R|P|Pmax|Pmin|S\d+(/\d+)?")
 
 
@@ -283,8 +285,8 @@ def _check(found: Constraints, where: str) -> Constraints:
             f"{where}: {asked} and {', '.join([*turns, *piped])}: plans in stages or in several microbatches have no axis of their own for the "
             "sequence (tp splits it beside its matmuls, sequence_parallel=1); leave one out"
         )
-    if found.schedule in SCHEDULES and ((found.vpp or 1) > 1) != (found.schedule == "interleaved") and found.vpp is not None:
-        raise ConstraintError(f"{where}: vpp={found.vpp} and schedule={found.schedule}: several chunks on a stage and interleaved go together; leave one out")
+    if found.schedule in SCHEDULES and ((found.vpp or 1) > 1) != (found.schedule in IN_CHUNKS) and found.vpp is not None:
+        raise ConstraintError(f"{where}: vpp={found.vpp} and schedule={found.schedule}: several chunks on a stage and {' or '.join(IN_CHUNKS)} go together; leave one out")
     if found.sequence_parallel and (degrees.get(TENSOR) == 1 or found.only is not None):
         raise ConstraintError(f"{where}: sequence_parallel=1 is about the axes of tp, but there are none; give tp, or leave sequence_parallel out")
     return found
@@ -328,9 +330,10 @@ def _schedule(found: object, where: str) -> str | None:
             raise ConstraintError(f"{where}: schedule: cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
     if isinstance(found, str) and re.search(r"\dF\d", found):
         return found.replace(":", ",").replace(";", "\n")
-    if found is None or found in SCHEDULES:
+    known = (*SCHEDULES, FORWARD_ONLY)
+    if found is None or found in known:
         return found  # type: ignore[return-value]
-    raise ConstraintError(f"{where}: schedule: expected {', '.join(SCHEDULES)} or a grid in a file ending in .csv, found {_show(found)}{_nearest(found, SCHEDULES)}")
+    raise ConstraintError(f"{where}: schedule: expected {', '.join(known)} or a grid in a file ending in .csv, found {_show(found)}{_nearest(found, known)}")
 
 
 def _flag(found: object, where: str) -> bool | None:

@@ -18,10 +18,10 @@ from ..graph.graph import Graph, use_table
 from ..graph.node import Node, Phase
 from ..graph.program import Program
 from ..graph.repeats import relative_name
-from ..graph.sections import INPUT, WEIGHT, Section
+from ..graph.sections import INPUT, WEIGHT, Section, list_overtaken
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind, Value
-from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
+from ..graph.turns import COLLECT, GROWN, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
@@ -64,7 +64,7 @@ def print_bodies(
         in_turns: sections run once per microbatch: what outlives the turn is in `grads` alone.
     """
     graph = program.graph
-    items = order_items(graph, sections)
+    items = order_items(graph, sections, _leaving(graph) if in_turns else frozenset())
     crossings = find_crossings(graph, items, in_turns)
     families = dict.fromkeys(t.loop.family for t in crossings.loops)
     containers: dict[str, str] = {}
@@ -175,7 +175,7 @@ def _name_grads(
     made_early = {out for n in graph.nodes if n.phase is not Phase.UPDATE for out in n.outputs if out}
     made_late = {out for i in tail for out in graph.nodes[i].outputs if out}
     read = dict.fromkeys(name for n in graph.nodes if n.phase is Phase.UPDATE for name in n.inputs if name in made_early)
-    read.update(dict.fromkeys(n.outputs[0] for n in graph.nodes if n.op == ACCUMULATE))
+    read.update(dict.fromkeys(n.outputs[0] for n in graph.nodes if n.op in GROWN))
     read.update(dict.fromkeys(name for i, n in enumerate(graph.nodes) if n.phase is Phase.UPDATE and i not in late for name in n.inputs if name in made_late))
     read.update(dict.fromkeys(name for n in graph.nodes for name in n.outputs if name in leaving))
     whole_of = {local: whole for local, whole, _ in program.shardings}
@@ -237,8 +237,8 @@ def _print_block(frame: Frame, k: int) -> str:
                 take = f'kept.pop("{entry.key}")' if _is_last_reader(frame, k, entry.key) else f'kept["{entry.key}"]'
                 writer.line(f"{writer.bind(name, entry.key)} = {take}")
         returned = {e.source for e in carried}
-        if node.op == ACCUMULATE:
-            writer.accumulate(node, _grad_text(frame, loop, node.outputs[0]))
+        if node.op in GROWN:
+            writer.grow(node, _grad_text(frame, loop, node.outputs[0]))
         else:
             writer.node(node, frame.program.origins[i], dead_here(frame, node))
         for out_index, out in enumerate(node.outputs):
@@ -267,8 +267,8 @@ def _common_boxes(frame: Frame, loop: Loop) -> str:
 
 
 def _turn(frame: Frame, loop: Loop) -> str:
-    """`, turn` where the blocks take something of their turn."""
-    return ", turn" if any(frame.graph.nodes[i].op == TAKE for i in loop.blocks[0].nodes) else ""
+    """`, turn` where the blocks take something of their turn, or put something in its place."""
+    return ", turn" if any(frame.graph.nodes[i].op in (TAKE, COLLECT) for i in loop.blocks[0].nodes) else ""
 
 
 def _grad_text(frame: Frame, loop: Loop, value: str) -> str:
@@ -282,13 +282,15 @@ def _grad_text(frame: Frame, loop: Loop, value: str) -> str:
 def _is_last_reader(frame: Frame, k: int, key: str) -> bool:
     """True where no later loop and nothing outside of loops takes this entry after loop `k`."""
     family = frame.crossings.loops[k].loop.family
-    if any(e.way == "kept" and e.key == key for t in frame.crossings.loops[k + 1 :] if t.loop.family == family for e in t.entries):
-        return False
     mine = {b.index for b in frame.crossings.loops[k].loop.blocks}
+    overtaken = list_overtaken(frame.crossings.loops[k].loop.section, frame.items)
+    after = [t for t in frame.crossings.loops if t.loop.section in overtaken and mine.intersection(b.index for b in t.loop.blocks)]
+    if any(e.way == "kept" and e.key == key for t in (*after, *frame.crossings.loops[k + 1 :]) if t.loop.family == family for e in t.entries):
+        return False
     values = {v for v, places in frame.crossings.kept_at.items() if any(f == family and name == key and i in mine for f, i, name in places)}
     items = [item for section in frame.items for item in frame.items[section]]
-    after = items[items.index(frame.crossings.loops[k].loop) + 1 :]
-    return not values & ({n for item in after for n in _item_reads(frame, item)} | frame.leaving)
+    coming = [*items[items.index(frame.crossings.loops[k].loop) + 1 :], *(item for section in overtaken for item in frame.items[section])]
+    return not values & ({n for item in coming for n in _item_reads(frame, item)} | frame.leaving)
 
 
 # ---------------------------------------------------------------- a section
@@ -318,8 +320,8 @@ def _print_section(frame: Frame, section: Section) -> str:
             made = _call_loop(frame, writer, item, place, last)
         else:
             node = graph.nodes[item]
-            if node.op == ACCUMULATE:
-                writer.accumulate(node, f'"{frame.grad_keys[node.outputs[0]]}"')
+            if node.op in GROWN:
+                writer.grow(node, f'"{frame.grad_keys[node.outputs[0]]}"')
             else:
                 writer.node(node, frame.program.origins[item], dead_here(frame, node))
             made = [o for o in node.outputs if o and o in writer.names]
@@ -361,9 +363,14 @@ def _table_of(frame: Frame, loop: Loop) -> LoopTable:
 
 
 def _read_after(frame: Frame, section: Section) -> set[str]:
-    """Values that the functions of sections themselves read after this one."""
+    """Values that the functions of sections themselves may read after this one."""
+    return {n for s in _list_coming(frame, section) for item in frame.items[s] for n in _item_reads(frame, item)}
+
+
+def _list_coming(frame: Frame, section: Section) -> list[Section]:
+    """The sections that may run after this one in a turn."""
     order = list(frame.items)
-    return {n for s in order[order.index(section) + 1 :] for item in frame.items[s] for n in _item_reads(frame, item)}
+    return [*order[order.index(section) + 1 :], *list_overtaken(section, order)]
 
 
 def _fetch(frame: Frame, writer: Writer, name: str, place: tuple[Section, int], later: set[str]) -> None:
@@ -383,8 +390,7 @@ def _fetch(frame: Frame, writer: Writer, name: str, place: tuple[Section, int], 
 def _is_taken(frame: Frame, family: str, index: int, key: str, place: tuple[Section, int]) -> bool:
     """True where a loop after this place (section, item) takes what block `index` keeps under `key`."""
     section, number = place
-    order = list(frame.items)
-    coming = [item for s in order[order.index(section) + 1 :] for item in frame.items[s]] + frame.items[section][number:]
+    coming = [item for s in _list_coming(frame, section) for item in frame.items[s]] + frame.items[section][number:]
     loops = [item for item in coming if isinstance(item, Loop) and item.family == family]
     return any(b.index == index for loop in loops for e in _table_of(frame, loop).entries if e.way == "kept" and e.key == key for b in loop.blocks)
 

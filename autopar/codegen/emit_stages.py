@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from ..errors import ProgramError
 from ..graph.fuse import fuse_program
 from ..graph.graph import Graph
 from ..graph.kernel import Kernel, is_kernel
@@ -121,7 +120,7 @@ def print_stages(
     bodies = [print_bodies(s.program, s.graph.grads, notes, s.sections, True) for s in stages]
     check_messages([body.messages for body in bodies], schedule)
     shared = _share(stages, facts)
-    files = {"program.py": _print_program(stages, shared, whole, schedule.num_microbatches, name, cluster, summary, facts)}
+    files = {"program.py": _print_program(stages, shared, whole, schedule, name, cluster, summary, facts)}
     for k in dict.fromkeys(row.stage for row in shared):
         also = _also(shared, k)
         files[f"{_file(k)}.py"] = _print_stage(stages[k], bodies[k], k, len(stages), name, modules[k] if modules else "a part of the model", also, facts)
@@ -168,7 +167,7 @@ def _print_program(
     stages: Sequence[StageProgram],
     shared: Sequence[Shared],
     whole: Graph,
-    microbatches: int,
+    schedule: Schedule,
     name: str,
     cluster: str,
     summary: str,
@@ -183,11 +182,8 @@ def _print_program(
     for row in shared:
         shift = f", shift={dict(row.shift)!r}" if any(row.shift.values()) else ""
         rows.append(f"    Stage({_file(row.stage)}{shift}),")
-    maker = next((k for k, stage in enumerate(stages) if stage.program.graph.loss), None)
-    if maker is None or any(stage.graph.outputs for stage in stages):
-        raise ProgramError(f"{name}: a program in pipeline stages returns a loss and nothing else; plan with --fix pp=1")
-    loss = stages[maker].program.graph
-    dtype = next(v.dtype for v in loss.values if v.name == loss.loss)
+    chunks = [f"CHUNKS = {schedule.rank_of!r}  # the stage that runs each chunk of the model", ""] if _goes_otherwise(schedule) else []
+    has_loss = any(stage.program.graph.loss for stage in stages)
     everywhere = ",".join("R" for _ in pipeline_mesh(mesh, len(stages)).axes)
     inputs = set(whole.inputs)
     batch = [
@@ -195,16 +191,48 @@ def _print_program(
     ]
     lines = [
         f"MESH = {mesh_text(pipeline_mesh(mesh, len(stages)))}", "",
-        "STAGES = (  # `shift`: what to add to the numbers of these blocks in the names of the file", *rows, ")", "",
+        "STAGES = (  # `shift`: what to add to the numbers of these blocks in the names of the file", *rows, ")", "", *chunks,
         f'SCHEDULE = "{SCHEDULE}"', "",
-        f"MICROBATCHES = {microbatches}  # into so many the files of the stages cut the batch", "",
-        "# whole; of what a stage reads, its file says how ranks hold it", "BATCH = {", *batch, "}", "", print_aliases(facts), "", "",
+        f"MICROBATCHES = {schedule.num_microbatches}  # into so many the files of the stages cut the batch", "",
+        "# whole; of what a stage reads, its file says how ranks hold it", "BATCH = {", *batch, "}", "", print_aliases(facts), "", *_print_outputs(stages, facts), "",
         "def step(comm, state, batch):",
-        '    """One step on this rank: that of its stage. Rewrites `state` in place, returns the loss."""',
+        f'    """One step on this rank: that of its stage. Rewrites `state` in place, returns the {"loss" if has_loss else "outputs"}."""',
         f'    stage = STAGES[comm.coordinate("{STAGES}")]',
-        f'    return comm.share_loss(stage.step(comm, state, batch), stage={maker}, dtype="{dtype}")',
+        *_print_return(stages),
     ]  # fmt: skip
     return f"{header}\n" + "\n".join(lines) + "\n"
+
+
+def _goes_otherwise(schedule: Schedule) -> bool:
+    """True where the chunks of the model do not go round the stages."""
+    return any(rank != chunk % schedule.num_ranks for chunk, rank in enumerate(schedule.rank_of))
+
+
+def _print_outputs(stages: Sequence[StageProgram], facts: ModelFacts) -> list[str]:
+    """The constants that say what `step` returns beside the loss; none where that is nothing."""
+    rows: dict[int, str] = {}
+    for number, stage in enumerate(stages):
+        values = {v.name: v for v in stage.graph.values}
+        for place, output in zip(stage.outputs, stage.graph.outputs, strict=True):
+            rows[place] = f'    ({number}, {values[output].shape!r}, "{values[output].dtype}"),'
+    if not rows:
+        return []
+    returned = [f"OUTPUT = {facts.output!r}  # the model's output, with the number of each tensor that `step` returns"]
+    lines = ["OUTPUTS = (  # of each tensor that leaves the step: the stage that makes it, its whole shape and dtype", *(rows[k] for k in sorted(rows)), ")", ""]
+    return [*lines, *(returned if not any(stage.graph.loss for stage in stages) else []), ""]
+
+
+def _print_return(stages: Sequence[StageProgram]) -> list[str]:
+    """The last lines of `step`: what stages return, shared."""
+    text = "stage.step(comm, state, batch)"
+    maker = next((k for k, stage in enumerate(stages) if stage.program.graph.loss), None)
+    if maker is not None:
+        loss = stages[maker].program.graph
+        dtype = next(v.dtype for v in loss.values if v.name == loss.loss)
+        text = f'comm.share_loss({text}, stage={maker}, dtype="{dtype}")'
+    if any(stage.outputs for stage in stages):
+        text = f"comm.share_outputs({text}, OUTPUTS)"
+    return [f"    return {text}"]
 
 
 def _mesh_words(mesh: Mesh) -> str:
@@ -260,7 +288,7 @@ def _print_step(graph: Graph, body: Body, sections: Sequence[Section]) -> str:
     lines += [f"            {name} = {new}  # {what_blocks_keep(family)}" for name, family, new in boxes.blocks]
     lines += [f"            turns[turn] = {', '.join([boxes.kept, *names[1:]])}{alone}", f"        {', '.join(names)}{alone} = turns[turn]"]
     arguments = ", ".join(["comm, state, batch, grads, kept, turn", *names[1:]])
-    lines += [f"        SECTIONS[section]({arguments})", f'        if section == "{sections[-1].name}":', "            del turns[turn]"] if sections else ["        pass"]
+    lines += [f"        SECTIONS[section]({arguments})", "        if comm.is_over(turn):", "            del turns[turn]"] if sections else ["        pass"]
     gone = ["turns", *names, *boxes.ready]
     lines.append("    " + "; ".join(f"{name} = None" for name in gone))
     if Phase.UPDATE in phases:

@@ -30,13 +30,14 @@ class Loop:
 Item = Union[int, Loop]
 
 
-def order_items(graph: Graph, sections: Sequence[Section]) -> dict[Section, list[Item]]:
+def order_items(graph: Graph, sections: Sequence[Section], leaving: frozenset[str] = frozenset()) -> dict[Section, list[Item]]:
     """The items of each section but the update, loops where possible.
 
     Args:
         sections: of each node (`graph.sections`).
+        leaving: what blocks must all put into `grads`, or none of a loop.
     """
-    candidates = [loop for repeat in find_repeats(graph) if repeat.phase is not Phase.UPDATE for loop in _loops(graph, repeat, sections)]
+    candidates = [loop for repeat in find_repeats(graph) if repeat.phase is not Phase.UPDATE for loop in _loops(graph, repeat, sections, leaving)]
     found: dict[Section, list[Item]] = {}
     for section in list_sections(sections):
         if section.phase is Phase.UPDATE:
@@ -51,7 +52,7 @@ def order_items(graph: Graph, sections: Sequence[Section]) -> dict[Section, list
     return found
 
 
-def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section]) -> list[Loop]:
+def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section], leaving: frozenset[str]) -> list[Loop]:
     """The loops of equal blocks: of each section those that have the same part of themselves there, of which others read the same."""
     groups: dict[tuple, list[Block]] = {}
     uses = use_table(graph)
@@ -61,7 +62,8 @@ def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section]) -> list[Lo
             mine = {block.nodes[p] for p in places}
             made = {(p, k): out for p in places for k, out in enumerate(graph.nodes[block.nodes[p]].outputs) if out}
             left = tuple(place for place, out in made.items() if any(i not in mine for i, _ in uses[out]))
-            groups.setdefault((section, places, left), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
+            gone = tuple(place for place, out in made.items() if out in leaving)
+            groups.setdefault((section, places, left, gone), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
     return [Loop(repeat.family, section, run) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
 
 

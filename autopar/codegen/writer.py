@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..graph.kernel import written_states
-from ..graph.node import Node
+from ..graph.node import Node, get_arg
 from ..graph.program import Origin
 from ..graph.stages import COPY
-from ..graph.turns import RECEIVE, SEND, TAKE
+from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
 from .expression import identifier, print_expression
 
 _NAMED_BY_MODULE = ("autopar.linear", "autopar.attention", "aten.native_layer_norm.default", "autopar.embedding", "aten.convolution.default")
@@ -97,6 +97,15 @@ class Writer:
             entry: the text of the sum's key in `grads`.
         """
         self.line(f"ops.accumulate(grads, {entry}, {self.text_of(node.inputs[0])})")
+
+    def collect(self, node: Node, entry: str) -> None:
+        """The line of a node that puts the part of its turn in its place; `entry` as of `accumulate`."""
+        dim, count = get_arg(node, "dim"), get_arg(node, "count")
+        self.line(f"ops.collect(grads, {entry}, {self.text_of(node.inputs[0])}, turn, dim={dim}, count={count})")
+
+    def grow(self, node: Node, entry: str) -> None:
+        """The line of a node that adds to what outlives the turn (`turns.GROWN`)."""
+        (self.accumulate if node.op == ACCUMULATE else self.collect)(node, entry)
 
     def drop(self, values: list[str]) -> None:
         """Delete the names of values that are read no more."""

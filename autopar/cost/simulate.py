@@ -20,7 +20,7 @@ from ..graph.node import Phase
 from ..graph.plan import CommPlan, NodePlan, Plan
 from ..graph.repeats import block_of
 from ..graph.reshard import StepKind
-from ..graph.schedules.known import build_order
+from ..graph.schedules.known import build_order, splits_backward
 from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, action_times
 from ..graph.tensor import STATE_KINDS, Kind
@@ -192,18 +192,20 @@ def _print_comm(row: CommPlan, kinds: Mapping[str, tuple[Kind, int]]) -> str:
 def _order_of(plan: Plan) -> Order:
     pipeline = plan.pipeline
     if pipeline is None:
-        return build_order("1f1b", 1, plan.num_microbatches)
+        trained = any(node.phase is Phase.BACKWARD for node in plan.nodes)
+        return build_order("1f1b" if trained else "forward-only", 1, plan.num_microbatches)
     return build_order(pipeline.kind, plan.num_stages, plan.num_microbatches, pipeline.chunks)
 
 
 def _actions(plan: Plan, stages: Sequence[StagePasses], order: Order) -> tuple[Action, ...]:
-    count, chunks = plan.num_stages, 1 if plan.pipeline is None else plan.pipeline.chunks
-    each = [stages[k % count] for k in range(count * chunks)]
+    chunks = 1 if plan.pipeline is None else plan.pipeline.chunks
+    ranks = order.rank_of
+    each = [stages[rank] for rank in ranks]
     forward, backward = (tuple(s.seconds(p) / chunks for s in each) for p in (Phase.FORWARD, Phase.BACKWARD))
     weight: tuple[float, ...] = ()
-    if plan.pipeline is not None and plan.pipeline.kind == "zero-bubble":
+    if plan.pipeline is not None and splits_backward(plan.pipeline.kind):
         shares = [s.weight_s / s.backward_s if s.backward_s else 0.0 for s in plan.pipeline.stages]
-        weight = tuple(b * shares[k % count] for k, b in enumerate(backward))
+        weight = tuple(b * shares[rank] for b, rank in zip(backward, ranks))
     times = action_times(order, Durations(forward, backward, weight))
     began = max(s.seconds(Phase.PREPARE) for s in stages)
     found = []

@@ -25,7 +25,7 @@ from .liveness import is_view
 from .node import packet_of
 from .repeats import block_of
 from .tensor import num_elements
-from .turns import ACCUMULATE, RECEIVE, SEND, TAKE
+from .turns import GROWN, RECEIVE, SEND, TAKE
 
 if TYPE_CHECKING:
     from .rule import Shape, Signature, Site
@@ -36,7 +36,7 @@ _ROWS = frozenset((
 ))  # fmt: skip
 _CLASSES = frozenset(("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward"))  # each token's row of logits
 _ALONE = frozenset(("autopar.cross_entropy_backward",))  # of several passes where it is no kernel: a group by itself
-_NEVER = frozenset((TAKE, SEND, RECEIVE, ACCUMULATE))
+_NEVER = frozenset((TAKE, SEND, RECEIVE, *GROWN))
 _MOST_WIDE = 2**17  # elements of a row: one block of a kernel walks along it
 DRAWS = "autopar.uniform"  # numbers made from their positions: no memory is read for them
 

@@ -8,7 +8,7 @@ law of memory that solver, cost and emitted code share:
   it owns bytes only from where it is made until then;
 * everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;
 * in a step that takes its batch in turns, what comes from before the turns and is read in them is held to the end of the last turn, and a sum
-  over the turns is held from the start of the first.
+  over the turns, or what they put together, is held from the start of the first.
 
 It counts no workspace of a kernel and no reserve of the allocator: that is for `cost` to add.
 """
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from .graph import Graph, value_table
 from .tensor import size_bytes
-from .turns import ACCUMULATE, TAKE, loop_span
+from .turns import GROWN, TAKE, loop_span
 
 VIEW_OPS = frozenset(
     f"aten.{packet}"
@@ -84,7 +84,7 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
     for name in (*([graph.loss] if graph.loss else []), *graph.outputs):
         last[base[name]] = end
     if span is not None:
-        made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op == ACCUMULATE)
+        made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op in GROWN)
     return {name: (made[name], until) for name, until in last.items()}
 
 

@@ -18,8 +18,10 @@ until they are over (the gradient of what makes a weight, a hook that clamps a g
     autopar.microbatch(x, dim, count)    x: dim of size count * n; gives the n samples of this turn: the turn is the outermost digit of the dim
     autopar.accumulate(x)                adds x of all turns, in float32 at least; its output exists from the first turn on and may be read
                                          after the last
+    autopar.collect(x, dim, count)       puts x of all turns side by side: its output is the whole batch again, and may be read after the last. So
+                                         an output beside the loss leaves the step
 
-The step's result is that of the whole batch at once, up to the order of sums.
+The step's result is that of the whole batch at once, up to the order of sums: the loss and every gradient, whether an optimizer reads it or not.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from .rule import Rule, Signature, Site
 from .sharding import PARTIAL, REPLICATE, Partial, Placement, Replicate, Shard, Sharding
 from .strategy import Strategy, list_strategies
 from .tensor import Kind, Value
-from .turns import ACCUMULATE, LOOP, TAKE, count_microbatches
+from .turns import ACCUMULATE, COLLECT, GROWN, LOOP, TAKE, count_microbatches
 
 _TIME = "time"
 _CAST, _FLOAT, _HALF = "aten._to_copy.default", Const("dtype", "torch.float32"), ("bfloat16", "float16")
 _DIVISIBLE = (*_HALF, "float32", "float64", "complex64", "complex128")
 _ADDITIONS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.add.Scalar", "aten.sub.Scalar")
-_SUFFIX = {"comm.slice": "_turn", "comm.all_reduce": "_sum", "comm.keep": "_share"}
+_SUFFIX = {"comm.slice": "_turn", "comm.all_reduce": "_sum", "comm.keep": "_share", "comm.all_gather": "_whole"}
 _ORDER = {phase: k for k, phase in enumerate(Phase)}
 Pieces = Mapping[str, tuple[tuple[int, int, int], ...]]  # value -> (dim, lower, upper): the digits of the dim that are the batch
 
@@ -69,15 +71,12 @@ def split_batch(
     """
     if count == 1:
         return graph
-    if graph.outputs or not graph.loss:
-        what = f"it returns {graph.outputs[0]} beside the loss" if graph.loss else "it has no loss"
-        raise MicrobatchError(f"{graph.name} cannot run in {count} microbatches: {what}, which is of the whole batch; plan with one microbatch")
     _check_batch(graph, pieces, count)
     while True:
         turns = _Turns(graph, sites, signatures, cuts, pieces, count)
         assignment = turns.assign()
         if assignment is not None:
-            return _as_graph(graph, partition(graph, sites, signatures, cuts, assignment).graph, count)
+            return _as_graph(graph, partition(graph, sites, signatures, cuts, assignment, keep_grads=True).graph, count)
         graph = _lift_numbers(graph, turns.lifted)
         sites, signatures = resolve_all(graph, rules)
         cuts = find_cuts(graph, signatures)
@@ -271,6 +270,8 @@ def _as_graph(whole: Graph, local: Graph, count: int) -> Graph:
         elif node.op == "comm.keep":
             args = (("self", Ref(0)), ("other", count))
             node = replace(node, name=f"share_{node.outputs[0].partition('~')[0]}_{node.phase.value}", op="aten.div.Tensor", args=args)
+        elif node.op == "comm.all_gather":
+            node = replace(node, name=f"collect_{node.outputs[0].partition('~')[0]}", op=COLLECT, args=_collect_args(whole, node, count))
         elif node.op.startswith("comm."):
             raise MicrobatchError(f"{whole.name}: {node.name} would move {node.inputs[0]} between turns")
         nodes.append(_renamed(node, renamed))
@@ -281,7 +282,7 @@ def _as_graph(whole: Graph, local: Graph, count: int) -> Graph:
         local.inputs,
         tuple((old, renamed.get(new, new)) for old, new in written.items()),
         renamed.get(local.loss, local.loss),
-        (),
+        tuple(renamed.get(name, name) for name in local.outputs[: len(whole.outputs)]),  # then come gradients
         (),
     )
     if count_microbatches(graph) != count:
@@ -294,6 +295,22 @@ def _as_graph(whole: Graph, local: Graph, count: int) -> Graph:
     values = sorted(graph.values, key=lambda v: made.get(v.name, -1))
     grads = tuple((param, sums.get(grad, grad)) for param, grad in whole.grads)
     return replace(graph, values=tuple(values), nodes=tuple(_in_phase(graph.nodes[i], phases[i]) for i in order), grads=grads)
+
+
+def _collect_args(whole: Graph, node: Node, count: int) -> tuple:
+    """The arguments of `autopar.collect` for what leaves the step in the samples of each turn.
+
+    Raises:
+        MicrobatchError: the samples of a turn do not lie side by side.
+    """
+    name, dim = node.inputs[0], int(get_arg(node, "dim"))
+    size = value_table(whole)[name].shape[dim]
+    if int(get_arg(node, "stride")) * count != size:
+        raise MicrobatchError(
+            f"{whole.name} cannot run in {count} microbatches: it returns {name} ({node.source or 'no source line'} in {node.path or 'the root module'}), in whose dim {dim} "
+            f"of size {size} the batch lies inside of another dim; expected it outermost: return the two as dims of their own, or plan with one microbatch"
+        )
+    return ("x", Ref(0)), ("dim", dim), ("count", count)
 
 
 def _in_phase(node: Node, phase: Phase) -> Node:
@@ -320,6 +337,7 @@ def _merge_sums(local: Graph) -> Graph:
         nodes=tuple(_renamed(n, same) for n in local.nodes if n.outputs[:1] == () or n.outputs[0] not in same),
         updates=tuple((old, same.get(new, new)) for old, new in local.updates),
         loss=same.get(local.loss, local.loss),
+        outputs=tuple(same.get(name, name) for name in local.outputs),
     )
 
 
@@ -328,19 +346,26 @@ def _widen(graph: Graph) -> Graph:
     values = value_table(graph)
     narrow = {node.outputs[0] for node in graph.nodes if node.op == ACCUMULATE and values[node.outputs[0]].dtype in _HALF}
     rounded: dict[str, Node] = {}
-    nodes = []
+    nodes: list[Node] = []
+
+    def add_rounded(name: str, near: Node) -> None:
+        if name in narrow and name not in rounded:
+            args = (("self", Ref(0)), ("dtype", Const("dtype", f"torch.{values[name].dtype}")))
+            rounded[name] = Node(f"round_{name}", _CAST, (name,), args, (f"{name}_rounded",), Phase.UPDATE, near.path, near.source)
+            nodes.append(rounded[name])
+
     for node in graph.nodes:
         wide = node.op == _CAST and get_arg(node, "dtype") == _FLOAT
-        for name in node.inputs:
-            if name in narrow and not wide and name not in rounded:
-                args = (("self", Ref(0)), ("dtype", Const("dtype", f"torch.{values[name].dtype}")))
-                rounded[name] = Node(f"round_{name}", _CAST, (name,), args, (f"{name}_rounded",), Phase.UPDATE, node.path, node.source)
-                nodes.append(rounded[name])
+        for name in () if wide else node.inputs:
+            add_rounded(name, node)
         fresh = () if wide else tuple(f"{name}_rounded" if name in rounded else name for name in node.inputs)
         nodes.append(node if wide or fresh == node.inputs else replace(node, inputs=fresh))
+    for name in graph.outputs:
+        add_rounded(name, graph.nodes[-1])
     held = [replace(v, dtype="float32") if v.name in narrow else v for v in graph.values]
     held += [replace(values[name], name=f"{name}_rounded", storage=f"{name}_rounded") for name in rounded]
-    return replace(graph, values=tuple(held), nodes=tuple(nodes))
+    outputs = tuple(f"{name}_rounded" if name in rounded else name for name in graph.outputs)
+    return replace(graph, values=tuple(held), nodes=tuple(nodes), outputs=outputs)
 
 
 def _phases(graph: Graph) -> list[Phase]:
@@ -357,7 +382,7 @@ def _phases(graph: Graph) -> list[Phase]:
             phase = Phase.PREPARE
         found.append(phase)
         for out in node.outputs:
-            when[out] = Phase.UPDATE if node.op == ACCUMULATE else phase
+            when[out] = Phase.UPDATE if node.op in GROWN else phase
     return found
 
 

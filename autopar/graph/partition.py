@@ -213,7 +213,8 @@ def partition(
         if index == span[1]:
             for k in later:
                 _send_off(build, k, replace(graph.nodes[k], phase=Phase.UPDATE), reads, final, writes, storages, leaving)
-    end = Node("end", "", (), (), (), graph.nodes[-1].phase if graph.nodes else Phase.FORWARD)
+    last = graph.nodes[-1].phase if graph.nodes else Phase.FORWARD
+    end = Node("end", "", (), (), (), last if span is None else Phase.UPDATE)
     for name, wanteds in final.items():  # what enters and leaves without a node
         for wanted in wanteds:
             if (name, wanted) not in leaving:

@@ -269,7 +269,8 @@ class Pipeline:
     Args:
         kind: of the schedule (`graph.schedules`).
         chunks: that each stage's devices run.
-        starts: forward nodes at which the second and every later chunk begins; chunk k is on stage k modulo their number.
+        starts: forward nodes at which the second and every later chunk begins; which stage runs which chunk says the
+            schedule (`graph.schedules.known.chunk_ranks`).
         stages: in order.
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from ..constraints import SCHEDULES
+from ..constraints import FORWARD_ONLY, SCHEDULES
 from ..errors import MicrobatchError
 from .case import Case, build_case, copy_case, split_case
 from .choice import Assignment
@@ -22,11 +22,11 @@ from .plan import Pipeline
 from .recompute import AGAIN, Recomputed, list_recomputable, recompute_graph
 from .repeats import Fold, fold_graph
 from .rule import Rule, Signature, Site
-from .schedules.known import why_impossible
+from .schedules.known import chunk_ranks, why_impossible
 from .sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
 from .stages import COPY, Stage, cut_stages, list_units
 from .strategy import Strategy, list_strategies
-from .turns import count_microbatches
+from .turns import count_microbatches, has_backward
 
 _TRIES = 20  # to find a legal storage sharding
 _MOST_CHUNKS = 2
@@ -177,7 +177,7 @@ def draw_pipeline(graph: Graph, rng: random.Random, between_units: bool = False,
     places = [unit[0] for unit in units[1:]] if between_units else [i for unit in units for i in unit][1:]
     ways = [
         (kind, ranks, chunks)
-        for kind in SCHEDULES
+        for kind in (SCHEDULES if has_backward(graph) else (FORWARD_ONLY,))
         for ranks in counts
         for chunks in range(1, _MOST_CHUNKS + 1)
         if why_impossible(kind, ranks, turns, chunks) is None and ranks * chunks <= len(places) + 1
@@ -207,7 +207,7 @@ class StagedAssigner:
     def __init__(self, turned: Case, pipeline: Pipeline, mesh: Mesh, again: random.Random | None = None, fold: Fold | None = None) -> None:
         self.mesh, self.microbatches, self._values = mesh, count_microbatches(turned.graph), fold.value_class if fold else None
         self._nodes = {node.name: k for node, k in zip(turned.graph.nodes, fold.node_class)} if fold else None
-        stages = cut_stages(turned.graph, pipeline.starts, count_stages(pipeline))
+        stages = cut_stages(turned.graph, pipeline.starts, chunk_ranks(pipeline.kind, count_stages(pipeline), pipeline.chunks))
         cases = [build_case(stage.graph, turned.rules) for stage in stages]
         self.again = self._draw_again(cases, again) if again else ((),) * len(cases)
         self.parts = []

@@ -7,12 +7,12 @@ the weights need (`weight`) may wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .graph import Graph
 from .node import Phase
-from .schedules.schedule import Action, ActionKind, Schedule
+from .schedules.schedule import Action, ActionKind, Schedule, numbers_on_ranks
 from .turns import SEND
 
 INPUT, WEIGHT = "input", "weight"
@@ -40,9 +40,9 @@ _PARTS = {ActionKind.F: (Phase.FORWARD, ""), ActionKind.B: (Phase.BACKWARD, ""),
 
 
 def section_of(action: Action, schedule: Schedule) -> Section:
-    """The section that an action runs; the k-th chunk of the model is on rank k modulo their number."""
+    """The section that an action runs."""
     phase, part = _PARTS[action.kind]
-    return Section(phase, action.stage // schedule.num_ranks if schedule.num_stages > schedule.num_ranks else None, part)
+    return Section(phase, numbers_on_ranks(schedule.rank_of)[action.stage] if schedule.num_stages > schedule.num_ranks else None, part)
 
 
 def phase_sections(graph: Graph) -> tuple[Section, ...]:
@@ -69,13 +69,21 @@ def stage_sections(graph: Graph, chunk_of: Mapping[str, int], chunks: int, split
 
 
 def list_sections(sections: Sequence[Section]) -> tuple[Section, ...]:
-    """The sections in the order in which one microbatch goes through them: forward from the first chunk to the last, backward from the last to the first."""
+    """The sections in the order in which one microbatch goes through them: forward from the first chunk to the last, backward from the last to the first;
+    for the weights maybe earlier (`list_overtaken`)."""
 
     def place(section: Section) -> tuple[int, bool, int]:
         chunk = section.chunk or 0
         return _ORDER[section.phase], section.part == WEIGHT, -chunk if section.phase is Phase.BACKWARD else chunk
 
     return tuple(sorted(dict.fromkeys(sections), key=place))
+
+
+def list_overtaken(section: Section, sections: Iterable[Section]) -> tuple[Section, ...]:
+    """Those that stand before a section in `list_sections`, and yet may run after it: the weights of a chunk need not wait for the inputs of the chunks before."""
+    if section.part != WEIGHT:
+        return ()
+    return tuple(s for s in sections if s.part == INPUT and (s.chunk or 0) < (section.chunk or 0))
 
 
 def weight_nodes(graph: Graph) -> frozenset[str]:

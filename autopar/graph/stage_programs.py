@@ -23,7 +23,8 @@ from .node import Phase
 from .partition import partition
 from .plan import Plan
 from .program import Program
-from .sections import Section, list_sections, stage_sections
+from .schedules.schedule import numbers_on_ranks
+from .sections import Section, list_overtaken, list_sections, stage_sections
 from .stages import COPY, Stage, cut_stages, sum_at_home
 from .turns import LOOP, RECEIVE, SEND
 
@@ -38,11 +39,13 @@ class StageProgram:
         program: its sends and receives have `stage` (so many ahead, negative: back), `message` (number) and `turn` (whether once per turn).
         graph: the stage's whole graph.
         sections: of each node of the program.
+        outputs: the places, among the outputs of the step, of those that this stage makes.
     """
 
     program: Program
     graph: Graph
     sections: tuple[Section, ...]
+    outputs: tuple[int, ...] = ()
 
 
 def pipeline_mesh(mesh: Mesh, num_stages: int) -> Mesh:
@@ -55,7 +58,7 @@ def plan_mesh(plan: Plan) -> Mesh:
     return pipeline_mesh(plan.assignment.mesh, plan.num_stages)
 
 
-def _stage_cases(turns: Case, assignment: Assignment, starts: Sequence[str], num_stages: int) -> tuple[tuple[Stage, Case, Assignment], ...]:
+def _stage_cases(turns: Case, assignment: Assignment, starts: Sequence[str], ranks: Sequence[int]) -> tuple[tuple[Stage, Case, Assignment], ...]:
     """Each stage, the case of its graph with its copies, and its own part of the assignment.
 
     Args:
@@ -64,7 +67,7 @@ def _stage_cases(turns: Case, assignment: Assignment, starts: Sequence[str], num
     """
     storages, strategies = dict(assignment.storages), dict(assignment.strategies)
     found = []
-    for stage in cut_stages(turns.graph, starts, num_stages):
+    for stage in cut_stages(turns.graph, starts, ranks):
         mine = build_case(stage.graph, turns.rules)
         own = {n.name for n in stage.graph.nodes}
         mine = copy_case(mine, tuple(name for name in assignment.again if name in own))
@@ -82,30 +85,32 @@ def _stage_cases(turns: Case, assignment: Assignment, starts: Sequence[str], num
 
 
 def build_stage_programs(
-    case: Case, assignment: Assignment, starts: Sequence[str], num_stages: int, splits_backward: bool = False, keep_grads: bool = False
+    case: Case, assignment: Assignment, starts: Sequence[str], ranks: Sequence[int], splits_backward: bool = False, keep_grads: bool = False
 ) -> tuple[StageProgram, ...]:
     """The programs of all stages.
 
     Args:
         case: of the traced graph.
         assignment: of all stages.
-        starts: forward nodes at which the second and every later chunk begins; chunk k is on stage k modulo their number.
+        starts: forward nodes at which the second and every later chunk begins.
+        ranks: the stage of each chunk (`schedules.known.chunk_ranks`, or `rank_of` of the schedule).
         splits_backward: the schedule runs backward for inputs and for weights apart.
         keep_grads: as of `partition`.
     Raises:
         PlanError: the assignment is not that of these stages.
     """
     turns = split_case(case, assignment.microbatches)
-    parts = _stage_cases(turns, assignment, starts, num_stages)
+    parts = _stage_cases(turns, assignment, starts, ranks)
     numbers = _number_messages([stage for stage, _, _ in parts])
-    chunks = _chunk_table(turns.graph, starts, num_stages)
+    chunks = _chunk_table(turns.graph, starts, tuple(ranks))
     found = []
     for number, (_, mine, part) in enumerate(parts):
         program = partition(mine.graph, mine.sites, mine.signatures, mine.cuts, part, keep_grads)
         program = _tell_messages(program, number, numbers)
-        sections = stage_sections(program.graph, _chunk_of(program, chunks), (len(starts) + 1) // num_stages, splits_backward)
+        sections = stage_sections(program.graph, _chunk_of(program, chunks), (len(starts) + 1) // len(parts), splits_backward)
         _check_sections(program.graph, sections)
-        found.append(StageProgram(program, mine.graph, sections))
+        outputs = tuple(k for k, name in enumerate(turns.graph.outputs) if name in mine.graph.outputs)
+        found.append(StageProgram(program, mine.graph, sections, outputs))
     _check_ends(found)
     return tuple(found)
 
@@ -161,10 +166,11 @@ def _tell_messages(program: Program, stage: int, numbers: dict[str, tuple[int, i
     return replace(program, graph=replace(program.graph, nodes=tuple(nodes)))
 
 
-def _chunk_table(graph: Graph, starts: Sequence[str], num_stages: int) -> dict[str, int]:
+def _chunk_table(graph: Graph, starts: Sequence[str], ranks: tuple[int, ...]) -> dict[str, int]:
     """Node of the graph in turns -> the chunk of its stage that runs it; those that run on every stage that reads them are left out."""
-    graph, table = sum_at_home(graph, starts, num_stages)
-    return {node.name: chunk // num_stages for node, chunk in zip(graph.nodes, table) if chunk >= 0}
+    graph, table = sum_at_home(graph, starts, ranks)
+    numbers = numbers_on_ranks(ranks)
+    return {node.name: numbers[chunk] for node, chunk in zip(graph.nodes, table) if chunk >= 0}
 
 
 def _chunk_of(program: Program, chunks: dict[str, int]) -> dict[str, int]:
@@ -202,6 +208,6 @@ def _check_sections(graph: Graph, sections: Sequence[Section]) -> None:
     makers = producer_table(graph)
     for node, section in zip(graph.nodes, sections):
         for name in node.inputs:
-            if name in makers and order[sections[makers[name][0]]] > order[section]:
-                made = sections[makers[name][0]]
-                raise ProgramError(f"{graph.name}: {node.name} of {section.name} reads {name}, which {made.name} makes only later")
+            made = sections[makers[name][0]] if name in makers else section
+            if order[made] > order[section] or made in list_overtaken(section, order):
+                raise ProgramError(f"{graph.name}: {node.name} of {section.name} reads {name}, which {made.name} may make only later")

@@ -9,6 +9,7 @@ graph of its own with the forward, backward and update of its part. The law of w
     update      with the state that it writes, reads, or has the gradient of; what has none with the largest of what it reads
     states      with their first reader in the forward pass; a parameter that is read on several stages (tied embeddings) is stored on each, is
                 updated on the first, and is sent to the others then; its gradient is summed over the turns where its parts are made, and crosses once
+    outputs     leave where they are made, of several stages on the first
 
 Names are unique over all stages: what a stage only has a copy of (received, tied, or run on several stages) is called `NAME#stage` there.
 
@@ -29,7 +30,7 @@ from .graph import Graph, producer_table, use_table, value_table
 from .node import Const, Node, Phase, Ref
 from .parted_sums import parted_sum, sum_parts
 from .tensor import STATE_KINDS, Kind, Value
-from .turns import ACCUMULATE, LOOP, RECEIVE, SEND, count_microbatches
+from .turns import GROWN, LOOP, RECEIVE, SEND, count_microbatches
 
 COPY = "#"
 
@@ -196,21 +197,22 @@ def _forward_readers(graph: Graph, uses: dict[str, list[tuple[int, int]]], name:
     return found
 
 
-def cut_stages(graph: Graph, starts: Sequence[str], num_ranks: int | None = None) -> tuple[Stage, ...]:
+def cut_stages(graph: Graph, starts: Sequence[str], ranks: Sequence[int] | None = None) -> tuple[Stage, ...]:
     """The stages of a graph.
 
     Args:
-        num_ranks: that run the stages, the k-th stage on rank k modulo this; the stages of one rank come as one. None: as many as stages.
+        ranks: that run the parts between the starts, in order (`schedules.known.chunk_ranks`); the parts of one rank come as one stage. None: each its own.
     Raises:
         PlanError: as in `stage_table`.
     """
-    count = num_ranks or len(starts) + 1
-    graph, table = sum_at_home(graph, starts, count)
-    cut = Cutter(graph, tuple(s % count if s >= 0 else s for s in table), count)
+    ranks = range(len(starts) + 1) if ranks is None else ranks
+    count = max(ranks) + 1
+    graph, table = sum_at_home(graph, starts, ranks)
+    cut = Cutter(graph, tuple(ranks[s] if s >= 0 else s for s in table), count)
     return tuple(cut.build(s) for s in range(count))
 
 
-def sum_at_home(graph: Graph, starts: Sequence[str], count: int) -> tuple[Graph, tuple[int, ...]]:
+def sum_at_home(graph: Graph, starts: Sequence[str], ranks: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
     """The graph in which no parts of a sum over turns cross between stages in each turn, and its stages.
 
     `accumulate(x + y)`, of a parameter that several stages read, becomes `accumulate(x) + accumulate(y)` where x and y are made on different stages:
@@ -218,7 +220,7 @@ def sum_at_home(graph: Graph, starts: Sequence[str], count: int) -> tuple[Graph,
     """
     while True:
         table = stage_table(graph, starts)
-        found = parted_sum(graph, [s % count if s >= 0 else s for s in table], starts)
+        found = parted_sum(graph, [ranks[s] if s >= 0 else s for s in table], starts)
         if found is None:
             return graph, table
         graph = sum_parts(graph, *found)
@@ -247,6 +249,8 @@ class Cutter:
         for name in graph.inputs:
             if self.values[name].kind in STATE_KINDS and name not in self._read_inputs():
                 self.entering[self._home(name)][name] = None
+            elif name in graph.outputs and name not in self._read_inputs():
+                self.entering[0][name] = None
         for s, mine in enumerate(self.members):
             for i in mine:
                 for name in graph.nodes[i].inputs:
@@ -300,14 +304,24 @@ class Cutter:
         for old, i in everywhere.items():  # what is prepared for a state alone
             found[self._home(old)].add(i)
         for mine in found:
-            todo = [name for i in mine for name in self.graph.nodes[i].inputs]
-            while todo:
-                name = todo.pop()
-                i = self.makers[name][0] if name in self.makers else everywhere.get(name, -1)
-                if i >= 0 and self.stage[i] < 0 and i not in mine:
-                    mine.add(i)
-                    todo += self.graph.nodes[i].inputs
+            self._add_free(mine, [name for i in mine for name in self.graph.nodes[i].inputs], everywhere)
+        for name in self.graph.outputs:
+            i = self.makers[name][0] if name in self.makers else -1
+            if i >= 0 and not any(i in mine for mine in found):  # the user alone wants it
+                wanted: set[int] = set()
+                self._add_free(wanted, [name], everywhere)
+                states = [n for k in wanted for n in self.graph.nodes[k].inputs if self.values[n].kind in STATE_KINDS]
+                found[max(map(self._home, states), default=0)] |= wanted
         return [sorted(mine) for mine in found]
+
+    def _add_free(self, mine: set[int], todo: list[str], everywhere: dict[str, int]) -> None:
+        """Add the nodes that make these values and run on every stage that reads them."""
+        while todo:
+            name = todo.pop()
+            i = self.makers[name][0] if name in self.makers else everywhere.get(name, -1)
+            if i >= 0 and self.stage[i] < 0 and i not in mine:
+                mine.add(i)
+                todo += self.graph.nodes[i].inputs
 
     def _home(self, name: str) -> int:
         return self.home.get(self.values[name].storage.rpartition(":")[2], 0)
@@ -326,10 +340,14 @@ class Cutter:
         updates = tuple((old, new) for old, new in graph.updates if old in inside and new in made)
         grads = tuple((p, g) for p, g in graph.grads if g in made and s == self._grad_home(p, g))
         loss = graph.loss if graph.loss in made else ""
-        outputs = tuple(o for o in graph.outputs if o in made)
+        outputs = tuple(o for o in graph.outputs if s == self._output_home(o))
         cut = Graph(graph.name, (*(self.values[name] for name in entering), *values), nodes, tuple(entering), updates, loss, outputs, grads)
         received = (*self.received[s].values(), *self.late[s].values())
         return Stage(self._rename(cut, s), received, tuple(c for rows in self.sent[s].values() for c in rows))
+
+    def _output_home(self, name: str) -> int:
+        """The stage that has an output for the user: of several that make it the first."""
+        return max(self._first_stage(name), 0)
 
     def _grad_home(self, param: str, grad: str) -> int:
         """The stage that has a gradient for the user: its parameter's, unless nothing there reads it."""
@@ -426,4 +444,4 @@ class Cutter:
 
 def crosses_in_turn(graph: Graph, crossing: Crossing) -> bool:
     """True where it is sent once per turn, not once per step."""
-    return any(crossing.value in node.outputs and node.phase in LOOP and node.op != ACCUMULATE for node in graph.nodes)
+    return any(crossing.value in node.outputs and node.phase in LOOP and node.op not in GROWN for node in graph.nodes)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from .graph import Graph
 from .node import Phase, get_arg
 
-TAKE, ACCUMULATE = "autopar.microbatch", "autopar.accumulate"
+TAKE, ACCUMULATE, COLLECT = "autopar.microbatch", "autopar.accumulate", "autopar.collect"
+GROWN = (ACCUMULATE, COLLECT)  # each turn adds to what they make: it exists from the first turn on and is read after the last
 SEND, RECEIVE = "pipe.send", "pipe.receive"  # of a stage (`graph.stages`); a receive knows the number of turns, too
 LOOP = (Phase.FORWARD, Phase.BACKWARD)
 
@@ -21,6 +22,11 @@ def count_microbatches(graph: Graph) -> int:
             if isinstance(count, int) and count:
                 return count
     return 1
+
+
+def has_backward(graph: Graph) -> bool:
+    """False of a step that only goes forward (inference)."""
+    return any(node.phase is Phase.BACKWARD for node in graph.nodes)
 
 
 def times_of(phase: Phase, count: float) -> float:

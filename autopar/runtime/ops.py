@@ -127,6 +127,13 @@ def accumulate(sums: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> Non
         sums[name] = _start_sum(x)
 
 
+def collect(wholes: dict[str, torch.Tensor], name: str, x: torch.Tensor, turn: int, *, dim: int, count: int) -> None:
+    """Put `x`, the part of one of `count` turns, in its place of what `wholes` holds under `name`; the turn that comes first makes it."""
+    if name not in wholes:
+        wholes[name] = x.new_empty((*x.shape[:dim], x.shape[dim] * count, *x.shape[dim + 1 :]))
+    microbatch(wholes[name], turn, dim=dim, count=count).copy_(x)
+
+
 def _start_sum(x: torch.Tensor) -> torch.Tensor:
     dtype = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
     return torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)
@@ -147,6 +154,7 @@ _OWN = {
     "autopar.cross_entropy_backward": cross_entropy_backward,
     "autopar.microbatch": lambda x, dim, count: microbatch(x, dim=dim, count=count),
     "autopar.accumulate": _start_sum,
+    "autopar.collect": lambda x, dim, count: torch.cat([x] * count, dim),
     "aten._grouped_mm.default": grouped_mm,
     "aten.view.default": lambda self, size: self.reshape(size),
     "aten._unsafe_view.default": lambda self, size: self.reshape(size),

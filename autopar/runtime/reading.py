@@ -73,7 +73,7 @@ def read_program(namespace: Mapping[str, object]) -> ProgramSpec:
     if staged:
         files: Any = namespace.get(_FILES, {})
         pipeline = read_pipeline(namespace, files.get(namespace["SCHEDULE"]))
-        spec = ProgramSpec(mesh, union_of(pipeline), batch, None, aliases, lambda *args: run_step(spec, step, *args), pipeline)
+        spec = ProgramSpec(mesh, union_of(pipeline), batch, namespace.get("OUTPUT"), aliases, lambda *args: run_step(spec, step, *args), pipeline)
         every = [entry for tables in (pipeline.states, pipeline.batches) for table in tables for entry in table.items()]
     else:
         states: dict[str, State] = dict(namespace["STATES"])  # type: ignore[call-overload]

@@ -8,7 +8,8 @@ asked for before the one at hand begins, so that it arrives meanwhile.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -98,7 +99,7 @@ def read_pipeline(namespace: Mapping[str, Any], schedule_text: str | None) -> Pi
         missing = [c for c in ("STATES", "BATCH", "COPIES", "SENDS", "WAITS", "RECEIVES", "SECTIONS", "step") if not hasattr(stage.module, c)]
         if missing:
             raise ProgramError(f"the file of stage {number} lacks {', '.join(missing)}; emit it again")
-    schedule = _read_schedule(schedule_text, name, len(stages), namespace["MICROBATCHES"])
+    schedule = _read_schedule(schedule_text, name, len(stages), namespace["MICROBATCHES"], namespace.get("CHUNKS", range(len(stages))))
     states = tuple({s.own_name(n): _over_all(_renamed(s, state)) for n, state in s.module.STATES.items()} for s in stages)
     batches = tuple({n: _over_all(entry) for n, entry in s.module.BATCH.items()} for s in stages)
     homes: dict[str, int] = {}
@@ -115,8 +116,12 @@ def read_pipeline(namespace: Mapping[str, Any], schedule_text: str | None) -> Pi
     return replace(pipeline, arrivals=tuple(_list_arrivals(pipeline, k) for k in range(len(stages))))
 
 
-def _read_schedule(text: str, name: str, count: int, microbatches: int) -> Schedule:
-    """The schedule of so many stages; sends and receives, if it has any, are checked and left out: the stages' files say what crosses."""
+def _read_schedule(text: str, name: str, count: int, microbatches: int, placed: Sequence[int]) -> Schedule:
+    """The schedule of so many stages; sends and receives, if it has any, are checked and left out: the stages' files say what crosses.
+
+    Args:
+        placed: the stage of each chunk of the model, in order.
+    """
     schedule = parse_csv(text, name)
     last = schedule.num_microbatches - 1
     every = [(a, (row, place)) for row, actions in enumerate(schedule.actions) for place, a in enumerate(actions)]
@@ -124,8 +129,9 @@ def _read_schedule(text: str, name: str, count: int, microbatches: int) -> Sched
         told = f"expected {count} rows, one for each of STAGES in program.py, found {schedule.num_ranks}"
         raise _refuse(schedule, told, (schedule.num_ranks - 1, 0))
     for action, at in every:
-        if at[0] != action.stage % count:
-            told = f"expected {action} in row {action.stage % count + 1}, found it in row {at[0] + 1}"
+        row = placed[action.stage % len(placed)]
+        if at[0] != row:
+            told = f"expected {action} in row {row + 1}, found it in row {at[0] + 1}"
             raise _refuse(schedule, f"{told}: rows are in the order of STAGES in program.py", at)
     if schedule.num_stages % count:
         action, at = next(found for found in every if found[0].stage == schedule.num_stages - 1)
@@ -158,7 +164,7 @@ def _check_sections(pipeline: Pipeline) -> None:
         lacks = next((found for found in asked if found not in runs), None)
         if lacks is not None:
             name, turn = lacks
-            every = [Action(chunk, kind, turn) for chunk in range(k, schedule.num_stages, len(pipeline.stages)) for kind in COMPUTE]
+            every = [Action(chunk, kind, turn) for chunk, rank in enumerate(schedule.rank_of) if rank == k for kind in COMPUTE]
             missing = next((f"{a} is missing" for a in every if pipeline.section_of(a) == name), f"nothing runs {name} on microbatch {turn}")
             near = [place for place, a in enumerate(schedule.actions[k]) if a.microbatch == turn and a.kind is not ActionKind.F]
             raise _refuse(schedule, f"row {k + 1}: {missing}: {has}; to have other sections run, emit it again", (k, near[0] if near else 0))
@@ -247,6 +253,7 @@ class StageComm:
         self._size = num_ranks(Mesh(comm.mesh.axes[1:]))
         self.doing = "at the start of the step"
         self.waiting = ""
+        self._left: dict[int, int] = {}  # microbatch -> actions that are still to come
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
@@ -265,12 +272,18 @@ class StageComm:
     def actions(self) -> Iterator[tuple[str, int]]:
         """(section, microbatch) of each action of this stage, in the order of the schedule."""
         todo = [a for a in self._pipeline.schedule.actions[self.stage] if self._runs(a)]
+        self._left = dict(Counter(action.microbatch for action in todo))
         for action, following in zip(todo, (*todo[1:], None)):
+            self._left[action.microbatch] -= 1
             self.doing = f"in {action} ({_WORDS[action.kind]} of microbatch {action.microbatch})"
             if following is not None:
                 self._expect(self._pipeline.section_of(following), following.microbatch)
             yield self._pipeline.section_of(action), action.microbatch
         self.doing = "in its update"
+
+    def is_over(self, turn: int) -> bool:
+        """Whether the action at hand is the last of its microbatch on this stage."""
+        return not self._left[turn]
 
     def _runs(self, action: Action) -> bool:
         return self._pipeline.section_of(action) in self._pipeline.stages[self.stage].module.SECTIONS
@@ -288,6 +301,21 @@ class StageComm:
             loss = torch.empty((), dtype=torch_dtype(dtype), device=self.device)
         loss = self._comm.broadcast(loss, STAGES, stage)
         return loss if rest is None else (loss, rest)
+
+    def share_outputs(self, result: Any, outputs: Sequence[tuple[int, tuple[int, ...], str]]) -> Any:
+        """What leaves the step beside the loss, on all ranks; what this stage returns beyond that stays on it.
+
+        Args:
+            result: (loss or None, what this stage returns), or the loss alone.
+            outputs: of each the stage that makes it, its shape and dtype.
+        """
+        loss, own = result if isinstance(result, tuple) else (result, ())
+        self.doing = "sharing the outputs"
+        mine, shared = list(own), []
+        for stage, shape, dtype in outputs:
+            x = mine.pop(0) if stage == self.stage else torch.empty(shape, dtype=torch_dtype(dtype), device=self.device)
+            shared.append(self._comm.broadcast(x, STAGES, stage))
+        return tuple(shared) if loss is None else (loss, (*shared, *mine))
 
 
 def run_step(program: ProgramSpec, step: Any, comm: Comm, state: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:

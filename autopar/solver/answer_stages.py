@@ -21,7 +21,7 @@ from ..graph.stages import COPY, stage_table
 from ..graph.tensor import STATE_KINDS
 from .answer import build_answer
 from .layout_solve import Staged
-from .layouts import Layout
+from .layouts import Layout, layout_ranks
 from .recognise import recognise
 
 
@@ -90,7 +90,8 @@ def _sentence(staged: Staged) -> str:
     )
 
 
-_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "the zero-bubble schedule ZB-H1", "own": "a schedule of your own"}
+_NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "the zero-bubble schedule ZB-H1",
+          "zbv": "the zero-bubble schedule ZB-V, whose second half goes back over the stages", "forward-only": "their forwards alone", "own": "a schedule of your own"}
 
 
 def _stage_rows(case: Case, staged: Staged) -> tuple[StagePlan, ...]:
@@ -112,10 +113,9 @@ def _own_states(graph: Graph) -> Graph:
 def _modules(case: Case, staged: Staged, stage: int) -> tuple[str, ...]:
     """`h.0 .. h.11` for each chunk of a stage."""
     graph = case.graph
-    count = len(staged.stages)
     table = stage_table(graph, staged.starts)
     found = []
-    for chunk in range(stage, len(staged.starts) + 1, count):
+    for chunk in (k for k, rank in enumerate(layout_ranks(staged.layout)) if rank == stage):
         paths = [_block(node.path) for node, s in zip(graph.nodes, table) if s == chunk and node.phase is Phase.FORWARD and node.path]
         names = list(dict.fromkeys(paths)) or ["the model itself"]
         found.append(names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}")

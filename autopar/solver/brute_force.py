@@ -25,7 +25,7 @@ from ..graph.sharding import Sharding, local_shape, replicated
 from ..graph.strategy import Strategy
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 from ..graph.transfer import HIDING_PHASES, may_hide
-from ..graph.turns import ACCUMULATE, count_microbatches, loop_span, times_of
+from ..graph.turns import GROWN, count_microbatches, loop_span, times_of
 from .prices import Prices
 from .problem import Problem
 from .transients import transient_bytes
@@ -250,7 +250,7 @@ class _Trial:
         """The peak over all moments."""
         held = np.zeros((max(3, self.end), *self.counts))
         base = storage_bases(self.graph)
-        sums = {node.outputs[0] for node in self.graph.nodes if node.op == ACCUMULATE}
+        sums = {node.outputs[0] for node in self.graph.nodes if node.op in GROWN}
         for name in (n for n, owner in base.items() if n == owner):
             mine = [(key, read) for key, reads in self.reads.items() if key[0] == name for read in reads]
             who = (self._maker(name), *(read.who for _, read in mine if read.who))

@@ -25,6 +25,7 @@ from ..graph.choice import Assignment
 from ..graph.mesh import Mesh
 from ..graph.plan import Certificate
 from ..graph.stages import list_units
+from ..graph.turns import has_backward
 from .layout_cases import LayoutCases
 from .layout_solve import Staged
 from .layouts import num_samples
@@ -185,13 +186,14 @@ class _Decide:
         if not roles.batch and (dict(self.ask.constraints.degrees).get(DATA, 1) > 1 or self.ask.constraints.only is not None):
             return "the model has no batch dim"
         samples, units = num_samples(roles), len(list_units(case.graph))
-        return why_no_layout(cluster.num_hosts * cluster.devices_per_host, cluster.devices_per_host, units, samples, self.ask.constraints)
+        return why_no_layout(cluster.num_hosts * cluster.devices_per_host, cluster.devices_per_host, units, samples, self.ask.constraints, has_backward(case.graph))
 
     def _space(self, layouts: StagedResult) -> str:
         stages = "one stage" if self.ask.most_stages == 1 else "every number of pipeline stages with equal devices, cut between numbered modules"
         demanded = describe_space(self.ask.constraints) if self.ask.constraints else ""
+        schedules = "1F1B and interleaved" if has_backward(self.ask.case.graph) else "forward-only"
         return (
-            f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}, every number of microbatches, 1F1B and interleaved "
+            f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}, every number of microbatches, {schedules} "
             "schedules; inside of a stage an axis that splits the batch and one within a host that splits anything else (and, where starting ops takes longer than "
             f"their work, one along which nothing is split), every ZeRO stage, recompute value "
             f"by value{demanded}; {layouts.num_solved} solved with memory"

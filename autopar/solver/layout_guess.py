@@ -11,9 +11,10 @@ from math import inf
 import numpy as np
 
 from ..graph.schedules.held import peak_held
-from ..graph.schedules.known import build_order, is_grid, splits_backward
+from ..graph.schedules.known import build_order, goes_back, is_grid, runs_backward, splits_backward
+from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, simulate
-from .layouts import Layout
+from .layouts import Layout, layout_ranks
 from .stage_cuts import bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts
 from .unit_costs import PhaseCosts, UnitCosts
 
@@ -26,7 +27,7 @@ def bound_layout(layout: Layout, costs: UnitCosts) -> float:
     if stages > len(costs.step_s):
         return inf
     if layout.chunks > 1:
-        return _bound_chunks(costs, stages, stages * layout.chunks)
+        return _bound_chunks(costs, stages, stages * layout.chunks - goes_back(layout.schedule))  # where it turns back nothing is cut
     return bound_cuts(segments_of(costs), costs.fill_s, stages)
 
 
@@ -54,10 +55,10 @@ def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float
         costs, phases: for the layout's own number of microbatches; `costs` also for its number of chunks.
     """
     stages = layout.place.num_stages
-    if layout.chunks > 1:
+    if layout.chunks > 1 and layout.schedule == "interleaved":
         cuts = cut_units(costs, stages * layout.chunks)
         return max(bound_layout(layout, costs), bound_turns(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, cuts, stages))
-    if splits_backward(layout.schedule) or stages == 1:
+    if layout.chunks > 1 or splits_backward(layout.schedule) or not runs_backward(layout.schedule) or stages == 1:
         return bound_layout(layout, costs)
     return bound_drain(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, stages)
 
@@ -71,26 +72,28 @@ def cut_units(costs: UnitCosts, num_chunks: int) -> tuple[int, ...]:
 def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
     """The step of these cuts: what the slowest stage runs, after and before one turn of all others."""
     stages, table = layout.place.num_stages, likely_segments(costs)
-    once, loop = [0.0] * stages, [0.0] * stages
+    once, loop, ranks = [0.0] * stages, [0.0] * stages, layout_ranks(layout)
     for k, (a, b) in enumerate(zip((0, *cuts), (*cuts, len(costs.step_s)))):
         first = sum(costs.once_s[a:b])
-        once[k % stages] += first
-        loop[k % stages] += max(0.0, float(table[a, b]) - first)
+        once[ranks[k]] += first
+        loop[ranks[k]] += max(0.0, float(table[a, b]) - first)
     turns = [s / layout.num_microbatches for s in loop]
     ends = [o + s + (sum(turns) - t) / layout.chunks for o, s, t in zip(once, loop, turns)]
     return max(ends) * memory_factor(layout, costs, cuts, limit_bytes)
 
 
 def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
-    """The guess with the schedule simulated: chunks as long as their units, a third of it forward."""
+    """The guess with the schedule simulated: chunks as long as their units, a third of it forward (where there is a backward)."""
     stages = layout.place.num_stages
     ends, table = list(zip((0, *cuts), (*cuts, len(costs.step_s)))), likely_segments(costs)
     sums = [max(0.0, float(table[a, b]) - sum(costs.once_s[a:b])) / layout.num_microbatches for a, b in ends]
     order = build_order(layout.schedule, stages, layout.num_microbatches, layout.chunks)
-    thirds = tuple(s / 3 for s in sums)
-    line = simulate(order, Durations(thirds, tuple(s * 2 / 3 for s in sums), thirds if splits_backward(layout.schedule) else ()))
+    share = 1 / 3 if runs_backward(layout.schedule) else 1.0
+    forward, backward = tuple(s * share for s in sums), tuple(s * (1 - share) for s in sums)
+    line = simulate(order, Durations(forward, backward, forward if splits_backward(layout.schedule) else ()))
     once = [sum(costs.once_s[a:b]) for a, b in ends]
-    after = [sum(once[r::stages]) for r in range(stages)]
+    ranks = layout_ranks(layout)
+    after = [sum(o for o, rank in zip(once, ranks) if rank == r) for r in range(stages)]
     return max(end + update for end, update in zip(line.end_s, after)) * memory_factor(layout, costs, cuts, limit_bytes)
 
 
@@ -101,12 +104,17 @@ def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit
     ends = list(zip((0, *cuts), (*cuts, len(costs.step_s))))
     for s in range(stages):
         always = waiting = passing = 0.0
-        for a, b in ends[s::stages]:
+        for (a, b), _ in (row for row in zip(ends, layout_ranks(layout)) if row[1] == s):
             always, waiting, passing = always + sum(costs.always[a:b]), waiting + sum(costs.waiting[a:b]), max(passing, *costs.passing[a:b])
         need, least = always + held[s] * waiting + passing, always + _KEPT_SHARE * held[s] * waiting + passing
         if need > limit_bytes:
             factor = max(factor, _AGAIN_FACTOR * (1.0 + max(0.0, least / limit_bytes - 1.0)))
     return factor
+
+
+def count_flying(order: Order, chunks: int) -> tuple[float, ...]:
+    """Microbatches in flight per stage, at most, all chunks of one counted as one; the one at hand is."""
+    return tuple(max(1.0, held) for held in peak_held(order, [1.0 / chunks] * order.num_stages))
 
 
 def _held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
@@ -119,4 +127,4 @@ def _held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, .
 
 @lru_cache(maxsize=1 << 12)
 def _peak_held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
-    return tuple(peak_held(build_order(schedule, stages, count, chunks), [1.0 / chunks] * (stages * chunks)))
+    return count_flying(build_order(schedule, stages, count, chunks), chunks)

@@ -16,18 +16,19 @@ from ..errors import ConstraintError, MicrobatchError
 from ..graph.case import Case, build_case
 from ..graph.choice import Assignment
 from ..graph.roles import Roles
-from ..graph.schedules.held import peak_held
-from ..graph.schedules.known import build_order, splits_backward
+from ..graph.schedules.known import build_order, chunk_ranks, splits_backward
+from ..graph.schedules.schedule import numbers_on_ranks
 from ..graph.schedules.timeline import Durations, simulate
 from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
-from .layout_guess import cut_units
-from .layouts import Layout, Place, inner_constraints, print_layout, turn_weight
+from .layout_guess import count_flying, cut_units
+from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .stage_solve import StageAnswer, StageTimes, align, solve_stage
 from .steer import Steer
 from .unit_costs import UnitCosts, part_roles
 
-StageKind = tuple[tuple[tuple[int, ...], int], ...]  # of each chunk: units outside of the run of equal ones, and how many of the run
+ChunkKind = tuple[tuple[int, ...], int, bool]  # units outside of the run of equal ones, how many of the run, whether the next chunk is on the same stage
+StageKind = tuple[ChunkKind, ...]  # of each of its chunks
 
 _GAP = 1e-3
 _STAGE_GAP = 0.01  # a plan of a stage that is as near to its bound is good enough for others like it
@@ -109,12 +110,12 @@ class LayoutSolver:
             return Unsolved(f"the model has {len(costs.step_s)} units between which it may be cut", proven=True)
         cuts = cut_units(costs, chunks)
         run = turns.run_units
-        kinds = _kinds_of_stages(cuts, len(costs.step_s), run, place.num_stages) if turns.more else None
-        inside = sum(n for kind in kinds or () for _, n in kind)
+        kinds = _kinds_of_stages(cuts, len(costs.step_s), run, layout) if turns.more else None
+        inside = sum(n for kind in kinds or () for _, n, _ in kind)
         if kinds is None or inside + 1 >= run[1] - run[0]:
             return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
-        small = _small_cuts(cuts, kinds, len(costs.step_s), run, place.num_stages)
-        units = sum(len(outside) + n for kind in kinds for outside, n in kind)
+        small = _small_cuts(cuts, kinds, len(costs.step_s), run, layout)
+        units = sum(len(outside) + n for kind in kinds for outside, n, _ in kind)
         case = self.cases.with_run(inside, count)
         if case is None or len(list_units(case.graph)) != units:
             return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
@@ -133,7 +134,7 @@ class LayoutSolver:
             stage = best.stage if isinstance(best, Unsolved) else max(range(len(best.stages)), key=lambda s: _busy_seconds(best, s))
             if stage is None or (layout.chunks > 1 and isinstance(best, Staged)):
                 break
-            fresh = [c for c in _handed_over(at, stage, layout.place.num_stages, num_units) if c not in tried]
+            fresh = [c for c in _handed_over(at, stage, layout_ranks(layout), num_units) if c not in tried]
             if not fresh and isinstance(best, Unsolved) and every <= _MOST_CUTS:
                 fresh = [c for c in combinations(range(1, num_units), len(cuts)) if c not in tried][:1]
             if not fresh:
@@ -159,7 +160,7 @@ class LayoutSolver:
         if place.num_stages == 1:
             return staged
         starts = _starts_of(whole, staged.cuts)
-        stages = cut_stages(whole.graph, starts, place.num_stages)
+        stages = cut_stages(whole.graph, starts, layout_ranks(layout))
         known = {k: Stage(a.case.graph, (), ()) for k, a in enumerate(staged.stages)}
         answers = [_transfer(known[k], stage, a, self.cases) for k, (stage, a) in enumerate(zip(stages, staged.stages))]
         if any(a is None for a in answers):
@@ -179,9 +180,9 @@ class LayoutSolver:
         roles = self.cases.roles(whole)
         starts = _starts_of(whole, cuts)
         num_here = place.num_stages if place_of is None else max(place_of) + 1
-        stages = cut_stages(whole.graph, starts, num_here) if starts else (Stage(whole.graph, (), ()),)
+        stages = cut_stages(whole.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks)) if starts else (Stage(whole.graph, (), ()),)
         order = build_order(layout.schedule if place.num_stages > 1 else "gpipe", place.num_stages, count, layout.chunks)
-        in_flight = peak_held(order, [1.0 / layout.chunks] * (place.num_stages * layout.chunks)) if place.num_stages > 1 else (1.0,)
+        in_flight = count_flying(order, layout.chunks) if place.num_stages > 1 else (1.0,)
         kinds: list[tuple[int, float, StageAnswer]] = []
         answers: list[StageAnswer] = []
         for number, held in enumerate(in_flight):
@@ -234,11 +235,11 @@ def _busy_seconds(staged: Staged, stage: int) -> float:
     return times.prepare_s + staged.layout.num_microbatches * (times.forward_s + times.backward_s) + times.update_s if times is not None else 0.0
 
 
-def _handed_over(cuts: tuple[int, ...], stage: int, num_stages: int, num_units: int) -> list[tuple[int, ...]]:
+def _handed_over(cuts: tuple[int, ...], stage: int, ranks: Sequence[int], num_units: int) -> list[tuple[int, ...]]:
     """The cuts with one unit less on a stage: the first of its chunks' units for the stage before, or the last for the one after."""
     found = []
     for k in range(len(cuts)):
-        for step, side in ((1, (k + 1) % num_stages), (-1, k % num_stages)):  # cut k ends chunk k
+        for step, side in ((1, ranks[k + 1]), (-1, ranks[k])):  # cut k ends chunk k
             moved = (*cuts[:k], cuts[k] + step, *cuts[k + 1 :])
             if side == stage and all(a < b for a, b in zip((0, *moved), (*moved, num_units))):
                 found.append(moved)
@@ -252,39 +253,45 @@ def _starts_of(case: Case, cuts: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(case.graph.nodes[rows[k][0]].name for k in cuts)
 
 
-def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], num_stages: int) -> list[StageKind] | None:
+def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], layout: Layout) -> list[StageKind] | None:
     """The kinds of stages in order of their first; None where one kind does not come in one row, or a unit outside of the run is in its midst."""
     found: list[StageKind] = []
-    for stage in range(num_stages):
-        kind = _kind_of_stage(cuts, num_units, run, num_stages, stage)
+    for stage in range(layout.place.num_stages):
+        kind = _kind_of_stage(cuts, num_units, run, layout_ranks(layout), stage)
         if kind in found and found[-1] != kind:
             return None
         if kind not in found:
             found.append(kind)
-    chunks = [kind[k] for k in range(len(found[0])) for kind in found]  # in the order of the units of the shorter graph
-    inner = [units for units, _ in chunks[1:-1]]
+    chunks = _chunks_of(found, layout)
+    inner = [units for units, _, _ in chunks[1:-1]]
     first, last = chunks[0][0], chunks[-1][0]
     fine = not any(inner) and (len(chunks) == 1 or (all(k < run[0] for k in first) and all(k >= run[1] for k in last)))
     return found if fine else None
 
 
-def _kind_of_stage(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], num_stages: int, stage: int) -> StageKind:
-    """Of each of its chunks: (units outside of the run, how many of the run)."""
-    ends = list(zip((0, *cuts), (*cuts, num_units)))[stage::num_stages]
+def _chunks_of(kinds: list[StageKind], layout: Layout) -> list[ChunkKind]:
+    """The chunks of the shorter graph, in which each kind of stage stands once, in the order of its units."""
+    ranks = chunk_ranks(layout.schedule, len(kinds), layout.chunks)
+    return [kinds[rank][number] for rank, number in zip(ranks, numbers_on_ranks(ranks))]
+
+
+def _kind_of_stage(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], ranks: Sequence[int], stage: int) -> StageKind:
+    """Of each of its chunks: (units outside of the run, how many of the run, whether the next chunk is on this stage, too)."""
+    ends = [(k, first, last) for k, (first, last) in enumerate(zip((0, *cuts), (*cuts, num_units))) if ranks[k] == stage]
     return tuple(
-        (tuple(k for k in range(first, last) if not run[0] <= k < run[1]), max(0, min(last, run[1]) - max(first, run[0]))) for first, last in ends
+        (tuple(u for u in range(first, last) if not run[0] <= u < run[1]), max(0, min(last, run[1]) - max(first, run[0])), stage in ranks[k + 1 : k + 2])
+        for k, first, last in ends
     )
 
 
-def _small_cuts(cuts: tuple[int, ...], kinds: list[StageKind], num_units: int, run: tuple[int, int], num_stages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _small_cuts(cuts: tuple[int, ...], kinds: list[StageKind], num_units: int, run: tuple[int, int], layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Cuts of the graph in which each kind of stage stands once, and for each stage of the model which of them it is."""
     ends, at = [], 0
-    for chunk in range(len(kinds[0])):
-        for kind in kinds:
-            outside, inside = kind[chunk]
-            at += len(outside) + inside
-            ends.append(at)
-    return tuple(ends[:-1]), tuple(kinds.index(_kind_of_stage(cuts, num_units, run, num_stages, s)) for s in range(num_stages))
+    for outside, inside, _ in _chunks_of(kinds, layout):
+        at += len(outside) + inside
+        ends.append(at)
+    ranks = layout_ranks(layout)
+    return tuple(ends[:-1]), tuple(kinds.index(_kind_of_stage(cuts, num_units, run, ranks, s)) for s in range(layout.place.num_stages))
 
 
 def _transfer(other: Stage, stage: Stage, found: StageAnswer, cases: LayoutCases) -> StageAnswer | None:
@@ -311,7 +318,7 @@ def _simulated(
 ) -> Staged:
     """The step by its schedule: all prepare, the pipeline runs, each stage updates when its last backward is over."""
     stages, chunks = layout.place.num_stages, layout.chunks
-    each = [times[k % stages] for k in range(stages * chunks)]
+    each = [times[rank] for rank in layout_ranks(layout)]
     order = build_order(layout.schedule if stages > 1 else "gpipe", stages, layout.num_microbatches, chunks)
     weight = tuple(t.weight_s / chunks for t in each) if splits_backward(layout.schedule) and stages > 1 else ()
     line = simulate(order, Durations(tuple(t.forward_s / chunks for t in each), tuple(t.backward_s / chunks for t in each), weight))

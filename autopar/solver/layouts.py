@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
+from ..constraints import DATA, FORWARD_ONLY, IN_CHUNKS, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
 from ..graph.mesh import Mesh, MeshAxis, num_ranks, print_mesh
 from ..graph.roles import Roles
-from ..graph.schedules.known import is_grid, kind_name, splits_backward, why_impossible
+from ..graph.schedules.known import chunk_ranks, is_grid, kind_name, runs_backward, splits_backward, why_impossible
 from .role_meshes import SPARE
 
 MOST_CHUNKS = 8
@@ -44,6 +44,11 @@ def print_layout(layout: Layout) -> str:
     turns = f"{layout.num_microbatches} microbatch{'es' if layout.num_microbatches > 1 else ''}"
     how = f", {kind_name(layout.schedule)}{f' {layout.chunks}' if layout.chunks > 1 else ''}" if place.num_stages > 1 else ""
     return f"{stages}{print_mesh(place.mesh)}, {turns}{how}"
+
+
+def layout_ranks(layout: Layout) -> tuple[int, ...]:
+    """Which stage runs each chunk."""
+    return chunk_ranks(layout.schedule, layout.place.num_stages, layout.chunks)
 
 
 def list_places(num_devices: int, devices_per_host: int, num_units: int, constraints: Constraints, spare: int = 1) -> tuple[Place, ...]:
@@ -116,15 +121,17 @@ def data_degree(place: Place) -> int:
     return prod(a.size for a in place.mesh.axes if a.name.partition("_")[0] == DATA)
 
 
-def list_schedules(place: Place, turns: int, num_units: int, constraints: Constraints) -> Iterator[Layout]:
-    """The schedules of a place: the named one, else 1F1B and interleaved."""
+def list_schedules(place: Place, turns: int, num_units: int, constraints: Constraints, trains: bool = True) -> Iterator[Layout]:
+    """The schedules of a place: the named one, else 1F1B and interleaved; of a model that is not trained the forward alone, in any number of chunks."""
     if place.num_stages == 1:
         yield Layout(place, turns)
         return
     asked, chunks = constraints.schedule, constraints.vpp
-    kinds = (asked,) if asked else (("interleaved",) if chunks and chunks > 1 else ("1f1b",) if chunks == 1 else ("1f1b", "interleaved"))
-    for kind in kinds:
-        for count in range(1, MOST_CHUNKS + 1) if kind == "interleaved" or is_grid(kind) else (1,):
+    named = ("interleaved",) if chunks and chunks > 1 else ("1f1b",) if chunks == 1 else ("1f1b", "interleaved")
+    for kind in (asked,) if asked else named if trains else (FORWARD_ONLY,):
+        if runs_backward(kind) is not trains:
+            continue
+        for count in range(1, MOST_CHUNKS + 1) if kind in (*IN_CHUNKS, FORWARD_ONLY) or is_grid(kind) else (1,):
             if chunks not in (None, count) or place.num_stages * count > num_units:
                 continue
             if why_impossible(kind, place.num_stages, turns, count) is None:

@@ -22,7 +22,7 @@ from ..graph.rule import Signature, Site
 from ..graph.sharding import Partial, Sharding, chunk, has_partial, replicated, why_illegal
 from ..graph.strategy import Strategy, list_strategies
 from ..graph.tensor import STATE_KINDS, num_elements
-from ..graph.turns import ACCUMULATE
+from ..graph.turns import GROWN
 from .clusters import align_menus
 
 AxisTest = tuple[Hashable, Callable[[Strategy, int], bool]]  # equal keys, equal tests; told a strategy that splits along one axis, and this axis
@@ -130,7 +130,7 @@ def _drop_useless_partials(
         node = graph.nodes[root]
         through = {c for s in menu for c in s.choices if c.startswith("P(")}
         shrinks = sum(num_elements(values[o].shape) for o in node.outputs if o) < sum(num_elements(values[n].shape) for n in node.inputs[:1])
-        if any(" " in c for c in through) or (through and (node.op == ACCUMULATE or (shrinks and not is_view(node.op)))):
+        if any(" " in c for c in through) or (through and (node.op in GROWN or (shrinks and not is_view(node.op)))):
             gains.add(root)
         elif through:
             passes.add(root)

@@ -22,6 +22,7 @@ from ..cost.model import CostModel
 from ..errors import ConstraintError, MicrobatchError
 from ..graph.plan import Pruned
 from ..graph.stages import list_units
+from ..graph.turns import has_backward
 from .layout_cases import LayoutCases
 from .layout_guess import bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
@@ -168,7 +169,7 @@ class PipelineSearch:
 
     def _list_layouts(self, batch: int, spare: int) -> Iterable[Layout]:
         rows, cluster = list_units(self.cases.case.graph), self.model.cluster
-        asked = dict(self.cases.constraints.degrees).get(PIPELINE)
+        asked, trains = dict(self.cases.constraints.degrees).get(PIPELINE), has_backward(self.cases.case.graph)
         most = 1 if self.cases.constraints.only is not None else self.most_stages or len(rows)
         if asked is not None and asked > most:
             why = f"this command needs a plan in {most} stage" if self.most_stages else f"the model has {len(rows)} units between which it may be cut"
@@ -177,7 +178,7 @@ class PipelineSearch:
             for turns in list_turns(place, batch, self.cases.constraints):
                 if place.num_stages == 1 and turns == 1 and (spare > 1 or not self.plain_too):
                     continue  # any mesh is searched for it (`search`)
-                yield from list_schedules(place, turns, len(rows), self.cases.constraints)
+                yield from list_schedules(place, turns, len(rows), self.cases.constraints, trains)
 
     # --- prices
 

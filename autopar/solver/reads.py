@@ -19,7 +19,7 @@ from ..graph.graph import Graph, producer_table, value_table
 from ..graph.liveness import is_view, storage_bases
 from ..graph.node import Phase
 from ..graph.repeats import Fold
-from ..graph.turns import ACCUMULATE, count_microbatches, loop_span, times_of
+from ..graph.turns import GROWN, count_microbatches, loop_span, times_of
 from .again import Again
 from .problem import AFTER, BRING, MOMENTS, RUN, STORAGE, WHOLE, Chooser, Endpoint, Group, Hold, Life, Owner
 
@@ -218,7 +218,7 @@ def build_owners(
     lives: dict[tuple[Item, tuple[int, int]], list[Life]] = defaultdict(list)
     end = MOMENTS * len(lanes.plus.nodes)
     vias = _list_vias(lanes, choosers)
-    sums = {node.outputs[0] for node in lanes.graph.nodes if node.op == ACCUMULATE}
+    sums = {node.outputs[0] for node in lanes.graph.nodes if node.op in GROWN}
 
     def note(item: Item, life: Life) -> None:
         lives[lanes.class_of(item), sources[item]].append(life)

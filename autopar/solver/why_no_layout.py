@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
-from ..constraints import DATA, PIPELINE, TENSOR, Constraints
+from ..constraints import DATA, FORWARD_ONLY, PIPELINE, TENSOR, Constraints
 from ..graph.mesh import print_mesh
-from ..graph.schedules.known import is_grid, why_impossible
+from ..graph.schedules.known import is_grid, kind_name, runs_backward, why_impossible
 from .layouts import MOST_CHUNKS, Place, list_places, list_schedules, list_turns
 
 _MOST_SHOWN = 6
 
 
-def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch: int, constraints: Constraints) -> str:
+def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch: int, constraints: Constraints, trains: bool = True) -> str:
     """The first thing that cannot be.
 
     Args:
@@ -43,14 +43,19 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
         return f"{', '.join(words) or 'dp'}: the batch of {batch} samples does not divide so; {_offer(there)}"
     reasons: dict[str, None] = {}
     for place, turns in split:
-        if not any(list_schedules(place, turns, num_units, constraints)):
-            reasons.update(dict.fromkeys(_why_no_schedule(place, turns, num_units, constraints)))
+        if not any(list_schedules(place, turns, num_units, constraints, trains)):
+            reasons.update(dict.fromkeys(_why_no_schedule(place, turns, num_units, constraints, trains)))
     return "; ".join(list(reasons)[:2]) or "no schedule fits"
 
 
-def _why_no_schedule(place: Place, turns: int, num_units: int, constraints: Constraints) -> Iterator[str]:
+def _why_no_schedule(place: Place, turns: int, num_units: int, constraints: Constraints, trains: bool) -> Iterator[str]:
     chunks = constraints.vpp or 1
-    kind = constraints.schedule or ("interleaved" if chunks > 1 else "1f1b")
+    kind = constraints.schedule or (FORWARD_ONLY if not trains else "interleaved" if chunks > 1 else "1f1b")
+    if runs_backward(kind) is not trains:
+        has = "has no loss, so nothing goes backward" if not trains else "is trained, so every forward needs its backward"
+        fits = f"take {FORWARD_ONLY}, or leave it out" if not trains else "take another, or leave it out"
+        yield f"schedule={kind_name(kind)}: the model {has}; {fits}"
+        return
     if kind == "interleaved" and constraints.vpp is None:
         chunks = 2
     if is_grid(kind) and why_impossible(kind, place.num_stages, turns, chunks) is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..api import compile_workload, staged_programs
@@ -92,7 +91,7 @@ def draw_plans(case: Case, plan: Plan, ranks: int, count: int) -> Iterator[tuple
     forms: dict[tuple[int, int], tuple[Case, tuple[str, ...]]] = {}
     assigners: dict[tuple[int, int, tuple[int, ...]], Assigner] = {}
     for number in range(count):
-        staged = _draw_staged(turns, plan, ranks, number) if number % 3 == 2 and case.graph.loss and not case.graph.outputs else None
+        staged = _draw_staged(turns, plan, ranks, number) if number % 3 == 2 else None
         if staged is not None:
             yield staged
             continue
@@ -170,16 +169,13 @@ def compare_plan(workload: Workload, traced: Traced, plan: Plan, seed: int, say:
             say(f"step {step}: {len(ranks)} ranks")
             whole = dict(find_tensors("input:", inputs)) | dict(find_tensors("target:", targets))
             parts = [{n: cut(whole[n], parse_sharding(b.sharding), mesh, r) for n, b in here(program, r).batch.items()} for r in ranks]
-            losses, returned = _run(emitted, mesh, local, parts, bool(graph.loss))
+            made, returned = _run(emitted, mesh, local, parts, bool(graph.loss))
             say(f"step {step}: plain PyTorch")
             outputs, grads = reference.forward_backward(inputs, targets)
-            if graph.loss:
-                for rank, loss in enumerate(losses):
-                    found.note("loss", f"loss on rank {rank}", step, loss, outputs[0])
-            else:
-                for k, (ours, theirs) in enumerate(zip(returned, outputs, strict=True)):
-                    found.note("output", f"output {k}", step, ours, theirs)
-            ours_by_name = dict(zip(emitted.names, returned)) if graph.loss else {}
+            for rank, mine in enumerate(made):  # every rank has all of it
+                for k, (ours, theirs) in enumerate(zip(mine, outputs, strict=True)):
+                    found.note(*(("loss", f"loss on rank {rank}") if graph.loss else ("output", f"output {k}")), step, ours, theirs)
+            ours_by_name = dict(zip(emitted.names, returned))
             for name in {**ours_by_name, **grads}:
                 if name not in ours_by_name or name not in grads:
                     side = "the program" if name in ours_by_name else "plain PyTorch"
@@ -197,7 +193,7 @@ class _Emitted:
 
     Args:
         names: of the parameters whose gradients it returns, stage by stage; of a forward-only program nothing.
-        returned: per stage, how its ranks hold what they return: (whole shape, sharding on the mesh of the stage).
+        returned: per stage, how its ranks hold these gradients: (whole shape, sharding on the mesh of the stage).
     """
 
     spec: ProgramSpec
@@ -211,39 +207,39 @@ def _build_program(graph: Graph, plan: Plan, facts: ModelFacts) -> _Emitted:
         stages, schedule = staged_programs(traced, plan, keep_grads=True)
         files = print_stages(stages, graph, schedule, plan.model.name, plan.cluster.spec, plan.summary, facts)
         names = tuple(p.rpartition("@")[0] for stage in stages for p, _ in stage.graph.grads)
-        return _Emitted(read_program(compile_program(files)), names, tuple(_returned(stage.program) for stage in stages))
+        return _Emitted(read_program(compile_program(files)), names, tuple(_returned(stage.program, len(stage.graph.grads)) for stage in stages))
     case = decided_case(traced, plan.assignment)
     program = partition(case.graph, case.sites, case.signatures, case.cuts, plan.assignment, keep_grads=True)
     check_program(program)
     files = print_files(program, case.graph, plan.model.name, plan.cluster.spec, plan.summary, facts)
     names = tuple(p.rpartition("@")[0] for p, _ in graph.grads)
-    return _Emitted(read_program(compile_program(files)), names, (_returned(program),))
+    return _Emitted(read_program(compile_program(files)), names, (_returned(program, len(graph.grads)),))
 
 
-def _returned(program: Program) -> tuple[tuple[tuple[int, ...], Sharding], ...]:
+def _returned(program: Program, num_grads: int) -> tuple[tuple[tuple[int, ...], Sharding], ...]:
     place, shapes = {local: (whole, s) for local, whole, s in program.shardings}, dict(program.whole)
-    return tuple((shapes[place[name][0]], place[name][1]) for name in program.graph.outputs)
+    return tuple((shapes[place[name][0]], place[name][1]) for name in program.graph.outputs[len(program.graph.outputs) - num_grads :])
 
 
 def _run(
     emitted: _Emitted, mesh: Mesh, local: list[dict[str, Tensor]], parts: list[dict[str, Tensor]], has_loss: bool
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> tuple[list[tuple[Tensor, ...]], list[Tensor]]:
     """One step of all ranks.
 
     Returns:
-        the loss of each rank; gradients (forward-only: outputs), whole, joined from all ranks.
+        of each rank what the user gets: the loss, or the outputs of a forward-only program; gradients, whole, joined from all ranks.
     """
 
-    def one(comm: Any) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def one(comm: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         open_stages(comm, emitted.spec)
         result = emitted.spec.step(comm, local[comm.rank], parts[comm.rank])
         if not has_loss:
-            return torch.zeros(()), result
+            return result or (), ()
         loss, grads = result if isinstance(result, tuple) else (result, ())
-        return loss.clone(), grads
+        return (loss.clone(),), grads
 
     results = run_ranks(mesh, one)
-    losses = [loss for loss, _ in results]
+    made = [mine for mine, _ in results]
     held = [list(tensors) for _, tensors in results]
     del results
     whole = []
@@ -253,7 +249,7 @@ def _run(
     for stage, rows in enumerate(emitted.returned):
         for shape, sharding in rows:  # piece by piece, so that pieces and wholes are never all there at once
             whole.append(join([pieces.pop(0) for pieces in held[stage * size : (stage + 1) * size]], shape, sharding, inside))
-    return losses, whole
+    return made, whole
 
 
 def _check_draws(state: Mapping[str, Tensor], count: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..graph.plan import CommPlan, ParamPlan, Pipeline, Plan
-from ..graph.schedules.known import build_order, build_schedule
+from ..graph.schedules.known import build_order, build_schedule, chunk_ranks, splits_backward
 from ..graph.schedules.schedule import settle_slots
 from ..graph.schedules.timeline import Durations, action_times
 from ..graph.stages import COPY
@@ -187,6 +187,6 @@ def schedule_boxes(plan: Plan) -> tuple[tuple[Box, ...], ...]:
 
 def pipeline_durations(p: Pipeline) -> Durations:
     """Seconds of each chunk for one microbatch: the chunks of a stage share its seconds evenly."""
-    each = [p.stages[k % len(p.stages)] for k in range(len(p.stages) * p.chunks)]
-    weights = tuple(s.weight_s / p.chunks for s in each) if p.kind == "zero-bubble" else ()
+    each = [p.stages[rank] for rank in chunk_ranks(p.kind, len(p.stages), p.chunks)]
+    weights = tuple(s.weight_s / p.chunks for s in each) if splits_backward(p.kind) else ()
     return Durations(tuple(s.forward_s / p.chunks for s in each), tuple(s.backward_s / p.chunks for s in each), weights)

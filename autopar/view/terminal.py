@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ..graph.mesh import print_mesh
 from ..graph.plan import CommPlan, Plan
 from ..graph.registry import RuleRow
+from ..graph.schedules.known import kind_name, runs_backward, splits_backward
 from ..graph.sharding import Sharding
 from ..graph.tensor import Kind
 from .fold import fold_names
@@ -96,9 +97,10 @@ def _print_stages(plan: Plan, console: Console) -> None:
     print_rows(console, (Column("modules"), *(Column(title, True, True) for title in titles)), shown)
     lines = schedule_lines(plan, console.width - 2)
     if lines:
-        split = ", I and W the backward for the input and for the weights" if plan.pipeline and plan.pipeline.kind == "zero-bubble" else ", B the backward"
+        kind = plan.pipeline.kind if plan.pipeline else ""
+        split = ", I and W the backward for the input and for the weights" if splits_backward(kind) else ", B the backward" if runs_backward(kind) else ""
         which = "2F0: chunk 2 of the model, microbatch 0" if plan.pipeline and plan.pipeline.chunks > 1 else "F0: microbatch 0"
-        print_heading(console, f"Schedule {plan.pipeline.kind if plan.pipeline else ''}", f"one slot an action, not to scale; F is the forward{split}; {which}")
+        print_heading(console, f"Schedule {kind_name(kind)}", f"one slot an action, not to scale; F is the forward{split}; {which}")
         for line in lines:
             print_line(console, line)
     elif plan.pipeline is not None:

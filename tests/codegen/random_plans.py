@@ -16,7 +16,7 @@ from autopar.graph.program import check_program
 from autopar.graph.random_plans import StagedAssigner, count_stages, draw_pipeline, plain_mesh
 from autopar.graph.recompute import recomputed_names
 from autopar.graph.rules import RULES
-from autopar.graph.schedules.known import build_schedule
+from autopar.graph.schedules.known import build_schedule, splits_backward
 from autopar.graph.stage_programs import build_stage_programs
 from autopar.graph.stages import COPY
 from autopar.graph.tensor import STATE_KINDS, Kind
@@ -210,8 +210,8 @@ class Control:
 
     def staged(self, plan, case):
         """(programs of the stages, the files that are emitted). `case`: of the traced graph."""
-        splits = plan.pipeline.kind == "zero-bubble"
-        stages = build_stage_programs(case, plan.assignment, plan.pipeline.starts, plan.num_stages, splits, plan.keeps_grads)
+        splits = splits_backward(plan.pipeline.kind)
+        stages = build_stage_programs(case, plan.assignment, plan.pipeline.starts, plan.schedule.rank_of, splits, plan.keeps_grads)
         for stage in stages:
             check_program(stage.program)
         return stages, print_stages(stages, self.graph, plan.schedule, self.graph.name, "test", "", ModelFacts())

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from autopar.errors import ProgramError, RankError  # noqa: E402
 from autopar.graph.case import build_case  # noqa: E402
+from autopar.graph.graph import producer_table  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.plan import Pipeline  # noqa: E402
 from autopar.graph.random_plans import draw_pipeline, list_turns  # noqa: E402
@@ -21,7 +22,7 @@ from autopar.graph.turns import SEND  # noqa: E402
 
 from .crossing_models import MODELS  # noqa: E402
 from .random_models import make_random_workload  # noqa: E402
-from .random_plans import Control, Hung, StagedPlan, draw_staged, make_mesh, run_within  # noqa: E402
+from .random_plans import Control, Hung, StagedPlan, draw_staged, make_mesh, relative_difference, run_stages, run_within  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -58,10 +59,47 @@ def test_random_stages_of_a_random_model(seed):
     check(control, case, list_turns(case), (seed, seed + 1))
 
 
+@pytest.mark.parametrize("name", ["mixed", "gpt, momentum"])
+def test_outputs_beside_the_loss_are_whole_on_every_rank(name):
+    control, _, _ = traced(name)
+    values, makers = {v.name: v for v in control.graph.values}, producer_table(control.graph)
+    forward = [n for n in values if n in makers and control.graph.nodes[makers[n][0]].phase is Phase.FORWARD and len(values[n].shape) > 1]
+    compared = 0
+    for seed in range(6):
+        names = tuple(random.Random(seed).sample(forward, 3))
+        case = build_case(replace(control.graph, outputs=names))
+        turns = list_turns(case)
+        plan = StagedPlan(turns[seed % len(turns)], seed)
+        plan.keeps_grads = False
+        _, files = control.staged(plan, case)
+        _, results, _ = run_stages(files, control.states, control.batch)
+        for loss, outputs in results:
+            assert relative_difference(loss, control.expected[control.graph.loss]) < 1e-10
+            for name, found in zip(names, outputs, strict=True):
+                assert relative_difference(found, control.expected[name]) < 1e-10, (seed, name)
+                compared += 1
+    assert compared >= 36
+
+
+def test_stages_that_go_there_and_back_say_so():
+    _, case, turns = traced("gpt, momentum")
+    starts = tuple(next(n.name for n in turns[1].graph.nodes if n.path.startswith(path) and n.phase is Phase.FORWARD) for path in ("blocks.0", "blocks.1", "norm"))
+    plan = StagedPlan(turns[1], 0, meshes=((),), pipeline=Pipeline("zbv", 2, starts, ()))
+    control = traced("gpt, momentum")[0]
+    stages, files = control.staged(plan, case)
+    assert control.worst_staged(stages, files)[0] < 1e-10
+    assert "CHUNKS = (0, 1, 1, 0)  # the stage that runs each chunk of the model" in files["program.py"]
+    assert not {"tokens.weight#1", "tokens.weight#2"} & {v.name.partition("@")[0] for stage in stages for v in stage.program.graph.values}  # first and last chunk share it
+    assert all(abs(int(dict(n.args)["stage"])) == 1 for stage in stages for n in stage.program.graph.nodes if n.op == SEND)
+    swapped_rows = files["schedule.csv"].replace("3", "x").replace("2", "3").replace("x", "2")
+    with pytest.raises(ProgramError, match=r"schedule.csv: expected 2F0 in row 2, found it in row 1: rows are in the order of STAGES in program.py"):
+        control.worst_staged(stages, {**files, "schedule.csv": swapped_rows})
+
+
 def test_all_that_can_be_drawn_is_drawn():
     turns = traced("mixed")[2]
     plans = [StagedPlan(turns[seed % 3], seed) for seed in range(40)]
-    assert {plan.pipeline.kind for plan in plans} == {"gpipe", "1f1b", "interleaved", "zero-bubble"}
+    assert {plan.pipeline.kind for plan in plans} == {"gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"}
     assert {plan.num_stages for plan in plans} == {2, 3, 4} and {plan.pipeline.chunks for plan in plans} == {1, 2}
     assert {bool(plan.assignment.again) for plan in plans} == {len(plan.mesh.axes) > 0 for plan in plans} == {True, False}
     assert {plan.keeps_grads for plan in plans} == {True, False}
@@ -113,7 +151,7 @@ def test_ends_that_are_split_differently_are_refused():
     name, choices = next(end for end in ends if end[1] != ("R",))
     strategies = tuple((n, ("R",) if n == name else c) for n, c in plan.assignment.strategies)
     with pytest.raises(ProgramError, match="is sent as .* and received as R"):
-        build_stage_programs(case, replace(plan.assignment, strategies=strategies), (middle,), 2)
+        build_stage_programs(case, replace(plan.assignment, strategies=strategies), (middle,), (0, 1))
 
 
 def test_ranks_that_hang_are_told_with_their_place():

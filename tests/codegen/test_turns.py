@@ -279,6 +279,17 @@ class Normed(nn.Module):
         return self.bn(self.lin(x))
 
 
+class Inward(nn.Module):
+    """A batch that is the inner part of a dim."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.lin(x).t().reshape(-1)
+
+
 def root_loss(y, targets):
     return F.mse_loss(y, targets).sqrt()
 
@@ -304,9 +315,10 @@ def of_floats(model, loss, batch=4):
         (lambda: of_floats(nn.Linear(8, 8), root_loss), 2, r"net cannot run in 2 microbatches: \w+ \(.*test_turns.py:\d+ in the root module\) needs [\w.]+ of the whole batch"),
         (lambda: of_floats(nn.Linear(8, 8), contrastive), 2, r"net cannot run in 2 microbatches: .* needs \w+ of the whole batch"),
         (lambda: of_floats(nn.Linear(8, 8), F.mse_loss, batch=6), 4, r"net: the batch has size 6 \(dim 0 of input:0\), which does not divide by 4 microbatches"),
-        (lambda: Workload(nn.Linear(8, 8), (torch.randn(4, 8),), name="net"), 2, r"net cannot run in 2 microbatches: it has no loss, which is of the whole batch; plan with one microbatch"),
+        (lambda: Workload(Inward(), (torch.randn(4, 8),), name="net"), 2, r"net cannot run in 2 microbatches: it returns \w+ \(.*test_turns.py:\d+ in the root module\), in whose dim 0 of size 32 the batch lies inside of another dim; expected it outermost: return the two as dims of their own, or plan with one microbatch"),
+        (lambda: Workload(nn.Sequential(nn.Linear(8, 8), nn.Softmax(0)), (torch.randn(4, 8),), name="net"), 2, r"net cannot run in 2 microbatches: \w+ \(aten\._softmax.*\) needs \S+ of the whole batch; plan with one microbatch"),
     ],
-    ids=["batch norm", "root of the loss", "contrastive", "does not divide", "forward only"],
+    ids=["batch norm", "root of the loss", "contrastive", "does not divide", "an output with the batch inside", "an output over the batch"],
 )  # fmt: skip
 def test_refusals(make, count, text):
     torch.manual_seed(0)

@@ -16,6 +16,7 @@ from autopar.graph.mesh import num_ranks
 from autopar.graph.plan import Holder
 from autopar.graph.plan_json import plan_to_json
 from autopar.graph.run import ActionTimes, CommTimes, RankRun, Run, plan_key
+from autopar.graph.schedules.known import splits_backward
 from autopar.view.against_terminal import comparison_to_json, print_comparison
 from autopar.view.lines import print_text
 from tests.view.staged_plans import make_staged_plan
@@ -179,13 +180,14 @@ STAGED = (
     {"pp": 2, "dp": 2, "microbatches": 4, "schedule": "1f1b"},
     {"pp": 4, "microbatches": 4, "schedule": "zero-bubble"},
     {"pp": 2, "tp": 2, "microbatches": 4, "vpp": 2},
+    {"pp": 2, "tp": 2, "microbatches": 4, "schedule": "zbv"},
 )
 
 
 def made_up_staged_run(plan, slower=SLOWER):
     """A run of stages that takes, step by step, so many times what is predicted; what a stage waits is in its receives, a quarter at the loss."""
     simulation, chunks = simulate_plan(plan), plan.pipeline.chunks
-    parts = ("_input", "_weight") if plan.pipeline.kind == "zero-bubble" else ("",)
+    parts = ("_input", "_weight") if splits_backward(plan.pipeline.kind) else ("",)
     size = num_ranks(plan.assignment.mesh)
     ranks = []
     for stage, found in enumerate(simulation.stages):

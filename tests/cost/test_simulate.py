@@ -17,6 +17,7 @@ ASKED = [
     {"pp": 4, "microbatches": 8, "schedule": "gpipe"},
     {"pp": 2, "tp": 2, "vpp": 2, "microbatches": 4},
     {"pp": 4, "microbatches": 8, "schedule": "zero-bubble"},
+    {"pp": 2, "microbatches": 4, "schedule": "zbv"},
     {"dp": 4, "microbatches": 2},
 ]
 

@@ -188,7 +188,7 @@ class Case:
     @property
     def fix(self) -> str:
         """The words of `--fix`."""
-        chunks = {"vpp": 2} if self.schedule == "interleaved" else {}
+        chunks = {"vpp": 2} if self.schedule in ("interleaved", "zbv") else {}
         rows = {"pp": self.stages, "tp": self.tp, "dp": self.dp, "microbatches": self.microbatches, "schedule": self.schedule, **chunks}
         rows |= {word: value for word, value in (("zero", self.zero), ("recompute", self.recompute)) if value is not None}
         return ",".join(f"{word}={value}" for word, value in rows.items())
@@ -204,6 +204,7 @@ class Case:
 
 _ORDERS = (
     (2, "1f1b", 1), (2, "gpipe", 2), (2, "1f1b", 4), (2, "zero-bubble", 8), (2, "interleaved", 2), (2, "interleaved", 8), (2, "zero-bubble", 2),
+    (2, "zbv", 1), (2, "zbv", 4),
     (4, "gpipe", 1), (4, "1f1b", 8), (4, "zero-bubble", 4), (4, "gpipe", 4), (4, "1f1b", 2),
 )  # fmt: skip
 _INSIDE = (
@@ -215,7 +216,7 @@ _INSIDE = (
 def list_cases() -> Iterator[Case]:
     """Every model with every order of stages, schedule and microbatches; what is inside of a stage takes turns, so that all pairs come up."""
     for k, model in enumerate(MODELS):
-        orders = (*_ORDERS, (4, "interleaved", 4), (4, "interleaved", 8)) if model == "gpt-deep" else _ORDERS
+        orders = (*_ORDERS, (4, "interleaved", 4), (4, "interleaved", 8), (4, "zbv", 2), (4, "zbv", 8)) if model == "gpt-deep" else _ORDERS
         for number, (stages, schedule, microbatches) in enumerate(orders):
             inside = dict(_INSIDE[(k + number) % len(_INSIDE)])
             if model == "unet" and inside.get("recompute") == "selective":  # which is about attention

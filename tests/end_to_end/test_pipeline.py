@@ -19,6 +19,7 @@ CASES = (
     Case("unet", 2, "zero-bubble", 4, tp=2),
     Case("gpt-frozen", 2, "gpipe", 2, dp=2),
     Case("t5", 2, "interleaved", 2, dp=2, zero=2),
+    Case("unet", 2, "zbv", 4, dp=2, zero=1),
 )
 
 
@@ -35,17 +36,25 @@ def test_stages_equal_plain_pytorch(case):
 def test_the_matrix_has_every_model_in_every_schedule_and_stage_count():
     cases = list(list_cases())
     assert len({case.name for case in cases}) == len(cases)
-    assert {(c.model, c.schedule) for c in cases} == {(c.model, k) for c in cases for k in ("gpipe", "1f1b", "interleaved", "zero-bubble")}
+    assert {(c.model, c.schedule) for c in cases} == {(c.model, k) for c in cases for k in ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv")}
     assert {(c.model, c.stages) for c in cases} == {(c.model, n) for c in cases for n in (2, 4)}
     assert {c.microbatches for c in cases} == {1, 2, 4, 8} and {c.zero for c in cases} == {None, 0, 1, 2, 3}
 
 
 @pytest.mark.gloo
-def test_five_adamw_steps_of_four_ranks_equal_plain_pytorch(tmp_path):
-    fix, other = "pp=2,tp=2,microbatches=4,schedule=1f1b", "pp=1,dp=4,microbatches=1"
+@pytest.mark.parametrize("fix", ["pp=2,tp=2,microbatches=4,schedule=1f1b", "pp=2,dp=2,microbatches=2,schedule=zbv"])
+def test_five_adamw_steps_of_four_ranks_equal_plain_pytorch(tmp_path, fix):
+    other = "pp=1,dp=4,microbatches=1"
     for code, _, err in run_ranks(4, "pipeline", tmp_path, fix, other, timeout=280):
         assert code == 0, err
     assert {"plan.json", "program.py", "schedule.csv", "stage_0.py", "train.py", "weights.pt"} <= {p.name for p in (tmp_path / "program").iterdir()}
+
+
+@pytest.mark.gloo
+def test_outputs_of_four_ranks_equal_plain_pytorch(tmp_path):
+    """Without a loss: what the model returns comes from two stages, in microbatches."""
+    for code, _, err in run_ranks(4, "forward", tmp_path, "pp=2,dp=2,microbatches=2", timeout=200):
+        assert code == 0, err
 
 
 @pytest.mark.gloo

@@ -176,6 +176,38 @@ def task_pipeline(folder, fix, other):
     run_emitted(Path(folder) / "program", batches)
 
 
+def task_forward(folder, fix):
+    """A model without a loss in stages: every rank has all that plain PyTorch returns, whole."""
+    torch.manual_seed(0)
+    model, batches = Layered(make_gpt()).eval(), [draw_tokens() for _ in range(3)]
+    options = autopar.Options(constraints=parse_fix(fix), time_limit_s=60.0)
+    staged = autopar.compile(model, f"cpu:{os.environ['WORLD_SIZE']}", example_inputs=(batches[0],), options=options)
+    assert staged.plan.pipeline is not None and staged.plan.pipeline.kind == "forward-only"
+    for tokens in batches:
+        with torch.no_grad():
+            want = model(tokens)
+        for got in (staged(tokens), staged(*staged.local_batch(tokens))):
+            assert list(got) == list(want) and len(got["layers"]) == len(want["layers"])
+            for mine, theirs in zip((got["logits"], got["mean"], *got["layers"]), (want["logits"], want["mean"], *want["layers"])):
+                torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
+    stop_process_group()
+
+
+class Layered(torch.nn.Module):
+    """A GPT that gives the outputs of its layers, too, and a mean over the samples."""
+
+    def __init__(self, gpt):
+        super().__init__()
+        self.gpt, self.kept = gpt, []
+        for block in gpt.blocks:
+            block.register_forward_hook(lambda module, inputs, output: self.kept.append(output))
+
+    def forward(self, tokens):
+        self.kept.clear()
+        logits = self.gpt(tokens)
+        return {"logits": logits, "layers": tuple(self.kept), "mean": logits.mean()}
+
+
 def run_emitted(folder, batches):
     """The loop of the emitted `train.py` on data of our own."""
     sys.path.insert(0, str(folder))

@@ -97,15 +97,15 @@ def test_two_together():
         ("recompute=some", "--fix: recompute: expected none, selective, full or free, found 'some'"),
         ("sequence_parallel=2", "--fix: sequence_parallel: expected 0 or 1, found 2"),
         ("only=tensor", "--fix: only: expected data, found 'tensor'"),
-        ("schedule=fast", "--fix: schedule: expected gpipe, 1f1b, interleaved, zero-bubble or a grid in a file ending in .csv, found 'fast'"),
+        ("schedule=fast", "--fix: schedule: expected gpipe, 1f1b, interleaved, zero-bubble, zbv, forward-only or a grid in a file ending in .csv, found 'fast'"),
         ("schedule=none.csv", "--fix: schedule: cannot read none.csv: No such file or directory"),
         ("microbatches=0", "--fix: microbatches: expected a positive whole number, found 0"),
         ("only=data,tp=2", "--fix: only=data leaves no rank for tp=2; leave one out"),
         ("dp=1,zero=1", "--fix: zero=1 is about the axes of dp, but dp=1: there are none; give dp, or leave zero out"),
         ("pp=1,vpp=2", "--fix: vpp=2: of a pipeline, but pp=1 leaves one stage; give pp, or leave it out"),
         ("only=data,schedule=1f1b", "--fix: schedule=1f1b: of a pipeline, but only=data leaves one stage; give pp, or leave it out"),
-        ("vpp=2,schedule=1f1b", "--fix: vpp=2 and schedule=1f1b: several chunks on a stage and interleaved go together; leave one out"),
-        ("vpp=1,schedule=interleaved", "--fix: vpp=1 and schedule=interleaved: several chunks on a stage and interleaved go together; leave one out"),
+        ("vpp=2,schedule=1f1b", "--fix: vpp=2 and schedule=1f1b: several chunks on a stage and interleaved or zbv go together; leave one out"),
+        ("vpp=1,schedule=interleaved", "--fix: vpp=1 and schedule=interleaved: several chunks on a stage and interleaved or zbv go together; leave one out"),
         (
             "sp=2,pp=2,microbatch=1",
             "--fix: sp=2 and microbatch=1, pp=2: plans in stages or in several microbatches have no axis of their own for the sequence "

@@ -3,6 +3,7 @@
 import itertools
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,17 @@ from autopar.constraints import SCHEDULES
 from autopar.errors import ScheduleError
 from autopar.graph.schedules.check import channels_of, check_schedule, peer_of, without_sends
 from autopar.graph.schedules.held import count_held, peak_held
-from autopar.graph.schedules.known import KINDS, build_order, build_schedule, is_grid, kind_name, splits_backward, why_impossible
+from autopar.graph.schedules.known import (
+    KINDS,
+    build_order,
+    build_schedule,
+    chunk_ranks,
+    grid_sizes,
+    is_grid,
+    kind_name,
+    splits_backward,
+    why_impossible,
+)
 from autopar.graph.schedules.order import Order, order_of, schedule_of
 from autopar.graph.schedules.schedule import SENDS, Action, ActionKind, Schedule, inputs_of, parse_csv, print_csv, print_schedule
 from autopar.graph.schedules.sends import lower_sends
@@ -41,7 +52,7 @@ def drawn(rng: random.Random, stages: int, blocking: bool = False) -> Durations:
 
 def test_kinds_are_the_user_words_and_the_forward_alone():
     assert KINDS == (*SCHEDULES, "forward-only")
-    assert len(ALL) == 72 * 3 + 17 * 2 + 72 * 3
+    assert len(ALL) == 72 * 3 + 17 * 2 + 60 + 72 * 3
 
 
 # closed forms ----------------------------------------------------------------------------------------------------------------------------
@@ -61,6 +72,7 @@ def test_bubble_of_gpipe_and_1f1b(kind):
 def test_bubble_of_the_forward_alone():
     for stages, microbatches in SIZES:
         line = simulate(build_order("forward-only", stages, microbatches), equal_stages(stages, 3, 0))
+        assert count_held(build_order("forward-only", stages, microbatches)) == peak_held(build_order("forward-only", stages, microbatches), (1,) * stages) == (1,) * stages
         assert line.makespan_s == 3 * (microbatches + stages - 1)
 
 
@@ -85,6 +97,37 @@ def test_bubble_of_zero_bubble(forward, inputs, weights):
         if microbatches <= stages:
             assert line.makespan_s == (microbatches + stages - 1) * (forward + inputs) + weights
         assert simulate(build_order("1f1b", stages, microbatches), durations).idle_s == ((stages - 1) * (forward + inputs + weights),) * stages
+
+
+def test_bubble_and_activations_of_zbv():
+    """Source: Qi et al. 2024, section 6: no bubble where all passes take equally long (but what a rank waits for its first input; with too few microbatches more),
+    and p MB on every rank, a chunk being half of a stage."""
+    for ranks, microbatches in (size for size in SIZES if size[0] > 1):
+        order = build_order("zbv", ranks, microbatches, 2)
+        line = simulate(order, equal_stages(2 * ranks, 3, 6, 3))
+        assert line.idle_s == (3 * max(ranks - 1, 4 * (ranks - 1) - 2 * (microbatches - 1)),) * ranks
+        peaks = peak_held(order, (0.5,) * 2 * ranks)
+        assert max(peaks) <= ranks
+        if microbatches >= 2 * ranks - 1:
+            assert peaks == (ranks,) * ranks
+
+
+def test_zbv_is_that_of_torch():
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    for ranks, microbatches in (size for size in SIZES if size[0] > 1):
+        one = SimpleNamespace(pp_group_size=ranks, num_stages=2 * ranks, _n_microbatches=microbatches)
+        theirs = [schedules.ScheduleZBVZeroBubble._calculate_single_rank_operations(one, rank) for rank in range(ranks)]
+        mine = build_schedule("zbv", ranks, microbatches, 2)
+        assert mine.rank_of == (*range(ranks), *reversed(range(ranks)))
+        assert [[str(a) for a in row if a is not None] for row in theirs] == [[str(a) for a in row] for row in mine.actions]
+
+
+def test_a_grid_may_go_there_and_back():
+    text = print_csv(build_schedule("zbv", 2, 3, 2))
+    assert grid_sizes(text) == (2, 3, 2) and chunk_ranks(text, 2, 2) == chunk_ranks("zbv", 2, 2) == (0, 1, 1, 0)
+    assert splits_backward(text) and chunk_ranks(print_csv(build_schedule("interleaved", 2, 2, 2)), 2, 2) == (0, 1, 0, 1)
+    with pytest.raises(ScheduleError, match=r"stage 1 of 4 is on rank 0 of 2; expected .* stage s on rank s modulo 2 \(or two on each, there and back\)"):
+        grid_sizes("0F0,1F0,1B0,0B0\n2F0,3F0,3B0,2B0\n")
 
 
 def test_activations_of_gpipe_and_1f1b():
@@ -279,9 +322,12 @@ def test_durations_that_do_not_fit():
     ("wanted", "text"),
     [
         (("1f1p", 4, 4), "unknown schedule '1f1p'; did you mean 1f1b?"),
-        (("x", 4, 4), "unknown schedule 'x'; known are gpipe, 1f1b, interleaved, zero-bubble, forward-only"),
+        (("x", 4, 4), "unknown schedule 'x'; known are gpipe, 1f1b, interleaved, zero-bubble, zbv, forward-only"),
         (("gpipe", 0, 3), "gpipe: expected at least 1 of ranks, found 0"),
         (("1f1b", 4, 8, 2), "1f1b: has one chunk a rank, found 2; take interleaved, or chunks=1"),
+        (("zbv", 1, 8, 2), "zbv: needs at least 2 ranks, found 1; take 1f1b"),
+        (("zbv", 2, 8, 3), "zbv: has two chunks a rank, found 3; take chunks=2, or interleaved"),
+        (("zbv", 2, 8), "zbv: has two chunks a rank, found 1; take chunks=2, or zero-bubble"),
         (("interleaved", 1, 8, 2), "interleaved: needs at least 2 ranks, found 1; take 1f1b"),
         (("interleaved", 4, 8), "interleaved: needs at least 2 chunks a rank, found 1; take 1f1b, or chunks=2"),
         (
@@ -310,7 +356,9 @@ def test_every_built_schedule_runs_and_goes_through_text_and_sends(kind):
         lowered = lower_sends(schedule)
         check_schedule(lowered)
         assert without_sends(lowered) == schedule and parse_csv(print_csv(lowered), kind) == lowered
-        crossing = (ranks * chunks - 1) * microbatches * (1 if kind == "forward-only" else 2) if ranks > 1 else 0
+        boundaries = sum(a != b for a, b in zip(schedule.rank_of, schedule.rank_of[1:]))
+        assert boundaries == (ranks * chunks - 1 - (kind == "zbv") if ranks > 1 else 0)
+        crossing = boundaries * microbatches * (1 if kind == "forward-only" else 2)
         assert sum(a.kind in SENDS for row in lowered.actions for a in row) == crossing
         for sends, receives in channels_of(lowered).values():
             assert [peer_of(s) for s in sends] == receives
@@ -319,7 +367,7 @@ def test_every_built_schedule_runs_and_goes_through_text_and_sends(kind):
 def test_the_grid(golden):
     golden(
         "schedules",
-        "\n".join(print_schedule(build_schedule(*wanted)) for wanted in [("gpipe", 3, 4), ("1f1b", 3, 4), ("interleaved", 2, 4, 2), ("zero-bubble", 3, 4)])
+        "\n".join(print_schedule(build_schedule(*wanted)) for wanted in [("gpipe", 3, 4), ("1f1b", 3, 4), ("interleaved", 2, 4, 2), ("zero-bubble", 3, 4), ("zbv", 2, 4, 2)])
         + "\n"
         + print_schedule(lower_sends(build_schedule("1f1b", 2, 2))),
     )

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from autopar.graph.mesh import Mesh
-from autopar.graph.schedules.known import build_order, why_impossible
+from autopar.graph.schedules.known import build_order, goes_back, splits_backward, why_impossible
 from autopar.graph.schedules.timeline import Durations, simulate
 from autopar.solver.layouts import Layout, Place, least_seconds
 from autopar.solver.stage_cuts import bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts, sum_segments
@@ -52,7 +52,7 @@ def draw_pipeline(rng, kind, has_updates):
     """(layout, seconds of the forward, the backward and the update of each unit, seconds of the step, the cuts), the cuts random."""
     while True:
         stages, turns = rng.randint(2, 4), rng.choice((1, 2, 3, 4, 6, 8, 12))
-        chunks = rng.randint(2, 3) if kind == "interleaved" else 1
+        chunks = rng.randint(2, 3) if kind == "interleaved" else 2 if kind == "zbv" else 1
         if why_impossible(kind, stages, turns, chunks) is None:
             break
     count = rng.randint(stages * chunks, 12)
@@ -63,8 +63,8 @@ def draw_pipeline(rng, kind, has_updates):
     parts = [range(a, b) for a, b in zip((0, *cuts), (*cuts, count))]
     sums = [tuple(sum(row[k] for k in mine) for mine in parts) for row in (forward, backward, weight)]
     order = build_order(kind, stages, turns, chunks)
-    line = simulate(order, Durations(sums[0], sums[1], sums[2] if kind == "zero-bubble" else ()))
-    after = [sum(update[k] for part in parts[r::stages] for k in part) for r in range(stages)]
+    line = simulate(order, Durations(sums[0], sums[1], sums[2] if splits_backward(kind) else ()))
+    after = [sum(update[k] for part, rank in zip(parts, order.rank_of) if rank == r for k in part) for r in range(stages)]
     step = max(end + late for end, late in zip(line.end_s, after))
     return Layout(Place(stages, Mesh(())), turns, kind, chunks), forward, backward, update, step, cuts
 
@@ -81,17 +81,17 @@ def check_bounds(layout, forward, backward, update, step, cuts):
     steps, stages = [layout.num_microbatches * t + u for t, u in zip(turn, update)], layout.place.num_stages
     assert least_seconds(layout, sum(turn), sum(update)) <= step * (1 + 1e-9)
     loops = [layout.num_microbatches * t for t in turn]
-    if layout.schedule != "zero-bubble":
+    if not splits_backward(layout.schedule):
         own = bound_turns(sum_segments(steps), forward, loops, update, backward, cuts, stages)
         assert own <= step * (1 + 1e-9)
         busy = [layout.num_microbatches * sum(turn[k] for a, b in mine for k in range(a, b)) for mine in stages_of(cuts, len(turn), stages)]
         assert own >= max(busy) * (1 - 1e-9)
     if layout.chunks > 1:
-        assert bound_chunks(sum_segments(steps), forward, stages, stages * layout.chunks) <= step * (1 + 1e-9)
+        assert bound_chunks(sum_segments(steps), forward, stages, stages * layout.chunks - goes_back(layout.schedule)) <= step * (1 + 1e-9)
         return
     low = bound_cuts(sum_segments(steps), forward, stages)
     assert low <= step * (1 + 1e-9)
-    if layout.schedule != "zero-bubble":
+    if not splits_backward(layout.schedule):
         assert low <= bound_drain(sum_segments(steps), forward, loops, update, backward, stages) <= step * (1 + 1e-9)
 
 
@@ -115,10 +115,11 @@ def test_bounds_hold_with_updates_beside_the_drain(kind):
         check_bounds(*draw_pipeline(rng, kind, True))
 
 
-def test_bounds_hold_where_the_backward_is_split():
+@pytest.mark.parametrize("kind", ["zero-bubble", "zbv"])
+def test_bounds_hold_where_the_backward_is_split(kind):
     rng = random.Random(3)
     for _ in range(200):
-        check_bounds(*draw_pipeline(rng, "zero-bubble", False))
+        check_bounds(*draw_pipeline(rng, kind, False))
 
 
 @pytest.mark.parametrize("seed", range(60))

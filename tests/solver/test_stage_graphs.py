@@ -12,6 +12,7 @@ from autopar.errors import MicrobatchError
 from autopar.graph.case import build_case, split_case
 from autopar.graph.graph import Graph, check_graph, value_table
 from autopar.graph.node import Phase, get_arg
+from autopar.graph.schedules.known import chunk_ranks
 from autopar.graph.shorten import drop_units, unit_members
 from autopar.graph.stages import COPY, crosses_in_turn, cut_stages, list_units, sum_at_home
 from autopar.graph.tensor import STATE_KINDS, Kind
@@ -29,11 +30,13 @@ def draw_model(rng):
 
 
 def draw_stages(rng, graph):
-    """(starts, ranks): one stage a rank, or several chunks."""
+    """(starts, the rank of each chunk): one stage a rank, or two chunks, that go round or there and back."""
     rows = list_units(graph)
     ranks = rng.randint(2, min(4, len(rows)))
     chunks = ranks * (2 if len(rows) >= 2 * ranks and rng.random() < 0.3 else 1)
-    return [graph.nodes[rows[k][0]].name for k in sorted(rng.sample(range(1, len(rows)), chunks - 1))], ranks
+    return [graph.nodes[rows[k][0]].name for k in sorted(rng.sample(range(1, len(rows)), chunks - 1))], chunk_ranks(
+        rng.choice(("interleaved", "zbv")) if chunks > ranks else "1f1b", ranks, chunks // ranks
+    )
 
 
 def own(name):
@@ -46,7 +49,7 @@ def test_stages_are_the_step_in_parts(seed):
     graph = draw_model(rng).graph
     starts, ranks = draw_stages(rng, graph)
     stages = cut_stages(graph, starts, ranks)
-    assert len(stages) == ranks
+    assert len(stages) == max(ranks) + 1
     graph, _ = sum_at_home(graph, starts, ranks)
     whole = {node.name: node for node in graph.nodes}
     batch = {name for name in graph.inputs if value_table(graph)[name].kind not in STATE_KINDS}

@@ -11,6 +11,7 @@ import pytest
 from autopar.errors import PlanError
 from autopar.graph.check_plan import check_plan
 from autopar.graph.plan_json import plan_from_json, plan_to_json
+from autopar.graph.schedules.known import splits_backward
 from autopar.view.diff_plans import diff_plans
 from autopar.view.diff_terminal import diff_text
 from autopar.view.explain_memory import explain_memory
@@ -26,10 +27,11 @@ from .staged_plans import make_staged_plan
 TWO = {"pp": 2, "dp": 2, "microbatches": 4, "schedule": "1f1b"}
 CHUNKS = {"pp": 2, "dp": 2, "microbatches": 4, "vpp": 2}
 ZERO = {"pp": 2, "tp": 2, "microbatches": 4, "schedule": "zero-bubble"}
-ALL = [TWO, CHUNKS, ZERO]
+BACK = {"pp": 2, "microbatches": 4, "schedule": "zbv"}
+ALL = [TWO, CHUNKS, ZERO, BACK]
 
 
-@pytest.fixture(params=ALL, ids=["1f1b", "chunks", "zero-bubble"])
+@pytest.fixture(params=ALL, ids=["1f1b", "chunks", "zero-bubble", "zbv"])
 def plan(request):
     return make_staged_plan(**request.param)
 
@@ -52,7 +54,7 @@ def test_no_line_is_too_long(plan, width):
 def test_boxes_stand_where_the_step_says(plan):
     """Every action once, in order and without overlap; with the updates the last box ends with the step."""
     p, boxes = plan.pipeline, schedule_boxes(plan)
-    actions = 3 if p.kind == "zero-bubble" else 2
+    actions = 3 if splits_backward(p.kind) else 2
     assert all(len(row) == actions * p.chunks * plan.num_microbatches for row in boxes)
     for row in boxes:
         assert all(a.end_s <= b.start_s + 1e-12 for a, b in zip(row, row[1:]))

@@ -2,7 +2,7 @@
 
 In: an `Order`. Out: the most that are held at once. It depends on the lists alone, not on durations: a rank does its actions in order, and
 what it holds changes only with them. A forward's activations are there from its start to the end of its backward; where the backward is
-split, a part of them may go after the input gradient, and the rest waits for the weight gradient.
+split, a part of them may go after the input gradient, and the rest waits for the weight gradient. Where there is no backward, they go with the forward.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ def count_held(order: Order) -> tuple[int, ...]:
     most = [0] * order.num_stages
     held = [0] * order.num_stages
     count, size = order.num_microbatches, order.num_stages * order.num_microbatches
+    if not _waits(order):
+        return tuple(1 for _ in most)
     for row in order.rows:
         for code in row:
             if code < size:
@@ -28,6 +30,11 @@ def count_held(order: Order) -> tuple[int, ...]:
             elif code not in order.split:
                 held[code % size // count] -= 1
     return tuple(most)
+
+
+def _waits(order: Order) -> bool:
+    """True where forwards have backwards."""
+    return any(code >= order.num_stages * order.num_microbatches for row in order.rows for code in row)
 
 
 def peak_held(order: Order, whole: Sequence[float], late: Sequence[float] = ()) -> tuple[float, ...]:
@@ -43,6 +50,8 @@ def peak_held(order: Order, whole: Sequence[float], late: Sequence[float] = ()) 
         if len(given) != order.num_stages:
             raise ScheduleError(f"{order.name}: {name}: expected {order.num_stages} numbers, one a stage, found {len(given)}")
     count, size = order.num_microbatches, order.num_stages * order.num_microbatches
+    if not _waits(order):
+        return tuple(max(whole[code // count] for code in row) for row in order.rows)
     gone = [a - b for a, b in zip(whole, late)]
     peaks = []
     for row in order.rows:

@@ -18,6 +18,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from ...errors import ScheduleError
 
@@ -75,6 +76,12 @@ class Schedule:
     @property
     def num_stages(self) -> int:
         return len(self.rank_of)
+
+
+@lru_cache(maxsize=64)
+def numbers_on_ranks(rank_of: tuple[int, ...]) -> tuple[int, ...]:
+    """Of each stage its number among those of its rank, in the order of the model."""
+    return tuple(rank_of[:stage].count(rank) for stage, rank in enumerate(rank_of))
 
 
 # (rank, index in its list)
