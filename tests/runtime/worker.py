@@ -27,6 +27,21 @@ def batches():
         yield one
 
 
+def start_everything(comm, axis, x):
+    """What is started alone and in buckets, all of it under way at once, waited for in another order."""
+    xs = [x, x[3:].transpose(0, 1), x.sum(0).to(x.dtype)]
+    dims, strides = [0, 0, 0], [16 // axis.size, 1, 2]
+    whole = [x, x[:, :4].transpose(0, 1), x[:8, :, 0]]
+    started = [
+        *comm.start_all_gather(xs[:1], axis.name, dims[:1], strides[:1]), *comm.start_all_gather(xs, axis.name, [0, 1, 1], [1, 1, 1]),
+        *comm.start_reduce_scatter(whole[:1], axis.name, [1], [8 // axis.size], alone=True),
+        *comm.start_reduce_scatter(whole, axis.name, dims, [1, 1, 2], alone=True),
+        *comm.start_all_reduce(xs[1:2], axis.name), *comm.start_all_reduce(xs, axis.name),
+    ]  # fmt: skip
+    first = [pending.wait() for pending in started[::2]]
+    return [*first, *(pending.wait() for pending in started[1::2])]
+
+
 def exchange_everything(comm):
     """Every collective along every axis, on integers so that sums are exact."""
     results = []
@@ -46,6 +61,7 @@ def exchange_everything(comm):
                 if not dtype.is_complex:
                     results += [comm.all_reduce(x, axis.name, "max"), comm.reduce_scatter(x, axis.name, dim, stride, "max")]
             results.append(comm.all_reduce(x.sum().to(dtype), axis.name))
+            results += start_everything(comm, axis, x)
     return [*results, comm.collect(comm.rank), comm.share(comm.rank)]
 
 
