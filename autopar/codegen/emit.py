@@ -15,6 +15,7 @@ from types import MappingProxyType
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.node import Phase
+from ..graph.overlap import overlap_program
 from ..graph.plan import Plan
 from ..graph.program import Program
 from ..graph.recompute import AGAIN
@@ -91,7 +92,8 @@ def print_source(
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """The text of `program.py` from its parts, for callers that have no plan (verification of any assignment)."""
-    body = print_bodies(program, graph.grads, notes, phase_sections(program.graph), count_microbatches(program.graph) > 1)
+    program, sections = overlap_program(program, phase_sections(program.graph))
+    body = print_bodies(program, graph.grads, notes, sections, count_microbatches(program.graph) > 1)
     imports = ", ".join(["Batch", "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
     header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=imports)
     parts = [header, *print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]

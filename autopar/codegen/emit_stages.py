@@ -15,6 +15,7 @@ from ..errors import ProgramError
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, print_mesh
 from ..graph.node import Phase, get_arg
+from ..graph.overlap import overlap_program
 from ..graph.plan import Plan
 from ..graph.schedules.schedule import Schedule, print_csv
 from ..graph.sections import Section
@@ -110,7 +111,8 @@ def print_stages(
     Raises:
         ProgramError: the messages of the stages would not all arrive.
     """
-    bodies = [print_bodies(s.program, s.graph.grads, notes, s.sections, True) for s in stages]
+    overlapped = [overlap_program(s.program, s.sections) for s in stages]
+    bodies = [print_bodies(program, s.graph.grads, notes, sections, True) for s, (program, sections) in zip(stages, overlapped)]
     check_messages([body.messages for body in bodies], schedule)
     shared = _share(stages, facts)
     files = {"program.py": _print_program(stages, shared, whole, schedule.num_microbatches, name, cluster, summary, facts)}

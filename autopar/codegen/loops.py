@@ -14,17 +14,24 @@ from typing import Union
 
 from ..graph.graph import Graph, producer_table, use_table
 from ..graph.node import Phase
+from ..graph.program import STARTS
 from ..graph.repeats import Block, Repeat, find_repeats
 from ..graph.sections import Section, list_sections
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Equal blocks in execution order: `blocks[j].nodes[k]` correspond for all j."""
+    """Equal blocks in execution order: `blocks[j].nodes[k]` correspond for all j.
+
+    Args:
+        ahead: of each block the nodes that bring what it will read and need nothing but states: they run while the block before runs. Empty where there are
+            none.
+    """
 
     family: str
     section: Section
     blocks: tuple[Block, ...]
+    ahead: tuple[Block, ...] = ()
 
 
 Item = Union[int, Loop]
@@ -62,7 +69,19 @@ def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section]) -> list[Lo
             made = {(p, k): out for p in places for k, out in enumerate(graph.nodes[block.nodes[p]].outputs) if out}
             left = tuple(place for place, out in made.items() if any(i not in mine for i, _ in uses[out]))
             groups.setdefault((section, places, left), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
-    return [Loop(repeat.family, section, run) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
+    entering = frozenset(graph.inputs)
+    return [_look_ahead(graph, entering, Loop(repeat.family, section, run)) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
+
+
+def _look_ahead(graph: Graph, entering: frozenset[str], loop: Loop) -> Loop:
+    """The loop, with what is started of states alone apart."""
+    first = [graph.nodes[i] for i in loop.blocks[0].nodes]
+    early = [p for p, node in enumerate(first) if node.op in STARTS and entering.issuperset(node.inputs)]
+    if not early:
+        return loop
+    rest = [p for p in range(len(first)) if p not in early]
+    ahead = tuple(Block(b.index, tuple(b.nodes[p] for p in early)) for b in loop.blocks)
+    return Loop(loop.family, loop.section, tuple(Block(b.index, tuple(b.nodes[p] for p in rest)) for b in loop.blocks), ahead)
 
 
 def _runs(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
@@ -96,7 +115,7 @@ def _sort(graph: Graph, nodes: list[int], loops: list[Loop]) -> list[Item] | Non
     """The section's items sorted by dependency, earliest first node first; None where contracting the loops makes a circle."""
     owner: dict[int, int] = {}
     for k, loop in enumerate(loops):
-        for block in loop.blocks:
+        for block in (*loop.blocks, *loop.ahead):
             for i in block.nodes:
                 owner[i] = -1 - k
     maker = {name: i for name, (i, _) in producer_table(graph).items()}

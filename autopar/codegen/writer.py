@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..graph.node import Node
-from ..graph.program import Origin
+from ..graph.program import STARTS, WAIT, Origin
 from ..graph.stages import COPY
 from ..graph.turns import RECEIVE, SEND, TAKE
 from .expression import identifier, print_expression
@@ -82,7 +82,8 @@ class Writer:
         targets = []
         for k, name in enumerate(node.outputs):
             targets.append(self.bind(name, _wish(node, k)) if name and name not in dead_outputs else "_")
-        self.line(f"{', '.join(targets)} = {text}{note}")
+        several = f"[{targets[0]}]" if node.op in STARTS and len(targets) == 1 else ", ".join(targets)
+        self.line(f"{several} = {text}{note}")
         if "_" in targets:
             self.line("del _")
 
@@ -125,6 +126,10 @@ def _wish(node: Node, output: int) -> str:
     base = node.op.split(".")[1]
     if base.startswith("native_"):
         base = base[len("native_") :]
+    if node.op in STARTS:
+        return "started"
+    if node.op == WAIT:
+        base = dict(node.args)["of"]
     if node.op.startswith("comm."):
         base = {"all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "reduced", "all_to_all": "exchanged", "slice": "part", "keep": "owed"}[base]
     return base.strip("_") if output == 0 else f"{base.strip('_')}_{output}"
