@@ -17,6 +17,7 @@ from ..graph.node import Phase
 from ..graph.program import STARTS
 from ..graph.repeats import Block, Repeat, find_repeats
 from ..graph.sections import Section, list_sections
+from ..graph.update_parts import Part, update_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +155,6 @@ def _write_order(graph: Graph, nodes: list[int]) -> list[tuple[int, int]]:
     return [(i, writes[name]) for i in nodes for name in graph.nodes[i].inputs if name in writes and writes[name] != i]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Update nodes that belong to one parameter alone: its update. `param` is the parameter's own name."""
-
-    param: str
-    nodes: tuple[int, ...]
-
-
 def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -> tuple[list[tuple[Part, ...]], list[int]]:
     """The update phase as groups of parameters with the same update, and the nodes that are not one parameter's alone.
 
@@ -171,38 +164,12 @@ def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -
         keys: value that an earlier phase makes and the update reads -> its key in `grads`.
         apart: nodes of the update phase that are printed elsewhere.
     """
-    nodes = [i for i, node in enumerate(graph.nodes) if node.phase is Phase.UPDATE and i not in apart]
-    parent = {i: i for i in nodes}
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    maker = {name: i for name, (i, _) in producer_table(graph).items()}
+    parts, rest = update_parts(graph, apart)
     entering = {v.name: v for v in graph.values if v.name in set(graph.inputs)}
-    touched: dict[str, int] = {}
-    for i in nodes:
-        for name in graph.nodes[i].inputs:
-            if name in maker and maker[name] in parent:
-                parent[root(i)] = root(maker[name])
-            elif name in entering:
-                parent[root(i)] = root(touched.setdefault(name, i))
-    parts: dict[int, list[int]] = {}
-    for i in nodes:
-        parts.setdefault(root(i), []).append(i)
     groups: dict[object, list[Part]] = {}
-    rest: list[int] = []
-    for members in parts.values():
-        storages = {entering[n].storage for i in members for n in graph.nodes[i].inputs if n in entering}
-        params = {s.partition(":")[2] or s for s in storages}
-        if len(params) != 1 or all(graph.nodes[i].op == "state.write" for i in members):
-            rest += members
-            continue
-        part = Part(params.pop(), tuple(members))
+    for part in parts:
         groups.setdefault(_part_signature(graph, part, entering, keys), []).append(part)
-    return [tuple(g) for g in groups.values()], sorted(rest)
+    return [tuple(g) for g in groups.values()], rest
 
 
 def beside_param(storage: str, param: str) -> str:

@@ -13,6 +13,9 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
                is waited for where it stood. So the gathered states of one block at most are held ahead.
     trailing   the reduction of what only the update reads: starts where it stands, is waited for in the update. What a reduce-scatter reads is held
                until it is done, so it goes alone: the one before is finished first.
+    update     in the update of one parameter alone, the reduction of a sum over the turns, and the gather of a new state that is only written: both stand
+               where they stood. As the updates of equal parameters are one function called in a loop, codegen puts the loop around them (`codegen.parcels`):
+               the reductions of the next parameters start first, the gathers of these are waited for after the next.
 
 Buckets: collectives of one kind, axis, reduction and dtype that start in one block (or in one run of nodes that are in none) go as one, up to
 `BUCKET_BYTES`; what is larger goes alone, unpacked. All blocks that are equal stay equal.
@@ -29,7 +32,8 @@ from .program import WAIT, Origin, Program
 from .repeats import block_of
 from .sections import Section
 from .tensor import STATE_KINDS, Value, size_bytes
-from .turns import LOOP
+from .turns import LOOP, RECEIVE, SEND
+from .update_parts import update_parts
 
 # As `cost.model`: torch's `DistributedDataParallel(bucket_cap_mb=25)`. What is larger is bound by bandwidth, and packing it costs a copy.
 BUCKET_BYTES = 25 * 2**20
@@ -58,14 +62,14 @@ def overlap_program(program: Program, sections: Sequence[Section]) -> tuple[Prog
     graph = program.graph
     values = value_table(graph)
     places = _places(graph, sections)
-    hiding = [*_prefetches(graph, values, sections, places), *_trailing(graph, values, sections, places)]
+    hiding = [*_prefetches(graph, values, sections, places), *_trailing(graph, sections, places), *_in_updates(graph)]
     buckets = _fill_buckets(graph, values, hiding)
     return _rebuild(program, sections, values, [b for b in buckets if _gains(b)])
 
 
 def _gains(bucket: Sequence[_Hiding]) -> bool:
-    """False of a single collective that would be waited for as soon as it is started."""
-    return len(bucket) > 1 or bucket[0].start != bucket[0].node or bucket[0].wait != bucket[0].node
+    """False of a single collective of forward or backward that would be waited for as soon as it is started."""
+    return bucket[0].group[0] == "update" or len(bucket) > 1 or bucket[0].start != bucket[0].node or bucket[0].wait != bucket[0].node
 
 
 def _places(graph: Graph, sections: Sequence[Section]) -> list[tuple]:
@@ -102,7 +106,7 @@ def _prefetches(graph: Graph, values: Mapping[str, Value], sections: Sequence[Se
     ]
 
 
-def _trailing(graph: Graph, values: Mapping[str, Value], sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
+def _trailing(graph: Graph, sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
     """Reductions in forward and backward of what one parameter's update alone reads."""
     uses = use_table(graph)
     leaving = {graph.loss, *graph.outputs}
@@ -113,6 +117,30 @@ def _trailing(graph: Graph, values: Mapping[str, Value], sections: Sequence[Sect
             if readers and all(r.phase is Phase.UPDATE for r in readers) and len({r.path for r in readers}) == 1:
                 found.append(_Hiding(i, i, uses[node.outputs[0]][0][0], ("trailing", places[i])))
     return found
+
+
+def _in_updates(graph: Graph) -> list[_Hiding]:
+    """Reductions of what earlier phases made, and gathers of what is only written, each of one parameter's own update."""
+    uses, leaving = use_table(graph), {graph.loss, *graph.outputs}
+    apart = set(leaving)  # what the user gets comes first
+    late = [i for i, node in enumerate(graph.nodes) if node.phase is Phase.UPDATE]
+    for i in reversed(late):
+        if apart.intersection(graph.nodes[i].outputs):
+            apart.update(graph.nodes[i].inputs)
+    made = {out for i in late for out in graph.nodes[i].outputs}
+    parts, _ = update_parts(graph, frozenset(i for i in late if apart.intersection(graph.nodes[i].outputs)))
+    found = []
+    for part in parts:
+        nodes = [graph.nodes[i] for i in part.nodes]
+        if any(node.op in (SEND, RECEIVE) for node in nodes):
+            continue
+        for i, node in zip(part.nodes, nodes):
+            if node.op in _REDUCES and node.inputs[0] not in made:
+                found.append(_Hiding(i, i, i, ("update", i)))
+            elif node.op == "comm.all_gather" and node.inputs[0] in made:
+                if [graph.nodes[k].op for k, _ in uses[node.outputs[0]]] == ["state.write"] and node.outputs[0] not in leaving:
+                    found.append(_Hiding(i, i, i, ("update", i)))
+    return sorted(found, key=lambda one: one.node)
 
 
 def _fill_buckets(graph: Graph, values: Mapping[str, Value], hiding: Sequence[_Hiding]) -> list[tuple[_Hiding, ...]]:

@@ -6,7 +6,7 @@
 Nothing here records gradients: the backward pass is in the program.
 
 `start_*` begin a collective of one or several tensors of one dtype, which travel as one, and return a `Pending` for each: the rank does
-something else and takes the tensor with `wait()`. What is sent may not be written until then. All ranks of an axis start and do the same collectives in
+something else and takes the tensor with `wait()`. Of no tensors nothing is started. What is sent may not be written until then. All ranks of an axis start and do the same collectives in
 the same order.
 
 Messages go from one rank to another within a step: `open_links` once, then in each step `begin_step`, any `send`, `expect` and `receive`,
@@ -187,6 +187,8 @@ class ProcessComm(Placed):
         return merge_digit(received, from_dim, from_stride)
 
     def start_all_gather(self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int]) -> list[Pending]:
+        if not xs:
+            return []
         sent = xs[0].contiguous() if len(xs) == 1 else pack_whole(xs)[0]
         packed, shapes = sent.new_empty((self._size[axis], sent.numel())), [tuple(x.shape) for x in xs]
         flight = self._start("all_gather", axis, [sent], lambda: _ALL_GATHER(_bytes(packed), _bytes(sent), group=self._groups[axis], async_op=True))
@@ -198,6 +200,8 @@ class ProcessComm(Placed):
     def start_reduce_scatter(
         self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int], op: str = "sum", alone: bool = False
     ) -> list[Pending]:
+        if not xs:
+            return []
         if alone and axis in self._alone:
             self._alone.pop(axis).finish()
         packed, shapes = pack_splits(xs, dim, stride, self._size[axis])
@@ -209,6 +213,8 @@ class ProcessComm(Placed):
         return [_pending(flight, lambda piece=piece: piece) for piece in cut_pieces(scattered, shapes)]
 
     def start_all_reduce(self, xs: Sequence[Tensor], axis: str, op: str = "sum") -> list[Pending]:
+        if not xs:
+            return []
         whole, views = pack_whole(xs)
         reduction, [flat] = _reducible(op, whole)
         flight = self._start("all_reduce", axis, [], lambda: dist.all_reduce(flat, reduction, self._groups[axis], async_op=True))

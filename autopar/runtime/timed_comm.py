@@ -122,7 +122,7 @@ class TimedComm:
         self._tell(Call(phase, kind, axis, size, begin, end, ((phase, begin, end),)))
 
     def _follow(self, kind: str, axis: str, xs: Sequence[Tensor], collective: Callable[[], list[Pending]]) -> list[Pending]:
-        """Start a collective; it is told of when all its tensors have been waited for."""
+        """Start a collective; it is told of when all its tensors have been waited for, one of no tensors never."""
         phase, begin = self._phase(), self._clock.stamp()
         started = collective()
         stops = [(phase, begin, self._clock.stamp())]
