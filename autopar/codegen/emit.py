@@ -15,7 +15,7 @@ from types import MappingProxyType
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.node import Phase
-from ..graph.overlap import overlap_program
+from ..graph.overlap_memory import overlap_within
 from ..graph.plan import Plan
 from ..graph.program import Program
 from ..graph.recompute import AGAIN
@@ -79,7 +79,12 @@ def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, pl
 
 def print_program(program: Program, graph: Graph, plan: Plan, facts: ModelFacts) -> str:
     """The text of `program.py`."""
-    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan))
+    return print_source(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), find_room(plan)[0])
+
+
+def find_room(plan: Plan) -> list[int]:
+    """Of each stage, by how many bytes its program may hold more than was predicted."""
+    return [plan.cluster.memory_bytes - peak for peak in plan.cost.peak_bytes]
 
 
 def print_source(
@@ -90,9 +95,14 @@ def print_source(
     summary: str,
     facts: ModelFacts,
     notes: Mapping[str, str] = MappingProxyType({}),
+    room_bytes: int | None = None,
 ) -> str:
-    """The text of `program.py` from its parts, for callers that have no plan (verification of any assignment)."""
-    program, sections = overlap_program(program, phase_sections(program.graph))
+    """The text of `program.py` from its parts, for callers that have no plan (verification of any assignment).
+
+    Args:
+        room_bytes: that collectives which are started ahead may hold (`overlap_within`).
+    """
+    program, sections = overlap_within(program, phase_sections(program.graph), room_bytes)
     body = print_bodies(program, graph.grads, notes, sections, count_microbatches(program.graph) > 1)
     imports = ", ".join(["Batch", "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
     header = _HEADER.format(name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=imports)

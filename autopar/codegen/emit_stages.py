@@ -15,7 +15,7 @@ from ..errors import ProgramError
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, print_mesh
 from ..graph.node import Phase, get_arg
-from ..graph.overlap import overlap_program
+from ..graph.overlap_memory import overlap_within
 from ..graph.plan import Plan
 from ..graph.schedules.schedule import Schedule, print_csv
 from ..graph.sections import Section
@@ -28,6 +28,7 @@ from .body import Body, print_bodies
 from .delivery import check_messages
 from .emit import (
     ModelFacts,
+    find_room,
     mesh_text,
     plan_notes,
     print_aliases,
@@ -91,7 +92,7 @@ def emit_stage_files(
         facts, plan_text: as of `emit.emit_files`.
     """
     modules = [", ".join(row.modules) for row in plan.pipeline.stages] if plan.pipeline else []
-    files = print_stages(stages, whole, schedule, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), modules)
+    files = print_stages(stages, whole, schedule, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), modules, find_room(plan))
     return {**files, "train.py": print_train(plan), "plan.json": plan_text}
 
 
@@ -105,13 +106,16 @@ def print_stages(
     facts: ModelFacts,
     notes: Mapping[str, str] = MappingProxyType({}),
     modules: Sequence[str] = (),
+    rooms: Sequence[int | None] = (),
 ) -> dict[str, str]:
     """`program.py`, the stage files and the schedule from their parts, for callers that have no plan.
 
+    Args:
+        rooms: of each stage, the bytes that collectives which are started ahead may hold (`overlap_within`).
     Raises:
         ProgramError: the messages of the stages would not all arrive.
     """
-    overlapped = [overlap_program(s.program, s.sections) for s in stages]
+    overlapped = [overlap_within(s.program, s.sections, room) for s, room in zip(stages, rooms or [None] * len(stages))]
     bodies = [print_bodies(program, s.graph.grads, notes, sections, True) for s, (program, sections) in zip(stages, overlapped)]
     check_messages([body.messages for body in bodies], schedule)
     shared = _share(stages, facts)

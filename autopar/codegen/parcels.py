@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ..graph.node import Node
 from ..graph.overlap import BUCKET_BYTES
-from ..graph.program import STARTS, WAIT
+from ..graph.program import STARTS
 from ..graph.tensor import size_bytes
 from ..graph.update_parts import Part
 from .frame import Frame

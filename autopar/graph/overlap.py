@@ -42,8 +42,8 @@ _REDUCES = ("comm.all_reduce", "comm.reduce_scatter")
 
 @dataclass(frozen=True, slots=True)
 class _Hiding:
-    """A collective that may hide. Args: node: its index. start: the index before which it may start. wait: that before which it is waited for. group: what
-    it may share a bucket with."""
+    """A collective that may hide. Args: node: its index. start: the index before which it may start. wait: that before which it is waited for. group: kind
+    and place; what shares both may share a bucket."""
 
     node: int
     start: int
@@ -51,25 +51,29 @@ class _Hiding:
     group: tuple
 
 
-def overlap_program(program: Program, sections: Sequence[Section]) -> tuple[Program, tuple[Section, ...]]:
+def overlap_program(program: Program, sections: Sequence[Section], prefetches: bool = True) -> tuple[Program, tuple[Section, ...]]:
     """The program with its communication overlapped.
 
     Args:
         sections: of each node.
+        prefetches: whether to gather ahead.
     Returns:
         the program, and the section of each of its nodes.
     """
     graph = program.graph
     values = value_table(graph)
     places = _places(graph, sections)
-    hiding = [*_prefetches(graph, values, sections, places), *_trailing(graph, sections, places), *_in_updates(graph)]
+    early = _prefetches(graph, values, sections, places) if prefetches else []
+    hiding = [*early, *_trailing(graph, sections, places), *_in_updates(graph)]
     buckets = _fill_buckets(graph, values, hiding)
     return _rebuild(program, sections, values, [b for b in buckets if _gains(b)])
 
 
 def _gains(bucket: Sequence[_Hiding]) -> bool:
-    """False of a single collective of forward or backward that would be waited for as soon as it is started."""
-    return bucket[0].group[0] == "update" or len(bucket) > 1 or bucket[0].start != bucket[0].node or bucket[0].wait != bucket[0].node
+    """False of a single gather in no block that would be waited for as soon as it is started. (In a block, too, that is so of the first, but equal blocks stay
+    equal.)"""
+    kind, place = bucket[0].group
+    return kind == "update" or place[1] is not None or len(bucket) > 1 or bucket[0].start != bucket[0].node or bucket[0].wait != bucket[0].node
 
 
 def _places(graph: Graph, sections: Sequence[Section]) -> list[tuple]:
