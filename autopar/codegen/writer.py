@@ -83,9 +83,20 @@ class Writer:
         for k, name in enumerate(node.outputs):
             targets.append(self.bind(name, _wish(node, k)) if name and name not in dead_outputs else "_")
         several = f"[{targets[0]}]" if node.op in STARTS and len(targets) == 1 else ", ".join(targets)
-        self.line(f"{several} = {text}{note}")
+        if node.op in STARTS and len(targets) > 2:
+            self._start(several, node, text, note)
+        else:
+            self.line(f"{several} = {text}{note}")
         if "_" in targets:
             self.line("del _")
+
+    def _start(self, targets: str, node: Node, text: str, note: str) -> None:
+        """Of many tensors each on a line of its own."""
+        head, rest = text.split("[", 1)
+        sent = [self.text_of(name) for name in node.inputs]
+        self.line(f"{targets} = {head}[{note}")
+        self.lines += [f"    {one}," for one in sent]
+        self.line(rest[len(", ".join(sent)) :])
 
     def accumulate(self, node: Node, entry: str) -> None:
         """The line of a node that adds to a sum over the turns.
