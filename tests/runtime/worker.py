@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 import warnings
@@ -85,6 +86,21 @@ def task_train(folder, steps, checkpoint, record=None):
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     run_training(program, batches(), int(steps), checkpoint_dir=checkpoint if checkpoint != "-" else None, timeout_s=30.0, record=record)
+
+
+def task_leave(*_):
+    """Rank 1 goes while a collective is under way."""
+    env = read_torchrun_env()
+    comm = start_process_group(Mesh((MeshAxis("a", env.world_size),)), env, 20.0)
+    comm.barrier()
+    if comm.rank == 1:
+        os._exit(0)
+    try:
+        for pending in comm.start_reduce_scatter([torch.ones(8), torch.ones(4)], "a", [0, 0], [4, 2]):
+            pending.wait()
+    except AutoparError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(2)
 
 
 def task_endless(checkpoint, timeout_s):
