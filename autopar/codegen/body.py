@@ -84,7 +84,7 @@ def print_bodies(
         frame.leaving_keys[name] = frame.grad_keys[name] + ("~out" if is_taken_by_update(frame, name) else "")
     for k, table in enumerate(crossings.loops):
         frame.loop_names.append(_loop_name(frame, k, table))
-    functions = [_print_block(frame, k) for k in range(len(crossings.loops))]
+    functions = [text for k in range(len(crossings.loops)) for text in (_print_ahead(frame, k), _print_block(frame, k))]
     functions += [_print_section(frame, section) for section in items]
     functions += print_update(frame)
     sizes = {f: 1 + max(b.index for t in crossings.loops if t.loop.family == f for b in t.loop.blocks) for f in families}
@@ -198,11 +198,11 @@ def _name_grads(
 
 # ---------------------------------------------------------------- one block
 
-_ARGUMENTS = {"shared": "shared", "carried": "flow", "listed": "item"}
+_ARGUMENTS = {"shared": "shared", "carried": "flow", "listed": "item", "ahead": "started"}
 
-def _print_block(frame: Frame, k: int) -> str:
-    table = frame.crossings.loops[k]
-    loop, graph = table.loop, frame.graph
+
+def _block_writer(frame: Frame, loop: Loop) -> Writer:
+    """Of a function that serves all blocks of a loop, from the names of its first."""
     block = loop.blocks[0]
     prefix = f"{loop.family}.{block.index}" if loop.family else f"{block.index}"
 
@@ -217,14 +217,41 @@ def _print_block(frame: Frame, k: int) -> str:
     def path_text(path: str) -> str:
         return path.replace(prefix, f"{loop.family}.{{i}}" if loop.family else "{i}", 1) if path.startswith(prefix) else path
 
-    writer = Writer(("turn",) if frame.in_turns else (), state_text, path_text, frame.notes)
-    arguments, carried = [], []
+    return Writer(("turn",) if frame.in_turns else (), state_text, path_text, frame.notes)
+
+
+def _print_ahead(frame: Frame, k: int) -> str:
+    """The function that starts what a block will read."""
+    table = frame.crossings.loops[k]
+    loop = table.loop
+    if not loop.ahead:
+        return ""
+    writer = _block_writer(frame, loop)
+    for i in loop.ahead[0].nodes:
+        writer.node(frame.graph.nodes[i], frame.program.origins[i], frozenset())
+    started = "".join(f"{writer.names[e.names[0]]}, " for e in table.entries if e.way == "ahead")
+    doc = f'"""Start to gather what the {_title(loop.section).lower()} of {loop.family or "block"}.{{i}} reads."""'
+    return "\n".join([f"def {_ahead_name(frame, k)}(comm, state, i):", *(f"    {line}" for line in [doc, *writer.lines, f"return {started.strip()}"])])
+
+
+def _ahead_name(frame: Frame, k: int) -> str:
+    return f"{frame.loop_names[k]}_gather"
+
+
+def _print_block(frame: Frame, k: int) -> str:
+    table = frame.crossings.loops[k]
+    loop, graph = table.loop, frame.graph
+    block = loop.blocks[0]
+    writer = _block_writer(frame, loop)
+    arguments, ahead, carried = [], [], []
     for entry in table.entries:
         value = entry.names[0]
         if entry.way == "carried":
             carried.append(entry)
         if entry.way in ("carried", "listed") or (entry.way == "shared" and value not in frame.state_keys):
             arguments.append(writer.bind(value, _ARGUMENTS[entry.way]))
+        elif entry.way == "ahead":
+            ahead.append(writer.bind(value, _ARGUMENTS[entry.way]))
     for p, key in table.entry_keys.items():
         writer.line(f'kept["{key}"] = {writer.text_of(table.entries[p].names[0])}')
     last_use = last_uses(graph, block.nodes)
@@ -256,7 +283,7 @@ def _print_block(frame: Frame, k: int) -> str:
         writer.line(f"return {', '.join(results)}")
     blocks = [b.index for b in loop.blocks]
     doc = f'"""{_title(loop.section)} of {loop.family or "block"}.{{i}}, i = {blocks[0]} .. {blocks[-1]}: `kept` is what this block leaves for its later functions."""'
-    head = f"def {frame.loop_names[k]}({_common_boxes(frame, loop)}, kept, i{_turn(frame, loop)}{''.join(', ' + a for a in arguments)}):"
+    head = f"def {frame.loop_names[k]}({_common_boxes(frame, loop)}, kept, i{_turn(frame, loop)}{''.join(', ' + a for a in (*arguments, *ahead))}):"
     return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])
 
 
@@ -419,9 +446,15 @@ def _call_loop(frame: Frame, writer: Writer, loop: Loop, place: int, last: dict[
     first, step = loop.blocks[0].index, loop.blocks[1].index - loop.blocks[0].index
     end = loop.blocks[-1].index + step
     numbers = f"range({first}, {end}, {step})" if step != 1 else f"range({first}, {end})" if first else f"range({end})"
+    if loop.ahead:
+        here, ahead = writer.fresh("here"), writer.fresh("ahead")
+        writer.line(f"{ahead} = {_ahead_name(frame, k)}(comm, state, {first})")
+        arguments.append(f"*{here}")
     box = frame.containers[loop.family]
     call = f"{frame.loop_names[k]}({_common_boxes(frame, loop)}, {box}[i], i{_turn(frame, loop)}{''.join(', ' + a for a in arguments)})"
     writer.line(f"for i in {numbers}:")
+    if loop.ahead:
+        writer.line(f"    {here}, {ahead} = {ahead}, {_ahead_name(frame, k)}(comm, state, i {'+' if step > 0 else '-'} 1) if i != {loop.blocks[-1].index} else ()")
     writer.line(f"    {', '.join(flows)} = {call}" if flows else f"    {call}")
     for entry, flow in zip(carried, flows):
         value = frame.graph.nodes[loop.blocks[-1].nodes[entry.source[0]]].outputs[entry.source[1]]

@@ -1,11 +1,12 @@
 """Crossings: how values get from the function that makes them to the functions that read them.
 
 In: a program's local graph and its items (`loops.order_items`). Out: for every loop how each outside value of its block reaches it, and
-for every value that crosses functions the place where it is kept meanwhile. Five ways into a block:
+for every value that crosses functions the place where it is kept meanwhile. Six ways into a block:
 
     state    the block's own parameter, buffer or optimizer state: `state[f"h.{i}.w"]`
     shared   the same value for all blocks (a mask): an argument
     carried  made by the block before in the loop (the residual stream): argument in, return value out
+    ahead    started for it while the block before ran: argument
     kept     what this block's earlier function left for it (saved activations): `h[i]["name"]`
     listed   anything else: one entry per block in a list made before the loop
 
@@ -28,7 +29,7 @@ from .loops import Item, Loop
 class Entry:
     """How one outside value of a block (by order of first use) comes in. `names[j]` is the value for block j."""
 
-    way: str  # state | shared | carried | kept | listed
+    way: str  # state | shared | carried | ahead | kept | listed
     names: tuple[str, ...]
     source: tuple[int, int] | None = None  # carried: (node position, output) in the block before
     key: str = ""  # kept: the name under which the block left it
@@ -112,6 +113,8 @@ def _find_way(
             return Entry("state", names)
     if len(set(names)) == 1:
         return Entry("shared", names)
+    if loop.ahead and all(any(name in graph.nodes[i].outputs for i in block.nodes) for name, block in zip(names, loop.ahead)):
+        return Entry("ahead", names)
     sources = {_positions(graph, loop, j).get(name) for j, name in enumerate(names[1:])}
     if len(sources) == 1 and None not in sources:
         return Entry("carried", names, source=sources.pop())

@@ -17,6 +17,7 @@ from ..graph.graph import Graph
 from ..graph.kernel import Kernel
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.node import Phase
+from ..graph.overlap_memory import overlap_within
 from ..graph.plan import Plan
 from ..graph.program import Program
 from ..graph.recompute import AGAIN
@@ -77,8 +78,13 @@ def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, pl
         facts: of the model.
         plan_text: the text of `plan.json`.
     """
-    files = print_files(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan))
+    files = print_files(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), room_bytes=find_room(plan)[0])
     return {**files, "train.py": print_train(plan), "plan.json": plan_text}
+
+
+def find_room(plan: Plan) -> list[int]:
+    """Of each stage, by how many bytes its program may hold more than was predicted."""
+    return [plan.cluster.memory_bytes - peak for peak in plan.cost.peak_bytes]
 
 
 def print_files(
@@ -90,13 +96,15 @@ def print_files(
     facts: ModelFacts,
     notes: Mapping[str, str] = MappingProxyType({}),
     fuse: bool = True,
+    room_bytes: int | None = None,
 ) -> dict[str, str]:
     """`program.py` and its `kernels.py` from their parts, for callers that have no plan (verification of any assignment).
 
     Args:
         fuse: make kernels of groups of ops; else every op has its own line.
+        room_bytes: that collectives which are started ahead may hold (`overlap_within`).
     """
-    sections = phase_sections(program.graph)
+    program, sections = overlap_within(program, phase_sections(program.graph), room_bytes)
     fused = fuse_program(program, sections) if fuse else Fused(program, sections, ())
     program = fused.program
     body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1)

@@ -16,6 +16,7 @@ from ..graph.graph import Graph
 from ..graph.kernel import Kernel, is_kernel
 from ..graph.mesh import Mesh, print_mesh
 from ..graph.node import Phase, get_arg
+from ..graph.overlap_memory import overlap_within
 from ..graph.plan import Plan
 from ..graph.schedules.schedule import Schedule, print_csv
 from ..graph.sections import Section
@@ -28,6 +29,7 @@ from .body import Body, print_bodies
 from .delivery import check_messages
 from .emit import (
     ModelFacts,
+    find_room,
     kernel_files,
     mesh_text,
     plan_notes,
@@ -93,7 +95,7 @@ def emit_stage_files(
         facts, plan_text: as of `emit.emit_files`.
     """
     modules = [", ".join(row.modules) for row in plan.pipeline.stages] if plan.pipeline else []
-    files = print_stages(stages, whole, schedule, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), modules)
+    files = print_stages(stages, whole, schedule, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), modules, rooms=find_room(plan))
     return {**files, "train.py": print_train(plan), "plan.json": plan_text}
 
 
@@ -108,15 +110,17 @@ def print_stages(
     notes: Mapping[str, str] = MappingProxyType({}),
     modules: Sequence[str] = (),
     fuse: bool = True,
+    rooms: Sequence[int | None] = (),
 ) -> dict[str, str]:
     """`program.py`, the stage files, their kernels and the schedule from their parts, for callers that have no plan.
 
     Args:
         fuse: as of `emit.print_files`.
+        rooms: of each stage, the bytes that collectives which are started ahead may hold (`overlap_within`).
     Raises:
         ProgramError: the messages of the stages would not all arrive.
     """
-    stages, kernels = _fuse(stages) if fuse else (stages, ())
+    stages, kernels = _prepare(stages, rooms or [None] * len(stages), fuse)
     bodies = [print_bodies(s.program, s.graph.grads, notes, s.sections, True) for s in stages]
     check_messages([body.messages for body in bodies], schedule)
     shared = _share(stages, facts)
@@ -127,13 +131,16 @@ def print_stages(
     return {**files, **kernel_files(kernels), SCHEDULE: print_csv(schedule)}
 
 
-def _fuse(stages: Sequence[StageProgram]) -> tuple[list[StageProgram], tuple[Kernel, ...]]:
-    """The stages with their groups as kernels, which they share."""
-    found, kernels = [], ()
-    for stage in stages:
-        fused = fuse_program(stage.program, stage.sections, taken=kernels)
-        kernels = fused.kernels
-        found.append(replace(stage, program=fused.program, sections=fused.sections))
+def _prepare(stages: Sequence[StageProgram], rooms: Sequence[int | None], fuse: bool) -> tuple[list[StageProgram], tuple[Kernel, ...]]:
+    """The stages with their communication overlapped and their groups as kernels, which they share."""
+    found: list[StageProgram] = []
+    kernels: tuple[Kernel, ...] = ()
+    for stage, room in zip(stages, rooms):
+        program, sections = overlap_within(stage.program, stage.sections, room)
+        if fuse:
+            fused = fuse_program(program, sections, taken=kernels)
+            program, sections, kernels = fused.program, fused.sections, fused.kernels
+        found.append(replace(stage, program=program, sections=sections))
     return found, kernels
 
 

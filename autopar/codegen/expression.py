@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ..graph.kernel import KERNEL
 from ..graph.node import Arg, Const, Node, Ref
+from ..graph.program import WAIT
 from ..graph.stages import COPY
 from ..graph.strides import READS_PACKED
 from ..graph.turns import RECEIVE, SEND, TAKE
@@ -69,9 +70,12 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
     args = dict(node.args)
     op = "aten.reshape.default" if node.op in _RESHAPES else node.op
     space, _, rest = op.partition(".")
+    if op == WAIT:
+        return f"{names[0]}.wait()"
     if space == "comm":
+        tensors = print_arg(args["x"], names)
         options = [f"{key}={value!r}" for key, value in node.args if key not in ("x", "axis")]
-        return f"comm.{rest}({', '.join([names[0], repr(args['axis']), *options])})"
+        return f"comm.{rest}({', '.join([tensors, repr(args['axis']), *options])})"
     if op == TAKE:
         return f"ops.microbatch({names[0]}, turn, dim={args['dim']}, count={args['count']})"
     if op in (SEND, RECEIVE):

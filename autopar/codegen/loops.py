@@ -14,17 +14,25 @@ from typing import Union
 
 from ..graph.graph import Graph, producer_table, use_table
 from ..graph.node import Phase
+from ..graph.program import STARTS
 from ..graph.repeats import Block, Repeat, find_repeats
 from ..graph.sections import Section, list_sections
+from ..graph.update_parts import Part, update_parts
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Equal blocks in execution order: `blocks[j].nodes[k]` correspond for all j."""
+    """Equal blocks in execution order: `blocks[j].nodes[k]` correspond for all j.
+
+    Args:
+        ahead: of each block the nodes that bring what it will read and need nothing but states: they run while the block before runs. Empty where there are
+            none.
+    """
 
     family: str
     section: Section
     blocks: tuple[Block, ...]
+    ahead: tuple[Block, ...] = ()
 
 
 Item = Union[int, Loop]
@@ -64,7 +72,19 @@ def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section], leaving: f
             left = tuple(place for place, out in made.items() if any(i not in mine for i, _ in uses[out]))
             gone = tuple(place for place, out in made.items() if out in leaving)
             groups.setdefault((section, places, left, gone), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
-    return [Loop(repeat.family, section, run) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
+    entering = frozenset(graph.inputs)
+    return [_look_ahead(graph, entering, Loop(repeat.family, section, run)) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
+
+
+def _look_ahead(graph: Graph, entering: frozenset[str], loop: Loop) -> Loop:
+    """The loop, with what is started of states alone apart."""
+    first = [graph.nodes[i] for i in loop.blocks[0].nodes]
+    early = [p for p, node in enumerate(first) if node.op in STARTS and entering.issuperset(node.inputs)]
+    if not early:
+        return loop
+    rest = [p for p in range(len(first)) if p not in early]
+    ahead = tuple(Block(b.index, tuple(b.nodes[p] for p in early)) for b in loop.blocks)
+    return Loop(loop.family, loop.section, tuple(Block(b.index, tuple(b.nodes[p] for p in rest)) for b in loop.blocks), ahead)
 
 
 def _runs(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
@@ -98,7 +118,7 @@ def _sort(graph: Graph, nodes: list[int], loops: list[Loop]) -> list[Item] | Non
     """The section's items sorted by dependency, earliest first node first; None where contracting the loops makes a circle."""
     owner: dict[int, int] = {}
     for k, loop in enumerate(loops):
-        for block in loop.blocks:
+        for block in (*loop.blocks, *loop.ahead):
             for i in block.nodes:
                 owner[i] = -1 - k
     maker = {name: i for name, (i, _) in producer_table(graph).items()}
@@ -137,14 +157,6 @@ def _write_order(graph: Graph, nodes: list[int]) -> list[tuple[int, int]]:
     return [(i, writes[name]) for i in nodes for name in graph.nodes[i].inputs if name in writes and writes[name] != i]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Update nodes that belong to one parameter alone: its update. `param` is the parameter's own name."""
-
-    param: str
-    nodes: tuple[int, ...]
-
-
 def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -> tuple[list[tuple[Part, ...]], list[int]]:
     """The update phase as groups of parameters with the same update, and the nodes that are not one parameter's alone.
 
@@ -154,38 +166,12 @@ def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -
         keys: value that an earlier phase makes and the update reads -> its key in `grads`.
         apart: nodes of the update phase that are printed elsewhere.
     """
-    nodes = [i for i, node in enumerate(graph.nodes) if node.phase is Phase.UPDATE and i not in apart]
-    parent = {i: i for i in nodes}
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    maker = {name: i for name, (i, _) in producer_table(graph).items()}
+    parts, rest = update_parts(graph, apart)
     entering = {v.name: v for v in graph.values if v.name in set(graph.inputs)}
-    touched: dict[str, int] = {}
-    for i in nodes:
-        for name in graph.nodes[i].inputs:
-            if name in maker and maker[name] in parent:
-                parent[root(i)] = root(maker[name])
-            elif name in entering:
-                parent[root(i)] = root(touched.setdefault(name, i))
-    parts: dict[int, list[int]] = {}
-    for i in nodes:
-        parts.setdefault(root(i), []).append(i)
     groups: dict[object, list[Part]] = {}
-    rest: list[int] = []
-    for members in parts.values():
-        storages = {entering[n].storage for i in members for n in graph.nodes[i].inputs if n in entering}
-        params = {s.partition(":")[2] or s for s in storages}
-        if len(params) != 1 or all(graph.nodes[i].op == "state.write" for i in members):
-            rest += members
-            continue
-        part = Part(params.pop(), tuple(members))
+    for part in parts:
         groups.setdefault(_part_signature(graph, part, entering, keys), []).append(part)
-    return [tuple(g) for g in groups.values()], sorted(rest)
+    return [tuple(g) for g in groups.values()], rest
 
 
 def beside_param(storage: str, param: str) -> str:

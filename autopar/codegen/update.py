@@ -6,11 +6,15 @@ parameter.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..graph.graph import Graph
 from ..graph.node import Node
+from ..graph.update_parts import Part
 from .folded import fold_names
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
-from .loops import Part, beside_param, grad_text, split_update
+from .loops import beside_param, grad_text, split_update
+from .parcels import Parcels, print_loop, print_lots, split_part
 from .writer import Writer
 
 
@@ -22,8 +26,13 @@ def print_update(frame: Frame) -> list[str]:
     functions, calls, shared = [], [], _shared(frame.graph, rest, groups)
     for number, group in enumerate(groups):
         title = f"update_{number}" if len(groups) > 1 else "update_param"
-        functions.append(_print_part(frame, title, group[0], shared))
         names = fold_names([part.param for part in group])
+        split = split_part(frame, group[0]) if len(group) > 1 else None
+        if split is not None and (split.starts or split.gathers):
+            functions += _print_split(frame, title, group[0], split, shared)
+            calls += [f"names = expand_names({', '.join(map(_quoted, names))})", *print_loop(frame, title, group, split, "names")]
+            continue
+        functions.append(_print_part(frame, title, group[0], shared))
         calls += ["for name in expand_names(", *(f'    "{n}",' for n in names), "):"]
         calls.append(f"    {title}(comm, state, grads, name)")
     writer = Writer(reserved_names(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
@@ -81,7 +90,21 @@ def _take(key: str, stays: bool) -> str:
     return f"grads[{key}]" if stays else f"grads.pop({key})"
 
 
-def _print_part(frame: Frame, title: str, part: Part, shared: frozenset[str]) -> str:
+def _print_split(frame: Frame, title: str, part: Part, split: Parcels, shared: frozenset[str]) -> list[str]:
+    """The functions of an update whose collectives are started for many parameters at once."""
+    found = []
+    if split.starts:
+        stays = shared.union(*(frame.graph.nodes[i].inputs for i in split.update))
+        found.append(print_lots(frame, title.replace("update", "start"), part, split.starts, "Start to reduce the gradients of these parameters.", stays))
+    found.append(_print_part(frame, title, replace(part, nodes=split.update), shared))
+    if split.gathers:
+        found.append(print_lots(frame, title.replace("update", "gather"), part, split.gathers, "Start to bring the new states of these parameters together.", shared))
+        doc = "Write one parameter's new states, which have come."
+        found.append(_print_part(frame, title.replace("update", "finish"), replace(part, nodes=split.finish), shared, doc))
+    return found
+
+
+def _print_part(frame: Frame, title: str, part: Part, shared: frozenset[str], doc: str = "Update one parameter and its optimizer state.") -> str:
     storage = {v.name: v.storage for v in frame.graph.values}
 
     def state_text(name: str) -> str:
@@ -99,9 +122,10 @@ def _print_part(frame: Frame, title: str, part: Part, shared: frozenset[str]) ->
                 writer.line(f"{writer.bind(name, 'grad')} = {_take(grad_text(frame.grad_keys[name], part.param), name in shared)}")
         origin = frame.program.origins[i]
         writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, dead_here(frame, node))
+        for name in (n for n in node.outputs if n in frame.grad_keys):
+            writer.line(f"grads[{grad_text(frame.grad_keys[name], part.param)}] = {writer.names[name]}")
         if node.op == "state.write" and node.inputs[1] not in frame.grad_keys:
             writer.store(node)
         writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
-    doc = '"""Update one parameter and its optimizer state."""'
-    lines = [line for line in writer.lines if not line.startswith("# (root)")]
-    return "\n".join([f"def {title}(comm, state, grads, name):", *(f"    {line}" for line in [doc, *lines])])
+    lines = [f'"""{doc}"""', *(line for line in writer.lines if not line.startswith("# (root)"))]
+    return "\n".join([f"def {title}(comm, state, grads, name):", *(f"    {line}" for line in lines)])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from ..graph.kernel import written_states
 from ..graph.node import Node, get_arg
-from ..graph.program import Origin
+from ..graph.program import STARTS, WAIT, Origin
 from ..graph.stages import COPY
 from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
 from .expression import identifier, print_expression
@@ -85,10 +85,22 @@ class Writer:
             if name in replaced:
                 continue
             targets.append(self.bind(name, _wish(node, k)) if name and name not in dead_outputs else "_")
-        self.line(f"{', '.join(targets)} = {text}{note}" if targets else text)
+        several = f"[{targets[0]}]" if node.op in STARTS and len(targets) == 1 else ", ".join(targets)
+        if node.op in STARTS and len(targets) > 2:
+            self._start(several, node, text, note)
+        else:
+            self.line(f"{several} = {text}{note}" if targets else text)
         self._stored.update((new, self._state_text(state)) for new, state in replaced.items())
         if "_" in targets:
             self.line("del _")
+
+    def _start(self, targets: str, node: Node, text: str, note: str) -> None:
+        """Of many tensors each on a line of its own."""
+        head, rest = text.split("[", 1)
+        sent = [self.text_of(name) for name in node.inputs]
+        self.line(f"{targets} = {head}[{note}")
+        self.lines += [f"    {one}," for one in sent]
+        self.line(rest[len(", ".join(sent)) :])
 
     def accumulate(self, node: Node, entry: str) -> None:
         """The line of a node that adds to a sum over the turns.
@@ -138,6 +150,10 @@ def _wish(node: Node, output: int) -> str:
     base = node.op.split(".")[1]
     if base.startswith("native_"):
         base = base[len("native_") :]
+    if node.op in STARTS:
+        return "started"
+    if node.op == WAIT:
+        base = dict(node.args)["of"]
     if node.op.startswith("comm."):
         base = {"all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "reduced", "all_to_all": "exchanged", "slice": "part", "keep": "owed"}[base]
     return base.strip("_") if output == 0 else f"{base.strip('_')}_{output}"

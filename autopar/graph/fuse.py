@@ -20,7 +20,7 @@ from .graph import Graph, final_values, producer_table, use_table, value_table
 from .kernel import Kernel, cut_kernel, kernel_key, kernel_node, suggest_name, written_states
 from .liveness import is_view
 from .node import Node, Phase
-from .program import Origin, Program
+from .program import WAIT, Origin, Program
 from .rule import Rule
 from .rules import RULES
 from .sections import Section
@@ -159,7 +159,7 @@ def _assemble(program: Program, stands: Mapping[int, Node], gone: set[int], view
         for name in node.inputs:
             if writers.get(name, i) != i:
                 waits[writers[name]].add(i)
-    order = _sort(waits)
+    order = _sort(waits, _places(nodes))
     made = {*graph.inputs, *makers}
     shardings = tuple(row for row in program.shardings if row[0] in made)
     wanted = {row[1] for row in shardings}
@@ -178,23 +178,32 @@ def rewritten_states(node: Node) -> tuple[str, ...]:
     return (node.inputs[0],) if node.op == "state.write" else tuple(state for state, _ in written_states(node))
 
 
-def _sort(waits: Mapping[int, set[int]]) -> list[int]:
-    """All nodes, each after those that it waits for, else in their order."""
+def _places(nodes: Mapping[int, Node]) -> dict[int, tuple[int, int]]:
+    """Where each node would stand: where it stood; what waits for a collective, right before its first reader, which may stand later now."""
+    readers: dict[str, int] = {}
+    for i in sorted(nodes):
+        for name in nodes[i].inputs:
+            readers.setdefault(name, i)
+    return {i: (readers.get(node.outputs[0], i), 0) if node.op == WAIT else (i, 1) for i, node in nodes.items()}
+
+
+def _sort(waits: Mapping[int, set[int]], places: Mapping[int, tuple[int, int]]) -> list[int]:
+    """All nodes, each after those that it waits for, else by their places."""
     left = {i: len(before) for i, before in waits.items()}
     after: dict[int, list[int]] = {}
     for i, before in waits.items():
         for k in before:
             after.setdefault(k, []).append(i)
-    heap = [i for i, count in left.items() if not count]
+    heap = [(places[i], i) for i, count in left.items() if not count]
     heapq.heapify(heap)
     order = []
     while heap:
-        i = heapq.heappop(heap)
+        _, i = heapq.heappop(heap)
         order.append(i)
         for k in after.get(i, ()):
             left[k] -= 1
             if not left[k]:
-                heapq.heappush(heap, k)
+                heapq.heappush(heap, (places[k], k))
     return order
 
 

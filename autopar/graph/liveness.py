@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .graph import Graph, value_table
+from .program import WAIT
 from .tensor import size_bytes
 from .turns import GROWN, TAKE, loop_span
 
@@ -33,7 +34,7 @@ VIEW_OPS = frozenset(
 def is_view(op: str) -> bool:
     """True where the op's outputs share the storage of its first input (`aten.view.default`, any overload)."""
     packet = op.rpartition(".")[0] if op.count(".") > 1 else op
-    return packet in VIEW_OPS or op == TAKE
+    return packet in VIEW_OPS or op in (TAKE, WAIT)
 
 
 def storage_bases(graph: Graph) -> dict[str, str]:

@@ -33,9 +33,11 @@ class CommTimes:
 
     Args:
         phase: "" outside of the actions.
-        calls: in a step.
-        bytes: in a step: of each call the rank's tensor, the larger of before and after.
-        seconds: with the packing before and after, and with the waiting for other ranks.
+        calls: in a step, by the phase in which they are started.
+        bytes: in a step: of each call the rank's tensors, the larger of before and after.
+        seconds: that the rank stands still in this phase, with the packing before and after, and with the waiting for other ranks.
+        flight_s: of those that are started in this phase, until they have been waited for, in whichever phase: what of it nobody stood still for was
+            hidden. Empty where each is waited for as soon as it is started.
     """
 
     phase: str
@@ -44,6 +46,7 @@ class CommTimes:
     calls: int
     bytes: int
     seconds: tuple[float, ...]
+    flight_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

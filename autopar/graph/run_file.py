@@ -103,13 +103,16 @@ def _parse_rank(entry: _Entry) -> RankRun:
     steps = entry.seconds("step_s", None, positive=True)
     count = len(steps)
     actions = tuple(ActionTimes(e.text("phase"), e.count("turn"), e.seconds("seconds", count)) for e in entry.entries("actions"))
-    comms = tuple(
-        CommTimes(e.text("phase", True), e.text("kind"), e.text("axis"), e.count("calls"), e.count("bytes"), e.seconds("seconds", count))
-        for e in entry.entries("comms")
-    )
+    comms = tuple(_parse_comm(e, count) for e in entry.entries("comms"))
     peak = None if entry.get("peak_bytes") is None else entry.count("peak_bytes")
     warmup = entry.seconds("warmup_s", None, positive=True)
     return RankRun(entry.count("rank"), warmup, steps, actions, comms, entry.count("state_bytes"), entry.count("batch_bytes"), peak)
+
+
+def _parse_comm(entry: _Entry, count: int) -> CommTimes:
+    flights = entry.seconds("flight_s", count) if entry.get("flight_s") else ()
+    names = entry.text("phase", True), entry.text("kind"), entry.text("axis")
+    return CommTimes(*names, entry.count("calls"), entry.count("bytes"), entry.seconds("seconds", count), flights)
 
 
 class _Entry:

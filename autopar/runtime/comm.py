@@ -5,6 +5,10 @@
 "all" by `min`).
 Nothing here records gradients: the backward pass is in the program.
 
+`start_*` begin a collective of one or several tensors of one dtype, which travel as one, and return a `Pending` for each: the rank does
+something else and takes the tensor with `wait()`. Of no tensors nothing is started. What is sent may not be written until then. All ranks of an axis start and do the same collectives in
+the same order.
+
 Messages go from one rank to another within a step: `open_links` once, then in each step `begin_step`, any `send`, `expect` and `receive`,
 and `end_step`. What is sent may not be written until the step has ended. Every rank begins the same steps.
 """
@@ -26,6 +30,7 @@ from ..errors import RankError
 from ..graph.mesh import Mesh, axis_groups, coordinates, num_ranks, print_mesh
 from .digits import merge_digit, split_digit, take_digit
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
+from .pending import Flight, Pending, cut_pieces, pack_splits, pack_whole, unpack_gathered
 
 TIMEOUT_S = 300.0
 
@@ -61,6 +66,18 @@ class Comm(Protocol):
 
     def keep(self, x: Tensor, axis: str) -> Tensor:
         """Coordinate 0 keeps the value, the others hold zeros: R -> P. Local."""
+
+    def start_all_gather(self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int]) -> list[Pending]:
+        """Begin `all_gather` of each, which has its own dim and stride."""
+
+    def start_reduce_scatter(
+        self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int], op: str = "sum", alone: bool = False
+    ) -> list[Pending]:
+        """Begin `reduce_scatter` of each. `alone`: the one that went alone before, along this axis, is finished first, so that only one at a time holds
+        what it reads."""
+
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: str, op: str = "sum") -> list[Pending]:
+        """Begin `all_reduce` of each; of what they read there is a copy."""
 
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
         """What coordinate `source` along the axis has, on all ranks of that axis; elsewhere x only says shape and dtype."""
@@ -137,6 +154,7 @@ class ProcessComm(Placed):
         self._ledger = Ledger(self.rank, world)
         self._sends = self._new_sends()
         self._given_up: list[Any] = []
+        self._alone: dict[str, Flight] = {}  # axis -> the last reduction that went alone
         for index, axis in enumerate(mesh.axes):
             for ranks in axis_groups(mesh, index):
                 group = self._new_group(list(ranks), axis.name)
@@ -167,6 +185,40 @@ class ProcessComm(Placed):
         received = torch.empty_like(sent)
         self._call("all_to_all", axis, lambda: dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._groups[axis]))
         return merge_digit(received, from_dim, from_stride)
+
+    def start_all_gather(self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int]) -> list[Pending]:
+        if not xs:
+            return []
+        sent = xs[0].contiguous() if len(xs) == 1 else pack_whole(xs)[0]
+        packed, shapes = sent.new_empty((self._size[axis], sent.numel())), [tuple(x.shape) for x in xs]
+        flight = self._start("all_gather", axis, [sent], lambda: _ALL_GATHER(_bytes(packed), _bytes(sent), group=self._groups[axis], async_op=True))
+        return [
+            _pending(flight, lambda number=number, d=d, s=s: unpack_gathered(packed, shapes, number, d, s))
+            for number, (d, s) in enumerate(zip(dim, stride))
+        ]
+
+    def start_reduce_scatter(
+        self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int], op: str = "sum", alone: bool = False
+    ) -> list[Pending]:
+        if not xs:
+            return []
+        if alone and axis in self._alone:
+            self._alone.pop(axis).finish()
+        packed, shapes = pack_splits(xs, dim, stride, self._size[axis])
+        scattered = packed.new_empty(packed.shape[1])
+        reduction, [out, flat] = _reducible(op, scattered, packed.view(-1))
+        flight = self._start("reduce_scatter", axis, [packed], lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[axis], async_op=True))
+        if alone:
+            self._alone[axis] = flight
+        return [_pending(flight, lambda piece=piece: piece) for piece in cut_pieces(scattered, shapes)]
+
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: str, op: str = "sum") -> list[Pending]:
+        if not xs:
+            return []
+        whole, views = pack_whole(xs)
+        reduction, [flat] = _reducible(op, whole)
+        flight = self._start("all_reduce", axis, [], lambda: dist.all_reduce(flat, reduction, self._groups[axis], async_op=True))
+        return [_pending(flight, lambda view=view: view) for view in views]
 
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
         here = self._coordinate[axis] == source
@@ -256,6 +308,10 @@ class ProcessComm(Placed):
     def _receipt(self, source: int, arrival: Arrival) -> str:
         return f"receive of {arrival_text(arrival)} from rank {source}"
 
+    def _start(self, what: str, axis: str, held: list[Tensor], collective: Callable[[], Any]) -> Flight:
+        work = self._call(what, axis, collective)
+        return Flight(lambda: self._call(what, axis, work.wait), held)
+
     def _call(self, what: str, axis: str, collective: Callable[[], Any]) -> Any:
         try:
             return collective()
@@ -269,6 +325,14 @@ class ProcessComm(Placed):
                 f"rank {self.rank}: {where} failed: another rank is gone or did not answer within the timeout. "
                 f"The first rank that stopped says why; restart from the last checkpoint. ({first})"
             ) from error
+
+
+def _pending(flight: Flight, take: Callable[[], Tensor]) -> Pending:
+    def bring() -> Tensor:
+        flight.finish()
+        return take()
+
+    return Pending(bring)
 
 
 def world_size_text(mesh: Mesh, found: int) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from ..graph.strides import READS_PACKED
+from .parcels import parcels as parcels
 from .random import poisson, uniform
 from .vocabulary import cross_entropy_backward, embedding, embedding_backward, pick, sum_exp
 

@@ -42,13 +42,24 @@ WARMUP = 2
 MAX_STEPS = 200  # what a longer run does is no longer recorded: the file stays small
 
 
+@dataclass(slots=True)
+class _Sum:
+    """Of the collectives of one kind: as in `CommTimes`. `ahead`: whether any was started before it was waited for."""
+
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    flight_s: float = 0.0
+    ahead: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one step took: seconds, of each (phase, turn), and of each (phase, kind, axis) calls, bytes and seconds."""
+    """What one step took: seconds, of each (phase, turn), and of each (phase, kind, axis)."""
 
     seconds: float
     actions: dict[tuple[str, int], float]
-    comms: dict[tuple[str, str, str], tuple[int, int, float]]
+    comms: dict[tuple[str, str, str], _Sum]
 
 
 class Recorder:
@@ -149,11 +160,15 @@ class Recorder:
         actions: dict[tuple[str, int], float] = {}
         for name, turn, begin, end in self._spans:
             actions[name, turn] = actions.get((name, turn), 0.0) + self._clock.seconds(begin, end)
-        comms: dict[tuple[str, str, str], tuple[int, int, float]] = {}
+        comms: dict[tuple[str, str, str], _Sum] = {}
         for call in self._calls:
-            key = (call.phase, call.kind, call.axis)
-            calls, size, took = comms.get(key, (0, 0, 0.0))
-            comms[key] = (calls + 1, size + call.bytes, took + self._clock.seconds(call.begin, call.end))
+            row = comms.setdefault((call.phase, call.kind, call.axis), _Sum())
+            row.calls += 1
+            row.bytes += call.bytes
+            row.flight_s += self._clock.seconds(call.begin, call.end)
+            row.ahead = row.ahead or len(call.stops) > 1
+            for phase, begin, end in call.stops:
+                comms.setdefault((phase, call.kind, call.axis), _Sum()).seconds += self._clock.seconds(begin, end)
         return _Step(seconds, actions, comms)
 
     def _state_bytes(self) -> int:
@@ -166,13 +181,13 @@ class Recorder:
         actions = dict.fromkeys(key for step in self._steps for key in step.actions)
         comms = dict.fromkeys(key for step in self._steps for key in step.comms)
         last = self._steps[-1].comms if self._steps else {}
-        none = (0, 0, 0.0)
+        none = _Sum()
         return RankRun(
             self._comm.rank,
             tuple(self._warmup),
             tuple(step.seconds for step in self._steps),
             tuple(ActionTimes(*key, tuple(step.actions.get(key, 0.0) for step in self._steps)) for key in actions),
-            tuple(CommTimes(*key, *last.get(key, none)[:2], tuple(step.comms.get(key, none)[2] for step in self._steps)) for key in comms),
+            tuple(_comm_times(key, last.get(key, none), [step.comms.get(key, none) for step in self._steps]) for key in comms),
             self._state_bytes(),
             self._batch_bytes,
             self._peak,
@@ -205,6 +220,11 @@ class Recorder:
         except RunError as error:
             return error
         return None
+
+
+def _comm_times(key: tuple[str, str, str], last: _Sum, steps: list[_Sum]) -> CommTimes:
+    flights = tuple(s.flight_s for s in steps) if any(s.ahead for s in steps) else ()
+    return CommTimes(*key, last.calls, last.bytes, tuple(s.seconds for s in steps), flights)
 
 
 def list_sections(program: ProgramSpec, comm: Comm) -> list[tuple[dict[str, Any], str]]:

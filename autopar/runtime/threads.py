@@ -1,7 +1,7 @@
 """All ranks in one process: each is a thread, each collective a meeting. For `autopar verify` and for tests.
 
 Sums run in rank order, so results are deterministic. A rank that fails, or leaves while others wait for it, ends all of them: nothing
-hangs. Ranks of one group must say the same thing, else the meeting names what each said. Messages between two ranks must come as announced,
+hangs. What is started is done at once. Ranks of one group must say the same thing, else the meeting names what each said. Messages between two ranks must come as announced,
 and in that order.
 """
 
@@ -21,6 +21,7 @@ from ..graph.mesh import Mesh, axis_groups, num_ranks
 from .comm import Placed
 from .digits import merge_digit, take_digit
 from .messages import Arrival, Key, Ledger, arrival_of, arrival_text
+from .pending import Pending, here
 
 T = TypeVar("T")
 
@@ -192,13 +193,24 @@ class ThreadComm(Placed):
             lambda xs: merge_digit(torch.stack([take_digit(t, to_dim, to_stride, size, c) for t in xs]), from_dim, from_stride),
         )
 
+    def start_all_gather(self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int]) -> list[Pending]:
+        return here([self.all_gather(x, axis, d, s) for x, d, s in zip(xs, dim, stride, strict=True)])
+
+    def start_reduce_scatter(
+        self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int], op: str = "sum", alone: bool = False
+    ) -> list[Pending]:
+        return here([self.reduce_scatter(x, axis, d, s, op) for x, d, s in zip(xs, dim, stride, strict=True)])
+
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: str, op: str = "sum") -> list[Pending]:
+        return here([self.all_reduce(x, axis, op) for x in xs])
+
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
-        here = self._coordinate[axis] == source
+        sends = self._coordinate[axis] == source
         return self._meet(
             f"broadcast({axis}, {source}) of {_text(x)}",
             axis,
             x,
-            lambda xs: x.contiguous() if here else xs[source].clone(memory_format=torch.contiguous_format),
+            lambda xs: x.contiguous() if sends else xs[source].clone(memory_format=torch.contiguous_format),
         )
 
     def open_links(self, links: Sequence[tuple[int, int]]) -> None:

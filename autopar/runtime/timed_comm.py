@@ -12,12 +12,18 @@ from torch import Tensor
 from .clock import Clock, Stamp
 from .comm import Comm
 from .messages import Arrival, Key
+from .pending import Pending
 from .stages import STAGES
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One collective: the phase in which it ran, and the rank's tensor, the larger of before and after."""
+    """One collective: the phase in which it ran (or was started), and the rank's tensors, the larger of before and after.
+
+    Args:
+        begin, end: of a started one, from its start until the last of its tensors is there.
+        stops: (phase, begin, end) of each time that the rank stood still for it, its packing included; what is left of `begin` to `end` was hidden.
+    """
 
     phase: str
     kind: str
@@ -25,6 +31,7 @@ class Call:
     bytes: int
     begin: Stamp
     end: Stamp
+    stops: tuple[tuple[str, Stamp, Stamp], ...]
 
 
 class TimedComm:
@@ -54,6 +61,17 @@ class TimedComm:
     def all_to_all(self, x: Tensor, axis: str, from_dim: int, from_stride: int, to_dim: int, to_stride: int) -> Tensor:
         return self._time("all_to_all", axis, x, lambda: self._comm.all_to_all(x, axis, from_dim, from_stride, to_dim, to_stride))
 
+    def start_all_gather(self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int]) -> list[Pending]:
+        return self._follow("all_gather", axis, xs, lambda: self._comm.start_all_gather(xs, axis, dim, stride))
+
+    def start_reduce_scatter(
+        self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int], op: str = "sum", alone: bool = False
+    ) -> list[Pending]:
+        return self._follow("reduce_scatter", axis, xs, lambda: self._comm.start_reduce_scatter(xs, axis, dim, stride, op, alone))
+
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: str, op: str = "sum") -> list[Pending]:
+        return self._follow("all_reduce", axis, xs, lambda: self._comm.start_all_reduce(xs, axis, op))
+
     def slice(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
         return self._comm.slice(x, axis, dim, stride)
 
@@ -78,7 +96,7 @@ class TimedComm:
     def receive(self, source: int, key: Key) -> Tensor:
         begin = self._clock.stamp()
         x = self._comm.receive(source, key)
-        self._tell(Call(self._phase(), "receive", STAGES, x.numel() * x.element_size(), begin, self._clock.stamp()))
+        self._tell_blocking("receive", STAGES, _size(x), begin)
         return x
 
     def end_step(self) -> None:
@@ -96,7 +114,31 @@ class TimedComm:
     def _time(self, kind: str, axis: str, x: Tensor, collective: Callable[[], Tensor]) -> Tensor:
         begin = self._clock.stamp()
         result = collective()
-        end = self._clock.stamp()
-        size = max(x.numel() * x.element_size(), result.numel() * result.element_size())
-        self._tell(Call(self._phase(), kind, axis, size, begin, end))
+        self._tell_blocking(kind, axis, max(_size(x), _size(result)), begin)
         return result
+
+    def _tell_blocking(self, kind: str, axis: str, size: int, begin: Stamp) -> None:
+        phase, end = self._phase(), self._clock.stamp()
+        self._tell(Call(phase, kind, axis, size, begin, end, ((phase, begin, end),)))
+
+    def _follow(self, kind: str, axis: str, xs: Sequence[Tensor], collective: Callable[[], list[Pending]]) -> list[Pending]:
+        """Start a collective; it is told of when all its tensors have been waited for, one of no tensors never."""
+        phase, begin = self._phase(), self._clock.stamp()
+        started = collective()
+        stops = [(phase, begin, self._clock.stamp())]
+        sent, sizes = sum(map(_size, xs)), list[int]()
+
+        def wait(pending: Pending) -> Tensor:
+            since = self._clock.stamp()
+            x = pending.wait()
+            stops.append((self._phase(), since, self._clock.stamp()))
+            sizes.append(_size(x))
+            if len(sizes) == len(started):
+                self._tell(Call(phase, kind, axis, max(sent, sum(sizes)), begin, stops[-1][2], tuple(stops)))
+            return x
+
+        return [Pending(lambda pending=pending: wait(pending)) for pending in started]
+
+
+def _size(x: Tensor) -> int:
+    return x.numel() * x.element_size()

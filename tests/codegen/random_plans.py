@@ -54,7 +54,7 @@ def run_source(files, program, graph, states, batch):
     """Run an emitted program on all ranks in one process.
 
     Returns:
-        (what `step` returned on each rank, with whole gradients; the whole states afterwards).
+        (the loss, and whole gradients where the program returns them, of each rank; the whole states afterwards).
     Raises:
         AssertionError: ranks that must hold the same piece of a state do not.
     """
@@ -80,6 +80,8 @@ def run_source(files, program, graph, states, batch):
         pieces = zip(program.graph.outputs, zip(*(returned for _, returned in results)))
         grads = [join(list(held), shapes[place[name][0]], place[name][1], spec.mesh) for name, held in pieces]
         results = [(loss, grads) for loss, _ in results]
+    elif not graph.outputs:
+        results = [(loss, []) for loss in results]
     after = {n: join([piece[n] for piece in local], s.shape, parse_sharding(s.sharding), spec.mesh) for n, s in spec.states.items()}
     for n, s in spec.states.items():  # `join` takes the first of equal pieces: the others must be equal indeed
         for r in ranks:
@@ -244,7 +246,8 @@ class Control:
         states = {k: v.clone() for k, v in self.states.items()}
         results, after = run_source(files_of(graph, program), program, self.graph, states, self.batch)
         rows = [(f"loss of rank {r}", loss, self.graph.loss) for r, (loss, _) in enumerate(results)]
-        rows += [(f"gradient of {p}", g, wanted) for g, (p, wanted) in zip(results[0][1], self.graph.grads, strict=True)]
+        grads = self.graph.grads if len(program.graph.outputs) > len(self.graph.outputs) else ()
+        rows += [(f"gradient of {p}", g, wanted) for g, (p, wanted) in zip(results[0][1], grads, strict=True)]
         rows += [(old, after[self.storage[old]], new) for old, new in self.graph.updates]
         return [(whose, found, self.expected[value], value) for whose, found, value in rows]
 

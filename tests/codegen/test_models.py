@@ -26,5 +26,5 @@ def test_random_plans(name):
         assigner = Assigner(control.graph, sizes, recompute=random.Random(5) if len(sizes) > 1 else None)
         fold = fold_graph(assigner.graph)
         for k in range(draws):
-            difference, whose = control.worst(assigner.program(assigner.draw(rng, fold if k % 2 else None)))
+            difference, whose = control.worst(assigner.program(assigner.draw(rng, fold if k % 2 else None), keep_grads=k % 4 < 2))
             assert difference < 1e-10, (sizes, k, whose)

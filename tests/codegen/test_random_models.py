@@ -22,7 +22,7 @@ def test_random_plans_of_a_random_model(seed):
     for number, sizes in enumerate(MESHES):
         assigner = Assigner(control.graph, sizes, recompute=random.Random(seed) if number % 2 else None)
         for draw in range(2):
-            difference, whose = control.worst(assigner.program(assigner.draw(random.Random(1000 * seed + 10 * number + draw))))
+            difference, whose = control.worst(assigner.program(assigner.draw(random.Random(1000 * seed + 10 * number + draw)), keep_grads=draw == 0))
             assert difference < 1e-8, f"mesh {sizes}, draw {draw}: {whose} is {difference:.1e} off; model {workload.model.words}"
 
 

@@ -146,7 +146,7 @@ def test_random_plans_in_turns_give_the_numbers_of_plain_pytorch(name):
                 assignment = assigner.draw(rng, fold_graph(assigner.graph) if (number + again) % 2 else None)
                 assert assignment.microbatches == turns and (again or not assignment.again)
                 recomputed += len(assignment.again)
-                difference, whose = control.worst(assigner.program(assignment), assigner.graph)
+                difference, whose = control.worst(assigner.program(assignment, keep_grads=not again), assigner.graph)
                 assert difference < 1e-10, (turns, sizes, again, whose)
     assert recomputed or name.startswith("made weights")  # no turn of these has anything to recompute
 

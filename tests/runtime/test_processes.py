@@ -112,6 +112,11 @@ def test_a_killed_rank_ends_the_others(how):
         assert "failed: another rank is gone or did not answer within the timeout" in err and "RankError: rank" in err
 
 
+def test_a_rank_that_goes_while_a_collective_is_under_way():
+    (code, out, err), _ = finish(start(2, "leave"), timeout=60)
+    assert code == 2 and out.startswith("RankError: rank 0: reduce_scatter along mesh axis 'a' with rank 1 failed: another rank is gone"), (out, err)
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.03, 0.11])
 def test_a_rank_killed_while_saving_leaves_a_whole_checkpoint(tmp_path, delay):
     processes = start(2, "endless", tmp_path / "c", 10.0)

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autopar.errors import ProgramError
 from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.graph.run import plan_key
 from autopar.graph.run_file import load_run
@@ -17,6 +18,7 @@ from autopar.runtime import Executable, recording, run_ranks, solo_comm
 from autopar.runtime.folder import RUN, read_files, write_program
 from autopar.runtime.peak import measure_cpu_peak
 from autopar.runtime.recording import Recorder
+from autopar.runtime.timed_comm import TimedComm
 
 from .conftest import mesh_of
 from .programs import zero3
@@ -130,6 +132,38 @@ def test_stages_tell_their_sections_by_microbatch_and_what_they_receive(tmp_path
         for k, step in enumerate(found.step_s):
             assert sum(a.seconds[k] for a in found.actions) <= step
             assert sum(c.seconds[k] for c in found.comms if c.phase) <= sum(a.seconds[k] for a in found.actions)
+
+
+def test_what_is_started_is_recorded_as_it_was_hidden():
+    """One call of two tensors, started in one phase and waited for in another; a blocking one is in flight as long as it stops the rank."""
+
+    class Ticks:
+        def __init__(self):
+            self.now = 0
+
+        def stamp(self):
+            self.now += 1
+            return self.now
+
+        def seconds(self, begin, end):
+            return float(end - begin)
+
+    calls, phase = [], ["backward"]
+    clock = Ticks()
+    comm = TimedComm(solo_comm(Mesh((MeshAxis("a", 1),))), clock, lambda: phase[0], calls.append)
+    started = comm.start_all_reduce([torch.ones(2), torch.ones(3)], "a")
+    assert comm.start_all_reduce([], "a") == []
+    phase[0] = "update"
+    clock.now = 50
+    assert [x.wait().numel() for x in started] == [2, 3]
+    with pytest.raises(ProgramError, match="waited for a second time"):
+        started[0].wait()
+    comm.all_reduce(torch.ones(4), "a")
+    ahead, blocking = calls
+    assert (ahead.phase, ahead.kind, ahead.axis, ahead.bytes) == ("backward", "all_reduce", "a", 20)
+    assert clock.seconds(ahead.begin, ahead.end) > 50 and [stop[0] for stop in ahead.stops] == ["backward", "update", "update"]
+    assert sum(clock.seconds(begin, end) for _, begin, end in ahead.stops) == 3
+    assert blocking.stops == (("update", blocking.begin, blocking.end),)
 
 
 def test_a_step_that_fails_leaves_the_program_as_it_was(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 import warnings
@@ -27,6 +28,21 @@ def batches():
         yield one
 
 
+def start_everything(comm, axis, x):
+    """What is started alone and in buckets, all of it under way at once, waited for in another order."""
+    xs = [x, x[3:].transpose(0, 1), x.sum(0).to(x.dtype)]
+    dims, strides = [0, 0, 0], [16 // axis.size, 1, 2]
+    whole = [x, x[:, :4].transpose(0, 1), x[:8, :, 0]]
+    started = [
+        *comm.start_all_gather(xs[:1], axis.name, dims[:1], strides[:1]), *comm.start_all_gather(xs, axis.name, [0, 1, 1], [1, 1, 1]),
+        *comm.start_reduce_scatter(whole[:1], axis.name, [1], [8 // axis.size], alone=True),
+        *comm.start_reduce_scatter(whole, axis.name, dims, [1, 1, 2], alone=True),
+        *comm.start_all_reduce(xs[1:2], axis.name), *comm.start_all_reduce(xs, axis.name),
+    ]  # fmt: skip
+    first = [pending.wait() for pending in started[::2]]
+    return [*first, *(pending.wait() for pending in started[1::2])]
+
+
 def exchange_everything(comm):
     """Every collective along every axis, on integers so that sums are exact."""
     results = []
@@ -46,6 +62,7 @@ def exchange_everything(comm):
                 if not dtype.is_complex:
                     results += [comm.all_reduce(x, axis.name, "max"), comm.reduce_scatter(x, axis.name, dim, stride, "max")]
             results.append(comm.all_reduce(x.sum().to(dtype), axis.name))
+            results += start_everything(comm, axis, x)
     return [*results, comm.collect(comm.rank), comm.share(comm.rank)]
 
 
@@ -69,6 +86,21 @@ def task_train(folder, steps, checkpoint, record=None):
     program = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
     run_training(program, batches(), int(steps), checkpoint_dir=checkpoint if checkpoint != "-" else None, timeout_s=30.0, record=record)
+
+
+def task_leave(*_):
+    """Rank 1 goes while a collective is under way."""
+    env = read_torchrun_env()
+    comm = start_process_group(Mesh((MeshAxis("a", env.world_size),)), env, 20.0)
+    comm.barrier()
+    if comm.rank == 1:
+        os._exit(0)
+    try:
+        for pending in comm.start_reduce_scatter([torch.ones(8), torch.ones(4)], "a", [0, 0], [4, 2]):
+            pending.wait()
+    except AutoparError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(2)
 
 
 def task_endless(checkpoint, timeout_s):

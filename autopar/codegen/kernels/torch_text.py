@@ -87,12 +87,12 @@ class _Printer:
         read = {name for later in self.graph.nodes[place:] for name in later.inputs}
         targets = [name if name and (name in read or name in self.results or name in self.into) else "_" for name in node.outputs]
         self.lines.append(f"{', '.join(targets)} = {text}")
-        self.texts.update((name, name) for name in node.outputs if name)
+        self.texts.update((name, name) for name in targets if name != "_")
 
     def _settle(self, place: int, node: Node) -> None:
         """Put new versions where they belong, and delete what is read no more."""
         for name in node.outputs:
-            if name in self.into and self.texts[name] != self.into[name]:
+            if name in self.into and self.texts.get(name) != self.into[name]:
                 self.waiting[name] = self.into[name]
         done = [name for name in node.inputs if self.last[name] <= place]
         dying = [name for name in dict.fromkeys((*done, *(o for o in node.outputs if o and self.last.get(o, -1) <= place))) if name not in self.waiting]

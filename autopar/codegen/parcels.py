@@ -1,0 +1,104 @@
+"""Parcels: the update of equal parameters with its collectives started ahead, so many parameters at a time as fill a bucket.
+
+In: the frame of a program and a group of equal updates. Out: the functions around that of the update, and the loop that calls them:
+
+    for ahead, here, before in ops.parcels(state, expand_names("h.{0..11}.w"), 26214400):
+        start_param(comm, grads, ahead)             # reduce the sums of the parameters that come next
+        for name in here:
+            update_param(comm, state, grads, name)
+        for name in before:
+            finish_param(comm, state, grads, name)  # the new states of those before have come: write them
+        gather_param(comm, grads, here)             # bring the new states together
+
+Invariant: beside the update at hand one bucket of reductions and one of gathers are under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..graph.node import Node
+from ..graph.overlap import BUCKET_BYTES
+from ..graph.program import STARTS
+from ..graph.tensor import size_bytes
+from ..graph.update_parts import Part
+from .frame import Frame
+from .loops import grad_text
+
+
+@dataclass(frozen=True, slots=True)
+class Parcels:
+    """A parameter's update in the order in which it runs: what is started before, what is done then, what is started after that, and what waits for it."""
+
+    starts: tuple[int, ...]
+    update: tuple[int, ...]
+    gathers: tuple[int, ...]
+    finish: tuple[int, ...]
+
+
+def split_part(frame: Frame, part: Part) -> Parcels:
+    """The nodes of one part; what crosses between its functions gets a key in `grads`."""
+    graph = frame.graph
+    made = {out for i in part.nodes for out in graph.nodes[i].outputs}
+    begun = [i for i in part.nodes if graph.nodes[i].op in STARTS]
+    starts = tuple(i for i in begun if graph.nodes[i].inputs[0] not in made)
+    gathers = tuple(i for i in begun if graph.nodes[i].inputs[0] in made)
+    coming = {out for i in gathers for out in graph.nodes[i].outputs}
+    finish = []
+    for i in part.nodes:
+        if coming.intersection(graph.nodes[i].inputs):
+            finish.append(i)
+            coming.update(graph.nodes[i].outputs)
+    rest = tuple(i for i in part.nodes if i not in {*starts, *gathers, *finish})
+    crossing = [out for i in starts for out in graph.nodes[i].outputs]
+    crossing += [name for i in gathers for name in (*graph.nodes[i].inputs, *graph.nodes[i].outputs)]
+    for number, name in enumerate(dict.fromkeys(crossing)):
+        frame.grad_keys[name] = f"{part.param}~under way" + (f" {number + 1}" if number else "")
+    return Parcels(starts, rest, gathers, tuple(finish))
+
+
+def print_lots(frame: Frame, title: str, part: Part, nodes: tuple[int, ...], doc: str, stays: frozenset[str]) -> str:
+    """The function that starts these nodes for many parameters at once.
+
+    Args:
+        stays: what somebody else reads after it.
+    """
+    lines = [f'"""{doc}"""']
+    for place, i in enumerate(nodes):
+        node = frame.graph.nodes[i]
+        again = node.inputs[0] in stays or any(node.inputs[0] in frame.graph.nodes[k].inputs for k in nodes[place + 1 :])
+        source = grad_text(frame.grad_keys[node.inputs[0]], part.param)
+        key = grad_text(frame.grad_keys[node.outputs[0]], part.param)
+        taken = f"grads[{source}]" if again else f"grads.pop({source})"
+        lines.append(f"started = comm.{node.op.removeprefix('comm.')}([{taken} for name in names], {_options(node)})  # {frame.program.origins[i].reason}")
+        lines.append(f"grads.update(zip([{key} for name in names], started))")
+    return "\n".join([f"def {title}(comm, grads, names):", *(f"    {line}" for line in lines)])
+
+
+def _options(node: Node) -> str:
+    args = dict(node.args)
+    many = [f"{name}={list(args[name])!r} * len(names)" for name in ("dim", "stride") if name in args]
+    return ", ".join([repr(args["axis"]), *many, *(f"{name}={args[name]!r}" for name in ("op",) if name in args)])
+
+
+def print_loop(frame: Frame, title: str, group: tuple[Part, ...], split: Parcels, names: str) -> list[str]:
+    """The lines that call the functions."""
+    lines = [f"for {'ahead' if split.starts else '_'}, here, {'before' if split.finish else '_'} in ops.parcels(state, {names}, {_most_bytes(frame, group)}):"]
+    lines += [f"    {title.replace('update', 'start')}(comm, grads, ahead)"] if split.starts else []
+    lines += ["    for name in here:", f"        {title}(comm, state, grads, name)"]
+    if split.finish:
+        lines += ["    for name in before:", f"        {title.replace('update', 'finish')}(comm, state, grads, name)"]
+        lines.append(f"    {title.replace('update', 'gather')}(comm, grads, here)")
+    return lines
+
+
+def _most_bytes(frame: Frame, group: tuple[Part, ...]) -> int:
+    """Of the states of one lot, so that what travels for them fills at most a bucket."""
+    values = {v.name: v for v in frame.graph.values}
+    held = {v.storage: size_bytes(v) for v in frame.graph.values if v.name in set(frame.graph.inputs)}
+    most = 1.0
+    for part in group:
+        begun = [frame.graph.nodes[i] for i in part.nodes if frame.graph.nodes[i].op in STARTS]
+        sent = sum(max(size_bytes(values[node.inputs[0]]), size_bytes(values[node.outputs[0]])) for node in begun)
+        most = max(most, sent / max(1, held[part.param]))
+    return int(BUCKET_BYTES / most)

@@ -1,0 +1,90 @@
+"""What overlapping holds: the most bytes of a program whose collectives are started ahead, and as much overlap as a limit has room for.
+
+In: a program, the section of each node. Out: its peak by the law of `graph.liveness`, with what collectives under way hold beside it:
+
+    all_gather        what is sent, packed, until the first of its tensors is waited for; the packed result until the last is, beside those that are
+                      unpacked by then. One tensor alone is not packed
+    reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed while it starts
+    all_reduce        its result, which counts from where it starts
+    update            `codegen.parcels` keeps two buckets under way beside the lot at hand
+
+It counts no buffer that a blocking collective packs into: that is the same with and without overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .graph import Graph, use_table, value_table
+from .liveness import bytes_over_time, live_ranges
+from .node import Node, Phase, get_arg
+from .overlap import BUCKET_BYTES, overlap_program
+from .program import STARTS, WAIT, Program
+from .sections import Section
+from .tensor import Value, size_bytes
+
+
+def overlap_within(program: Program, sections: Sequence[Section], room_bytes: int | None = None) -> tuple[Program, tuple[Section, ...]]:
+    """`overlap_program`, as far as it fits: where there is no room nothing is gathered ahead, and where that is not enough nothing overlaps.
+
+    Args:
+        room_bytes: by how much the peak may grow; None: there is no limit.
+    """
+    for prefetches in (True, False):
+        found = overlap_program(program, sections, prefetches)
+        if room_bytes is None or extra_bytes(program, found[0]) <= room_bytes:
+            return found
+    return program, tuple(sections)
+
+
+def extra_bytes(program: Program, overlapped: Program) -> int:
+    """By how much the peak is higher."""
+    return max(held_over_time(overlapped.graph)) - max(held_over_time(program.graph))
+
+
+def held_over_time(graph: Graph) -> list[int]:
+    """Bytes held while each node runs, with what is under way."""
+    values = value_table(graph)
+    held = bytes_over_time(graph, live_ranges(graph))
+    change = [0] * (len(held) + 1)
+    for first, last, size in _flights(graph, values):
+        change[first] += size
+        change[min(len(held) - 1, last) + 1] -= size
+    total = 0
+    for i in range(len(held)):
+        total += change[i]
+        held[i] += total
+    return held
+
+
+def _flights(graph: Graph, values: Mapping[str, Value]) -> list[tuple[int, int, int]]:
+    """(first node, last node, bytes) of what collectives under way hold beside their results."""
+    waited = {node.inputs[0]: i for i, node in enumerate(graph.nodes) if node.op == WAIT}
+    uses = use_table(graph)
+    begun = [(i, node) for i, node in enumerate(graph.nodes) if node.op in STARTS]
+    late = sum(_sent_bytes(node, values) for _, node in begun if node.phase is Phase.UPDATE)
+    found = []
+    alone: dict[object, int] = {}  # axis -> the next reduction that goes alone
+    for i, node in reversed(begun):
+        sent, waits = sum(size_bytes(values[n]) for n in node.inputs), [waited[out] for out in node.outputs]
+        if node.phase is Phase.UPDATE:
+            found.append((i, min(waits), 2 * min(late, max(BUCKET_BYTES, _sent_bytes(node, values)))))
+        elif node.op == "comm.start_all_gather" and len(node.inputs) > 1:
+            found.append((i, min(waits), sent))
+            for out, wait in zip(node.outputs, waits):
+                made = graph.nodes[wait].outputs[0]
+                last = max((k for k, _ in uses[made]), default=wait)
+                if last < max(waits):  # its part of the packed result stays
+                    found.append((last + 1, max(waits), size_bytes(values[out])))
+                found.append((wait, min(last, max(waits)), size_bytes(values[out])))
+        elif node.op == "comm.start_reduce_scatter":
+            axis = get_arg(node, "axis")
+            found.append((i + 1, min(alone.get(axis, len(graph.nodes)), min(waits)), sent))
+            if len(node.inputs) > 1:
+                found.append((i, i, sent))
+            alone[axis] = i
+    return found
+
+
+def _sent_bytes(node: Node, values: Mapping[str, Value]) -> int:
+    return sum(max(size_bytes(values[a]), size_bytes(values[b])) for a, b in zip(node.inputs, node.outputs))

@@ -1,0 +1,186 @@
+"""Overlap: what is started early, what travels together, and that the numbers stay those of the plain step."""
+
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.graph import overlap  # noqa: E402
+from autopar.graph.node import Phase  # noqa: E402
+from autopar.graph.overlap import overlap_program  # noqa: E402
+from autopar.graph.overlap_memory import extra_bytes, overlap_within  # noqa: E402
+from autopar.graph.program import STARTS, WAIT, check_program  # noqa: E402
+from autopar.graph.sections import phase_sections  # noqa: E402
+from tests.graph.drafts import Assigner  # noqa: E402
+
+from .chain import chain_graph  # noqa: E402
+from .random_plans import files_of, run_source  # noqa: E402
+from .test_random_plans import reference  # noqa: E402
+
+pytestmark = pytest.mark.torch
+BLOCKS, WIDTH = 4, 12
+SPLIT = {"mm": "m", "relu": ".1", "dy": ".1", "xt": "d0", "dw": "k", "dx": "m"}
+SHARDED_UPDATE = {"step": ".1", "h.{}.w@1": ".1"}
+
+
+def program_of(graph, sharded, zero):
+    """Two ranks, the batch split; of ZeRO's stages 0, 1 and 3."""
+    choices = {f"{op}_{i}": choice for op, choice in SPLIT.items() for i in range(BLOCKS)} | {"loss": "d0", "ones": "d0"}
+    if sharded:
+        choices |= {name.format(i) if "{" in name else f"{name}_{i}": choice for name, choice in SHARDED_UPDATE.items() for i in range(BLOCKS)}
+    stored = {f"h.{i}.w@0": f"S0/{WIDTH // 2}" for i in range(BLOCKS)} if zero == 3 else {}
+    assigner = Assigner(graph, 2)
+    return assigner.program(assigner.assign({"input:0": "S0/4"} | stored, choices))
+
+
+def zero_program(zero, graph=None):
+    return program_of(graph or chain_graph(BLOCKS, width=WIDTH), zero > 0, zero)
+
+
+def in_pairs():
+    """The chain with two weights in a block."""
+    graph = chain_graph(BLOCKS, width=WIDTH)
+    return replace(graph, nodes=tuple(replace(n, path=f"h.{int(n.path[2]) // 2}{n.path[3:]}" if n.path else "") for n in graph.nodes))
+
+
+def overlapped(program, *options):
+    found, sections = overlap_program(program, phase_sections(program.graph), *options)
+    check_program(found)
+    assert [s.phase for s in sections] == [n.phase for n in found.graph.nodes]
+    return found
+
+
+def words(program):
+    return [f"{n.op.removeprefix('comm.')} {' '.join(n.inputs)}" for n in program.graph.nodes if n.op in (*STARTS, WAIT)]
+
+
+def function(text, name):
+    return text.split(f"def {name}(")[1].split("\n\n\n")[0]
+
+
+def check_numbers(program, files=None):
+    generator = torch.Generator().manual_seed(0)
+    states = {f"h.{i}.w": torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) for i in range(BLOCKS)}
+    x = torch.randn(8, WIDTH, generator=generator, dtype=torch.float64)
+    loss, _, updated = reference(states, x, BLOCKS)
+    graph = chain_graph(BLOCKS, width=WIDTH)
+    results, after = run_source(files or files_of(graph, program), program, graph, {k: v.clone() for k, v in states.items()}, {"input:0": x})
+    for found, _ in results:
+        torch.testing.assert_close(found, loss, rtol=1e-10, atol=1e-10)
+    for name, wanted in updated.items():
+        torch.testing.assert_close(after[name], wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_zero_3_gathers_one_block_ahead_and_its_reductions_trail():
+    program = zero_program(3)
+    text = files_of(chain_graph(BLOCKS, width=WIDTH), program)["program.py"]
+    assert "    [started] = comm.start_all_gather([state[f\"h.{i}.w\"]], 'a', dim=(0,), stride=(6,))" in function(text, "h_forward_gather")
+    loop = """
+    ahead = h_forward_gather(comm, state, 0)
+    for i in range(4):
+        here, ahead = ahead, h_forward_gather(comm, state, i + 1) if i != 3 else ()
+        flow = h_forward(comm, state, batch, grads, h[i], i, flow, *here)
+"""
+    assert loop in text
+    backward, update = function(text, "h_backward"), function(text, "update_param")
+    assert "here, ahead = ahead, h_backward_gather(comm, state, i - 1) if i != 1 else ()" in text
+    assert "comm.start_reduce_scatter([mm], 'a', dim=(0,), stride=(6,), op='sum', alone=True)" in backward and 'grads[f"h.{i}.w"] = started' in backward
+    assert "scattered = grad.wait()" in update and "start" not in update
+    check_numbers(program)
+
+
+def test_a_gather_starts_when_the_block_before_begins():
+    order = [n.name for n in overlapped(zero_program(3)).graph.nodes if n.phase is Phase.FORWARD]
+    start, wait = "start:h.{}.w@0~1", "wait:h.{}.w@0~1"
+    assert order[:6] == [start.format(0), start.format(1), wait.format(0), "mm_0", "relu_0", start.format(2)]
+    for i in range(2, BLOCKS):
+        assert order.index(start.format(i)) < order.index(f"mm_{i - 1}") < order.index(wait.format(i)) < order.index(f"mm_{i}")
+        assert order.index(start.format(i)) > order.index(f"relu_{i - 2}")  # and no sooner: one block ahead
+
+
+def test_at_most_two_blocks_are_gathered_at_once():
+    """Run as emitted: the block at hand and the one ahead."""
+    from autopar.runtime import compile_program, read_program, run_ranks
+    from autopar.runtime.pending import Pending
+
+    spec = read_program(compile_program(files_of(chain_graph(BLOCKS, width=WIDTH), zero_program(3))))
+    most = []
+
+    def main(comm):
+        under_way, found = set(), [0]
+        start = comm.start_all_gather
+
+        def watched(xs, axis, dim, stride):
+            pairs = [(object(), p) for p in start(xs, axis, dim, stride)]
+            under_way.update(key for key, _ in pairs)
+            found[0] = max(found[0], len(under_way))
+            return [Pending(lambda key=key, p=p: (under_way.discard(key), p.wait())[1]) for key, p in pairs]
+
+        comm.start_all_gather = watched
+        with torch.no_grad():
+            spec.step(comm, {n: torch.ones(WIDTH // 2, WIDTH, dtype=torch.float64) for n in spec.states}, {"input:0": torch.ones(4, WIDTH, dtype=torch.float64)})
+        assert not under_way
+        most.append(found[0])
+
+    run_ranks(spec.mesh, main)
+    assert most == [2, 2]
+
+
+def test_replicated_gradients_trail_behind_backward():
+    program = zero_program(0)
+    text = files_of(chain_graph(BLOCKS, width=WIDTH), program)["program.py"]
+    assert "[started] = comm.start_all_reduce([mm], 'a', op='sum')" in function(text, "h_backward") and "reduced = grad.wait()" in function(text, "update_param")
+    assert "comm.all_reduce(sum, 'a', op='sum')" in text  # the loss is read at once
+    check_numbers(program)
+
+
+def test_new_parameters_are_gathered_while_the_next_are_updated():
+    program = zero_program(1)
+    text = files_of(chain_graph(BLOCKS, width=WIDTH), program)["program.py"]
+    loop = f"""
+    names = expand_names("h.{{0..3}}.w")
+    for _, here, before in ops.parcels(state, names, {overlap.BUCKET_BYTES}):
+        for name in here:
+            update_param(comm, state, grads, name)
+        for name in before:
+            finish_param(comm, state, grads, name)
+        gather_param(comm, grads, here)
+"""
+    assert loop in text and "state[name].copy_(gathered)" in function(text, "finish_param")
+    check_numbers(program)
+    check_numbers(program, {**files_of(chain_graph(BLOCKS, width=WIDTH), program), "program.py": text.replace(f"names, {overlap.BUCKET_BYTES}", "names, 1")})  # each parameter on its own
+
+
+def test_what_starts_together_travels_together(monkeypatch):
+    graph = in_pairs()
+    program = zero_program(3, graph)
+    found = words(overlapped(program))
+    assert "start_all_gather h.2.w@0 h.3.w@0" in found and "start_all_gather h.3.w@0 h.2.w@0" in found  # in the order of their readers
+    assert "start_reduce_scatter dw_3 dw_2" in found and "start_reduce_scatter dw_1 dw_0" in found
+    check_numbers(program)
+    whole = WIDTH * WIDTH * 8
+    for most, pairs in ((2 * whole, True), (2 * whole - 1, False), (1, False)):
+        monkeypatch.setattr(overlap, "BUCKET_BYTES", most)
+        assert ("start_reduce_scatter dw_3 dw_2" in words(overlapped(program))) == pairs
+        check_numbers(program)
+
+
+def test_a_gradient_that_leaves_is_reduced_at_once():
+    graph = chain_graph(BLOCKS, width=WIDTH)
+    assigner = Assigner(graph, 2)
+    choices = {f"{op}_{i}": choice for op, choice in SPLIT.items() for i in range(BLOCKS)} | {"loss": "d0", "ones": "d0"}
+    program = assigner.program(assigner.assign({"input:0": "S0/4"}, choices), keep_grads=True)
+    assert not words(overlapped(program))
+
+
+def test_overlap_keeps_within_the_room_there_is():
+    """Gathered ahead: one weight more. Without, a weight gradient under way is beside the one that is made only where the peak is not."""
+    program = zero_program(3)
+    sections = phase_sections(program.graph)
+    whole, trailing = overlapped(program), overlapped(program, False)
+    assert any(n.op == "comm.start_all_gather" for n in whole.graph.nodes) and not any(n.op == "comm.start_all_gather" for n in trailing.graph.nodes)
+    extra = extra_bytes(program, whole)
+    assert 0 < extra_bytes(program, trailing) <= extra <= 3 * WIDTH * WIDTH * 8
+    for room, wanted in ((None, whole), (extra, whole), (extra_bytes(program, trailing), trailing if extra > extra_bytes(program, trailing) else whole), (-1, program)):
+        assert words(overlap_within(program, sections, room)[0]) == words(wanted)
