@@ -28,6 +28,7 @@ _FLAT = 1024
 _WALK = 2048  # columns at a time where rows are wider than a program holds
 _COLUMN_BLOCK = 128  # columns of a program that walks down rows
 _PIECE = 1 << 17  # elements that a CPU works on at a time: 512 KiB of float32 for each tensor; smaller pieces cost more calls than their caches save
+_SEEN = 8  # sets of inputs
 _PROGRAMS = 512  # that leave parts: enough for every processor of a device (132 on an H100), few enough to add up
 
 
@@ -148,6 +149,31 @@ def in_pieces(ops: Callable, inputs: Sequence[Tensor]) -> Any:
             whole[start : start + _PIECE] = piece
     shaped = tuple(x.view(shape) for x in made)
     return None if not shaped else shaped[0] if single else shaped
+
+
+class Seen:
+    """What ops on scalars made of the last few inputs: the optimizer's counts are equal for most parameters, and so are its factors. On a CPU only: there reading a
+    number waits for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple, tuple[Any, list[float]]] = {}
+
+    def run(self, ops: Callable, inputs: Sequence[Tensor], written: Sequence[Tensor]) -> Any:
+        """`ops(*inputs)`, which rewrites `written`; its results are read only."""
+        if any(x.device.type != "cpu" for x in inputs):
+            return ops(*inputs)
+        key = tuple((x.item(), x.dtype) for x in inputs)
+        found = self._found.get(key)
+        if found is not None:
+            for x, number in zip(written, found[1]):
+                x.fill_(number)
+            return found[0]
+        result = ops(*inputs)
+        if len(self._found) >= _SEEN:
+            self._found = {}
+        self._found[key] = (result, [x.item() for x in written])
+        return result
 
 
 def _empty(out: Out, programs: int, device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ..errors import RankError
 from ..graph.mesh import Mesh, num_ranks, print_mesh
+from .allocator import keep_pages
 from .comm import TIMEOUT_S, Comm, ProcessComm, world_size_text
 from .threads import solo_comm
 
@@ -75,6 +76,8 @@ def start_process_group(mesh: Mesh, env: TorchrunEnv | None, timeout_s: float = 
     device = torch.device(device_type, env.local_rank if env else 0) if device_type != "cpu" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        keep_pages()
     if found == 1:
         return solo_comm(mesh, device)
     assert env is not None

@@ -171,6 +171,22 @@ def test_pieces_equal_the_whole():
     assert torch.equal(found, wanted) and torch.equal(a, whole)
 
 
+def test_equal_counts_are_worked_out_once():
+    """The update's factors of one count: the next parameter of that count gets the same, and its count grows all the same."""
+    from autopar.runtime import fused
+
+    calls = []
+
+    def ops(step):
+        calls.append(1)
+        step.add_(1)
+        return 0.9**step
+
+    seen, steps = fused.Seen(), [torch.tensor(float(k), dtype=torch.float64) for k in (3, 3, 5, 3)]
+    found = [seen.run(ops, [step], [step]) for step in steps]
+    assert len(calls) == 2 and [s.item() for s in steps] == [4, 4, 6, 4] and [f.item() for f in found] == [0.9**4, 0.9**4, 0.9**6, 0.9**4]
+
+
 # --- programs
 
 

@@ -61,6 +61,10 @@ def _print_kernel(kernel: Kernel) -> list[str]:
     if kernel.any_shape:
         functions.append([f"def {kernel.name}_ops({', '.join(kernel.graph.inputs)}):", *plain])
         plain = [f"    return fused.in_pieces({kernel.name}_ops, [{', '.join(kernel.graph.inputs)}])"]
+    elif kernel.into and not any(v.shape for v in kernel.graph.values):
+        functions.append([f"def {kernel.name}_ops({', '.join(kernel.graph.inputs)}):", *plain, "", "", f"{kernel.name}_seen = fused.Seen()"])
+        written = ", ".join(kernel.graph.inputs[i] for _, i in kernel.into)
+        plain = [f"    return {kernel.name}_seen.run({kernel.name}_ops, [{', '.join(kernel.graph.inputs)}], [{written}])"]
     return ["\n".join(lines) + "\n" for lines in (*functions, [*lines, *plain])]
 
 
