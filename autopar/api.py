@@ -262,11 +262,11 @@ def compile_workload(
     if plan.pipeline is not None:
         stages, schedule = staged_programs(case, plan)
         dump("program", lambda: "\n".join(print_program(stage.program) for stage in stages))
-        files = emit_stage_files(stages, case.graph, schedule, plan, facts, print_plan_json(plan))
+        files = emit_stage_files(stages, case.graph, schedule, plan, facts, print_plan_json(plan), options.local)
         dump("emitted", lambda: "\n".join(files[name] for name in sorted(files) if name.startswith(("program", "stage"))))
         return Compiled(planned.workload, planned.traced, plan, tuple(stage.program for stage in stages), files)
     assert planned.program is not None
-    files = emit_files(planned.program, decided_case(case, plan.assignment).graph, plan, facts, print_plan_json(plan))
+    files = emit_files(planned.program, decided_case(case, plan.assignment).graph, plan, facts, print_plan_json(plan), options.local)
     dump("emitted", lambda: files["program.py"])
     return Compiled(planned.workload, planned.traced, plan, (planned.program,), files)
 

@@ -9,6 +9,7 @@ from .errors import OptionsError
 
 PRECISIONS = ("fp32", "bf16", "fp64")
 BATCHNORM = ("batch", "microbatch")
+LOCAL = ("kernels", "inductor", "ops")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Options:
         constraints: what the plan must be (`autopar.constrain`, docs/constraints.md); what they do not name stays free.
         batchnorm: `batch`: statistics of the whole batch, so no microbatches where a model has them; `microbatch`: of each microbatch, as many as the constraints say
             (`microbatches=N`).
+        local: what a rank runs between collectives: `kernels`, groups of ops as kernels of our own (plain torch on a CPU); `inductor`, all of it through `torch.compile`,
+            the groups of the update too; `ops`, each op as a line of its own.
         price: solve again: without the constraints, so that the plan can say what they cost; where nothing fits, with changes that may.
     """
 
@@ -35,6 +38,7 @@ class Options:
     constraints: Constraints = Constraints()
     price: bool = True
     batchnorm: str = "batch"
+    local: str = "kernels"
 
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in PRECISIONS:
@@ -47,6 +51,8 @@ class Options:
             raise OptionsError(f"batchnorm: expected {' or '.join(BATCHNORM)}, found {self.batchnorm!r}")
         if self.batchnorm == "microbatch" and self.constraints.microbatches is None:
             raise OptionsError("batchnorm: microbatch needs the number of microbatches, for it decides the result: say microbatches=N (--fix microbatches=4)")
+        if self.local not in LOCAL:
+            raise OptionsError(f"local: expected {', '.join(LOCAL[:-1])} or {LOCAL[-1]}, found {self.local!r}")
         if not self.time_limit_s > 0:
             raise OptionsError(f"time limit: expected a positive number of seconds, found {self.time_limit_s}")
 

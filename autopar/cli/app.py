@@ -37,6 +37,9 @@ Args = Annotated[Optional[list[str]], typer.Option("--arg", help="argument of th
 TimeLimit = Annotated[Optional[float], typer.Option("--time-limit", help="seconds for the solver; then the best so far and its gap", metavar="S")]
 Fix = Annotated[Optional[str], typer.Option("--fix", help="what the plan must be: dp=4,tp=2,zero=1,recompute=none,...; the rest stays free", metavar="K=V,..")]
 ConstraintFile = Annotated[Optional[str], typer.Option("--constraints", help="the same and finer ones in a TOML file (docs/constraints.md)", metavar="F")]
+Local = Annotated[
+    Optional[str], typer.Option("--local", help="what ranks run between collectives: kernels of our own, torch.compile, or op by op", metavar="kernels|inductor|ops")
+]
 Batchnorm = Annotated[
     Optional[str], typer.Option("--batchnorm", help="statistics of the whole batch, or of each microbatch (needs --fix microbatches=N)", metavar="batch|microbatch")
 ]
@@ -138,16 +141,17 @@ def emit(
     fix: Fix = None,
     constraints: ConstraintFile = None,
     batchnorm: Batchnorm = None,
+    local: Local = None,
     dump: Dump = None,
     as_json: Json = False,
 ) -> int:
-    """Write the program as a folder of readable Python: program.py, train.py, plan.json."""
+    """Write the program as a folder of readable Python: program.py, kernels.py, train.py, plan.json."""
     given = list_given(
         cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints,
         batchnorm=batchnorm,
     )  # fmt: skip
     asked = read_asked(word, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm)
+    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm, local=local)
     return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
 
 

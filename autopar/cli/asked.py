@@ -65,7 +65,7 @@ def read_constraints(fix: str | None, path: str | None) -> Constraints:
 
 def read_options(
     memory: str | None, precision: str | None, time_limit: float | None, dump: str | None, seed: int = 0,
-    constraints: Constraints = Constraints(), price: bool = True, batchnorm: str | None = None,
+    constraints: Constraints = Constraints(), price: bool = True, batchnorm: str | None = None, local: str | None = None,
 ) -> Options:
     """The options of a compilation.
 
@@ -74,6 +74,7 @@ def read_options(
     """
     limits: dict[str, Any] = {} if time_limit is None else {"time_limit_s": time_limit}
     limits |= {} if batchnorm is None else {"batchnorm": batchnorm}
+    limits |= {} if local is None else {"local": local}
     size = None if memory is None else parse_bytes(memory, "--memory")
     if size == 0:
         raise OptionsError(f"--memory: expected at least one byte, found {memory!r}")

@@ -69,7 +69,7 @@ class ModelFacts:
     homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, plan_text: str) -> dict[str, str]:
+def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, plan_text: str, local: str = "kernels") -> dict[str, str]:
     """The files of a program: name -> text.
 
     Args:
@@ -77,8 +77,9 @@ def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, pl
         graph: the whole graph it came from.
         facts: of the model.
         plan_text: the text of `plan.json`.
+        local: as of `Options`.
     """
-    files = print_files(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), room_bytes=find_room(plan)[0])
+    files = print_files(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), local, find_room(plan)[0])
     return {**files, "train.py": print_train(plan), "plan.json": plan_text}
 
 
@@ -95,17 +96,17 @@ def print_files(
     summary: str,
     facts: ModelFacts,
     notes: Mapping[str, str] = MappingProxyType({}),
-    fuse: bool = True,
+    local: str = "kernels",
     room_bytes: int | None = None,
 ) -> dict[str, str]:
     """`program.py` and its `kernels.py` from their parts, for callers that have no plan (verification of any assignment).
 
     Args:
-        fuse: make kernels of groups of ops; else every op has its own line.
+        local: as of `Options`.
         room_bytes: that collectives which are started ahead may hold (`overlap_within`).
     """
     program, sections = overlap_within(program, phase_sections(program.graph), room_bytes)
-    fused = fuse_program(program, sections) if fuse else Fused(program, sections, ())
+    fused = Fused(program, sections, ()) if local == "ops" else fuse_program(program, sections, segments=local == "inductor")
     program = fused.program
     body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1)
     header = _HEADER.format(
@@ -113,12 +114,12 @@ def print_files(
     )
     parts = [header, *print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
     text = "\n".join(part.rstrip() + "\n" for part in parts)
-    return {"program.py": text, **kernel_files(fused.kernels)}
+    return {"program.py": text, **kernel_files(fused.kernels, local)}
 
 
-def kernel_files(kernels: Sequence[Kernel]) -> dict[str, str]:
-    """The file of the kernels, where there are any."""
-    return {KERNELS_FILE: print_kernels(kernels)} if kernels else {}
+def kernel_files(kernels: Sequence[Kernel], local: str) -> dict[str, str]:
+    """The file of the kernels, where there are any; `local` as of `Options`."""
+    return {KERNELS_FILE: print_kernels(kernels, local == "inductor")} if kernels else {}
 
 
 def print_imports(facts: ModelFacts, has_kernels: bool) -> str:

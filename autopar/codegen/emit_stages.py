@@ -84,7 +84,7 @@ class Shared:
 
 
 def emit_stage_files(
-    stages: Sequence[StageProgram], whole: Graph, schedule: Schedule, plan: Plan, facts: ModelFacts, plan_text: str
+    stages: Sequence[StageProgram], whole: Graph, schedule: Schedule, plan: Plan, facts: ModelFacts, plan_text: str, local: str = "kernels"
 ) -> dict[str, str]:
     """The files of a program in stages: name -> text.
 
@@ -92,10 +92,10 @@ def emit_stage_files(
         stages: in order (`graph.stage_programs`).
         whole: the traced graph.
         schedule: of compute actions; rank r runs the r-th stage.
-        facts, plan_text: as of `emit.emit_files`.
+        facts, plan_text, local: as of `emit.emit_files`.
     """
     modules = [", ".join(row.modules) for row in plan.pipeline.stages] if plan.pipeline else []
-    files = print_stages(stages, whole, schedule, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), modules, rooms=find_room(plan))
+    files = print_stages(stages, whole, schedule, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), modules, local, find_room(plan))
     return {**files, "train.py": print_train(plan), "plan.json": plan_text}
 
 
@@ -109,18 +109,18 @@ def print_stages(
     facts: ModelFacts,
     notes: Mapping[str, str] = MappingProxyType({}),
     modules: Sequence[str] = (),
-    fuse: bool = True,
+    local: str = "kernels",
     rooms: Sequence[int | None] = (),
 ) -> dict[str, str]:
     """`program.py`, the stage files, their kernels and the schedule from their parts, for callers that have no plan.
 
     Args:
-        fuse: as of `emit.print_files`.
+        local: as of `Options`.
         rooms: of each stage, the bytes that collectives which are started ahead may hold (`overlap_within`).
     Raises:
         ProgramError: the messages of the stages would not all arrive.
     """
-    stages, kernels = _prepare(stages, rooms or [None] * len(stages), fuse)
+    stages, kernels = _prepare(stages, rooms or [None] * len(stages), local)
     bodies = [print_bodies(s.program, s.graph.grads, notes, s.sections, True) for s in stages]
     check_messages([body.messages for body in bodies], schedule)
     shared = _share(stages, facts)
@@ -128,17 +128,17 @@ def print_stages(
     for k in dict.fromkeys(row.stage for row in shared):
         also = _also(shared, k)
         files[f"{_file(k)}.py"] = _print_stage(stages[k], bodies[k], k, len(stages), name, modules[k] if modules else "a part of the model", also, facts)
-    return {**files, **kernel_files(kernels), SCHEDULE: print_csv(schedule)}
+    return {**files, **kernel_files(kernels, local), SCHEDULE: print_csv(schedule)}
 
 
-def _prepare(stages: Sequence[StageProgram], rooms: Sequence[int | None], fuse: bool) -> tuple[list[StageProgram], tuple[Kernel, ...]]:
+def _prepare(stages: Sequence[StageProgram], rooms: Sequence[int | None], local: str) -> tuple[list[StageProgram], tuple[Kernel, ...]]:
     """The stages with their communication overlapped and their groups as kernels, which they share."""
     found: list[StageProgram] = []
     kernels: tuple[Kernel, ...] = ()
     for stage, room in zip(stages, rooms):
         program, sections = overlap_within(stage.program, stage.sections, room)
-        if fuse:
-            fused = fuse_program(program, sections, taken=kernels)
+        if local != "ops":
+            fused = fuse_program(program, sections, taken=kernels, segments=local == "inductor")
             program, sections, kernels = fused.program, fused.sections, fused.kernels
         found.append(replace(stage, program=program, sections=sections))
     return found, kernels

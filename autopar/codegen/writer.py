@@ -6,15 +6,17 @@ it, so that memory is held as long as the graph says. Comments group lines by mo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
-from ..graph.kernel import written_states
+from ..graph.kernel import is_kernel, written_states
 from ..graph.node import Node, get_arg
 from ..graph.program import STARTS, WAIT, Origin
 from ..graph.stages import COPY
 from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
 from .expression import identifier, print_expression
 
+_NUMBER = re.compile(r"[_.]\d+\b.*$")
 _NAMED_BY_MODULE = ("autopar.linear", "autopar.attention", "aten.native_layer_norm.default", "autopar.embedding", "aten.convolution.default")
 
 
@@ -147,6 +149,8 @@ def _wish(node: Node, output: int) -> str:
         tail = [part for part in node.path.split(".") if part and not part.isdigit()]
         base = tail[-1] if tail else node.op.split(".")[1]
         return base if output == 0 else f"{base}_{output}"
+    if is_kernel(node.op):  # as the op is called that makes it
+        return _NUMBER.sub("", node.outputs[output]).removeprefix("native_").strip("_") or "x"
     base = node.op.split(".")[1]
     if base.startswith("native_"):
         base = base[len("native_") :]

@@ -24,6 +24,7 @@ from .program import WAIT, Origin, Program
 from .rule import Rule
 from .rules import RULES
 from .sections import Section
+from .segments import find_segments, segment_name
 
 _Uses = Mapping[str, Sequence[tuple[int, int]]]
 
@@ -61,17 +62,23 @@ class _Group:
     writes: tuple[int, ...]
 
 
-def fuse_program(program: Program, sections: Sequence[Section], rules: Mapping[str, Rule] = RULES, taken: Sequence[Kernel] = ()) -> Fused:
+def fuse_program(
+    program: Program, sections: Sequence[Section], rules: Mapping[str, Rule] = RULES, taken: Sequence[Kernel] = (), segments: bool = False
+) -> Fused:
     """Make kernels of a program's groups.
 
     Args:
         sections: of each node.
+        segments: outside of the update take all that lies between collectives, for a compiler of plain torch (`graph.segments`).
         taken: kernels that another part of the same step has already (another stage): equal ones are shared, names differ. They come first in the result.
     """
     graph = program.graph
     sites, signatures = resolve_known(graph, rules)
     makers, uses = producer_table(graph), use_table(graph)
-    groups = [_describe(graph, makers, uses, nodes) for nodes in find_groups(graph, sites, signatures, parts=sections)]
+    found = find_groups(graph, sites, signatures, parts=sections)
+    if segments:
+        found = (*find_segments(graph, sections), *(nodes for nodes in found if graph.nodes[nodes[0]].phase is Phase.UPDATE))
+    groups = [_describe(graph, makers, uses, nodes) for nodes in found]
     kernels: dict[object, Kernel] = {kernel_key(k): k for k in taken}
     names = {k.name for k in taken}
     stands: dict[int, Node] = {}  # last node of a group -> the node that takes its place
@@ -79,7 +86,9 @@ def fuse_program(program: Program, sections: Sequence[Section], rules: Mapping[s
         kernel, arguments = cut_kernel(graph, sorted((*group.members, *group.views)), group.outside, group.into)
         key = kernel_key(kernel)
         if key not in kernels:
-            kernels[key] = replace(kernel, name=_fresh(suggest_name(kernel), names))
+            first = graph.nodes[group.members[0]]
+            name = suggest_name(kernel) if not segments or first.phase is Phase.UPDATE else segment_name(first)
+            kernels[key] = replace(kernel, name=_fresh(name, names))
         stands[group.members[-1]] = kernel_node(kernels[key], arguments, group.outside, graph.nodes[group.members[-1]])
     gone = {i for group in groups for i in (*group.members, *group.writes)}
     fused, order = _assemble(program, stands, gone, {i for group in groups for i in group.views})

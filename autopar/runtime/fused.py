@@ -124,6 +124,11 @@ def launch(kernel: Any, grid: Grid, inputs: Sequence[Tensor], outs: Sequence[Out
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
+def compiled(ops: Callable) -> Callable:
+    """`ops` through torch.compile, made when it is first called: for its first shapes, then for any."""
+    return torch.compile(ops)
+
+
 def in_pieces(ops: Callable, inputs: Sequence[Tensor]) -> Any:
     """Run ops that work element by element; on a CPU piece by piece, so that what one op makes is still in the caches when the next one reads it.
 

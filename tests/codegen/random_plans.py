@@ -46,8 +46,8 @@ class Assigner(random_plans.Assigner):
         return program
 
 
-def files_of(graph, program, fuse=True):
-    return print_files(program, graph, graph.name, "test", "", ModelFacts(), fuse=fuse)
+def files_of(graph, program, local="kernels"):
+    return print_files(program, graph, graph.name, "test", "", ModelFacts(), local=local)
 
 
 def run_source(files, program, graph, states, batch):

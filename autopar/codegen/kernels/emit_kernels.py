@@ -32,40 +32,83 @@ aten = torch.ops.aten
 '''
 
 
-def print_kernels(kernels: Sequence[Kernel]) -> str:
-    """The text of `kernels.py`."""
-    return "\n".join([_HEADER, *("\n" + text for kernel in kernels for text in _print_kernel(kernel))])
+_COMPILED_HEADER = '''"""What the program beside this file runs between collectives, each piece through torch.compile: one function per distinct piece, shared by all blocks."""
+
+from __future__ import annotations
+
+import torch
+
+from autopar.runtime import fused, ops
+
+aten = torch.ops.aten
+'''
+
+
+def print_kernels(kernels: Sequence[Kernel], compiled: bool = False) -> str:
+    """The text of `kernels.py`.
+
+    Args:
+        compiled: `torch.compile` makes what runs.
+    """
+    header, show = (_COMPILED_HEADER, _print_compiled) if compiled else (_HEADER, _print_kernel)
+    return "\n".join([header, *("\n" + text for kernel in kernels for text in show(kernel))])
+
+
+def _print_compiled(kernel: Kernel) -> list[str]:
+    """For torch.compile; what works on scalars alone is worth no compilation."""
+    if not any(v.shape for v in kernel.graph.values):
+        return _print_plain(kernel, _head(kernel, _describe(kernel)))
+    lines = _head(kernel, _describe(kernel), "_ops") + _indented(print_torch(kernel))
+    return [_text(lines), f"{kernel.name} = fused.compiled({kernel.name}_ops)\n"]
 
 
 def _print_kernel(kernel: Kernel) -> list[str]:
+    doc = _describe(kernel)
+    try:
+        triton = print_triton(kernel)
+    except UnsupportedError as error:
+        return _print_plain(kernel, _head(kernel, [*doc, f"Plain torch on every device: {error}."]))
+    head = [*_head(kernel, doc), f"    if fused.runs_triton({kernel.graph.inputs[0]}):", *_indented(_indented(_launch(kernel, triton)))]
+    return [_text(triton.lines), *_print_plain(kernel, head)]
+
+
+def _print_plain(kernel: Kernel, head: list[str]) -> list[str]:
+    """The function, and those that it needs before it: on a CPU large tensors go through its ops in pieces, and equal counts are worked out once."""
+    arguments, plain = f"[{', '.join(kernel.graph.inputs)}]", _indented(print_torch(kernel))
+    apart = _text([f"def {kernel.name}_ops({arguments[1:-1]}):", *plain])
+    if kernel.any_shape:
+        return [apart, _text([*head, f"    return fused.in_pieces({kernel.name}_ops, {arguments})"])]
+    if kernel.into and not any(v.shape for v in kernel.graph.values):
+        written = ", ".join(kernel.graph.inputs[i] for _, i in kernel.into)
+        seen = f"{kernel.name}_seen = fused.Seen()\n"
+        return [apart, seen, _text([*head, f"    return {kernel.name}_seen.run({kernel.name}_ops, {arguments}, [{written}])"])]
+    return [_text([*head, *plain])]
+
+
+def _head(kernel: Kernel, doc: list[str], suffix: str = "") -> list[str]:
+    return [f"def {kernel.name}{suffix}({', '.join(kernel.graph.inputs)}):", f'    """{doc[0]}', *_indented(doc[1:]), '    """']
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _text(lines: Sequence[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def _describe(kernel: Kernel) -> list[str]:
+    """The lines that tell what it takes and makes, and where its ops come from."""
     values = {v.name: v for v in kernel.graph.values}
+    into = dict(kernel.into)
+    results = [name for k, name in enumerate(kernel.graph.outputs) if k not in into]
 
     def shown(name: str) -> str:
         value = values[name]
         return f"{name} {value.dtype}{'[...]' if kernel.any_shape and value.shape else list(value.shape)}"
 
-    into = dict(kernel.into)
-    results = [name for k, name in enumerate(kernel.graph.outputs) if k not in into]
     doc = textwrap.wrap(f"{', '.join(map(shown, kernel.graph.inputs))} -> {', '.join(map(shown, results)) or 'rewrites its states'}.", 130)
-    doc += textwrap.wrap(f"Ops: {'; '.join(kernel.sources)}.", 130)
-    try:
-        triton = print_triton(kernel)
-    except UnsupportedError as error:
-        triton = None
-        doc.append(f"Plain torch on every device: {error}.")
-    lines = [f"def {kernel.name}({', '.join(kernel.graph.inputs)}):", f'    """{doc[0]}', *(f"    {line}" for line in doc[1:]), '    """']
-    if triton is not None:
-        lines += [f"    if fused.runs_triton({kernel.graph.inputs[0]}):", *(f"        {line}" for line in _launch(kernel, triton))]
-    plain = [f"    {line}" for line in print_torch(kernel)]
-    functions = [] if triton is None else [list(triton.lines)]
-    if kernel.any_shape:
-        functions.append([f"def {kernel.name}_ops({', '.join(kernel.graph.inputs)}):", *plain])
-        plain = [f"    return fused.in_pieces({kernel.name}_ops, [{', '.join(kernel.graph.inputs)}])"]
-    elif kernel.into and not any(v.shape for v in kernel.graph.values):
-        functions.append([f"def {kernel.name}_ops({', '.join(kernel.graph.inputs)}):", *plain, "", "", f"{kernel.name}_seen = fused.Seen()"])
-        written = ", ".join(kernel.graph.inputs[i] for _, i in kernel.into)
-        plain = [f"    return {kernel.name}_seen.run({kernel.name}_ops, [{', '.join(kernel.graph.inputs)}], [{written}])"]
-    return ["\n".join(lines) + "\n" for lines in (*functions, [*lines, *plain])]
+    return doc + textwrap.wrap(f"Ops: {'; '.join(kernel.sources)}.", 130)
 
 
 def _launch(kernel: Kernel, triton: TritonText) -> list[str]:

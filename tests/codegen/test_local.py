@@ -1,0 +1,55 @@
+"""What ranks run between collectives: kernels, torch.compile, or op by op. The numbers are the same."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.codegen.emit import ModelFacts, print_files  # noqa: E402
+from autopar.errors import OptionsError  # noqa: E402
+from autopar.options import Options  # noqa: E402
+from autopar.trace import trace_step  # noqa: E402
+
+from . import random_plans  # noqa: E402
+from .kernel_cases import CASES  # noqa: E402
+from .random_plans import Assigner, Control  # noqa: E402
+
+
+def emitted(case, sizes=()):
+    """(control, program, its files for each back end) of a random plan."""
+    graph = trace_step(CASES[case](), "fp64").graph
+    assigner = Assigner(graph, sizes)
+    program = assigner.program(assigner.draw(random.Random(5)))
+    return Control(CASES[case]()), program, {local: print_files(program, graph, "it", "test", "", ModelFacts(), local=local) for local in ("kernels", "inductor", "ops")}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.parametrize("case", ["gpt", "dropout"])
+def test_torch_compile_gives_the_same_numbers(case, monkeypatch):
+    warnings.simplefilter("ignore")  # of torch's compiler
+    control, program, files = emitted(case)
+    monkeypatch.setattr(random_plans, "files_of", lambda graph, program: files["inductor"])
+    assert control.worst(program)[0] < 1e-10
+
+
+@pytest.mark.parametrize("case", ["gpt", "batch norm"])
+def test_op_by_op_gives_the_same_numbers(case, monkeypatch):
+    control, program, files = emitted(case, (2,))
+    monkeypatch.setattr(random_plans, "files_of", lambda graph, program: files["ops"])
+    assert "kernels.py" not in files["ops"] and control.worst(program)[0] < 1e-10
+
+
+def test_texts_differ_as_they_should():
+    _, _, files = emitted("gpt")
+    assert "fused.compiled(forward_blocks_ops)" in files["inductor"]["kernels.py"] and "kernels.forward_blocks(" in files["inductor"]["program.py"]
+    assert "tl." not in files["inductor"]["kernels.py"] and "kernels.add_layer_norm(" in files["kernels"]["program.py"]
+
+
+def test_another_back_end_is_refused():
+    with pytest.raises(OptionsError, match="local: expected kernels, inductor or ops, found 'tvm'"):
+        Options(local="tvm")
