@@ -39,16 +39,41 @@ class _Printer:
         self.holder: dict[str, str] = {}  # state -> the value that is in its place meanwhile
         self.waiting: dict[str, str] = {}  # new version -> the state that it is to replace
         self.lines: list[str] = []
+        self.lerps = self._find_lerps() if self.reuses else {}
+        self.merged = {difference for _, difference in self.lerps.values()}
 
     def text(self) -> list[str]:
         for place, node in enumerate(self.graph.nodes):
+            if place in self.merged:
+                continue
             if self._takes_place(place, node):
-                self._in_place(node)
+                self._in_place(place, node)
             else:
                 self._line(place, node)
             self._settle(place, node)
         self.lines += [f"return {', '.join(self.texts[name] for name in self.results)}"] if self.results else []
         return self.lines
+
+    def _find_lerps(self) -> dict[int, tuple[str, int]]:
+        """Place of `x + w (y - x)` -> (y, place of the difference that nobody else reads): one pass of torch's `lerp_`, which computes just that for w < 0.5."""
+        makers = {out: k for k, node in enumerate(self.graph.nodes) for out in node.outputs}
+        found = {}
+        for place, node in enumerate(self.graph.nodes):
+            args = dict(node.args)
+            weight, other = args.get("alpha"), args.get("other")
+            if node.op != "aten.add.Tensor" or not isinstance(weight, float) or not 0 < weight < 0.5 or not isinstance(other, Ref):
+                continue
+            difference = makers.get(node.inputs[other.index], -1)
+            apart = self.graph.nodes[difference]
+            if difference < 0 or apart.op != "aten.sub.Tensor" or get_arg(apart, "alpha") is not None or len(apart.inputs) != 2:
+                continue
+            end, start = apart.inputs
+            readers = sum(n.inputs.count(apart.outputs[0]) for n in self.graph.nodes)
+            alike = len({(self.values[n].shape, self.values[n].dtype) for n in (end, start, node.outputs[0])}) == 1
+            if node.inputs[0] == start and readers == 1 and apart.outputs[0] not in self.graph.outputs and alike and self._takes_place(place, node):
+                found[place] = (end, difference)
+                self.last[end] = max(self.last[end], place)
+        return found
 
     def _takes_place(self, place: int, node: Node) -> bool:
         """True where the op may write over its first operand."""
@@ -66,18 +91,25 @@ class _Printer:
         node = next(n for n in self.graph.nodes if name in n.outputs)
         return node.op == "aten._to_copy.default" and self.values[node.inputs[0]].dtype == self.values[name].dtype
 
-    def _in_place(self, node: Node) -> None:
+    def _in_place(self, place: int, node: Node) -> None:
         first = get_arg(node, "self")
         assert isinstance(first, Ref)
         old, new = node.inputs[first.index], node.outputs[0]
+        if place in self.lerps:
+            self._over(old, new, f"lerp_({self.texts[self.lerps[place][0]]}, {get_arg(node, 'alpha')!r})")
+            return
         names = [self.texts[name] for name in node.inputs]
         rest = []
         for key, arg in node.args:
             if key != "self" and not isinstance(arg, Const):
                 text = print_arg(arg, names)
                 rest.append(f"{key}={text}" if key in ("alpha", "value", "rounding_mode") else text)
+        self._over(old, new, f"{node.op.split('.')[1]}_({', '.join(rest)})")
+
+    def _over(self, old: str, new: str, call: str) -> None:
+        """The line that puts `new` in the place of `old`."""
         target = self.texts.pop(old)
-        self.lines.append(f"{target}.{node.op.split('.')[1]}_({', '.join(rest)})")
+        self.lines.append(f"{target}.{call}")
         self.texts[new] = target
         for state in {*self.into.values()} & {target}:
             self.holder[state] = new
