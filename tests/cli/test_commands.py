@@ -87,7 +87,7 @@ def test_memory_narrows_the_plan(call_json, model):
 @pytest.mark.gloo
 def test_emit_a_plan_and_run_it(call, call_json, plan_file, tmp_path):
     code, data = call_json("emit", plan_file, "-o", tmp_path / "program")
-    assert code == 0 and data["num_ranks"] == 2 and set(data["files"]) == {"program.py", "train.py", "plan.json"}
+    assert code == 0 and data["num_ranks"] == 2 and set(data["files"]) == {"program.py", "kernels.py", "train.py", "plan.json"}
     again = json.loads((tmp_path / "program" / "plan.json").read_text())
     saved = json.loads(plan_file.read_text())
     assert again["assignment"] == saved["assignment"] and again["model"] == saved["model"]

@@ -53,7 +53,7 @@ def test_five_adamw_steps_equal_plain_pytorch(tmp_path):
     for folder in ("mlp0", "mlp1", "gpt2"):
         names = {p.name for p in (tmp_path / folder / "program").iterdir()}
         of_stages = {name for name in names if name.startswith("stage_") or name == "schedule.csv"}  # where the plan has stages
-        assert names - of_stages == {"plan.json", "program.py", "train.py", "weights.pt"}
+        assert names - of_stages == {"kernels.py", "plan.json", "program.py", "train.py", "weights.pt"}
 
 
 def test_three_adamw_steps_of_two_microbatches_equal_plain_pytorch():
