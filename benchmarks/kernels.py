@@ -18,7 +18,7 @@ import torch
 
 from autopar.runtime.clock import clock_of
 
-KINDS = ("norm", "cross_entropy", "adamw")
+KINDS = ("norm", "cross_entropy", "update_param")
 _NOT_OURS = ("torch", "triton")
 
 

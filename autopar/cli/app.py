@@ -190,11 +190,12 @@ def run(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="a folder that emit wrote; what follows goes to its train.py (--steps 10)")],
     record: Annotated[Optional[str], typer.Option("--record", help="file for what the steps took and held; default: DIR/run.json", metavar="F")] = None,
     no_record: Annotated[bool, typer.Option("--no-record", help="record nothing")] = False,
+    profile: Annotated[Optional[str], typer.Option("--profile", help="file for a trace of one step with the program's own names, for Perfetto", metavar="F")] = None,
     as_json: Json = False,
 ) -> int:
     """Start an emitted program on this machine, one process per rank (torchrun), and record what its steps take."""
     words = list(context.args)
-    return Ending(as_json).answer(lambda say: commands.run_program(directory, words, record, no_record, as_json, say))
+    return Ending(as_json).answer(lambda say: commands.run_program(directory, words, record, no_record, profile, as_json, say))
 
 
 @app.command()

@@ -259,16 +259,17 @@ def simulate_step(
     return Outcome(lambda: {**simulation_to_json(plan, simulation), **extra}, show)
 
 
-def run_program(folder: str, words: Sequence[str], record: str | None, no_record: bool, as_json: bool, say: Talk) -> Outcome:
+def run_program(folder: str, words: Sequence[str], record: str | None, no_record: bool, profile: str | None, as_json: bool, say: Talk) -> Outcome:
     """`autopar run`.
 
     Args:
         words: for its train.py.
         record: where what the steps take goes; None: into the folder.
+        profile: where a trace of one step goes; None: nowhere.
     """
     from ..graph.mesh import num_ranks
     from ..runtime import compile_program, read_files, read_program
-    from .recorded import file_mark, find_record_place
+    from .recorded import file_mark, find_record_place, find_trace_place
     from .torchrun import finish, start_torchrun
 
     files = read_files(folder)
@@ -276,14 +277,18 @@ def run_program(folder: str, words: Sequence[str], record: str | None, no_record
     if "train.py" not in files:
         raise RankError(f"{folder}: has no train.py to start; emit it again with `autopar emit`, or start your own with torchrun --nproc-per-node {ranks}")
     target = find_record_place(folder, files["train.py"], record, no_record, say)
+    trace = find_trace_place(folder, files["train.py"], profile)
     say(f"starting {ranks} rank{'s' if ranks > 1 else ''} with torchrun")
     script = [str((Path(folder) / "train.py").resolve()), *words]
     before = file_mark(target)
-    code = finish(start_torchrun([*script, *(["--record", str(target)] if target else [])], ranks, stdout=sys.__stderr__ if as_json else sys.__stdout__))
+    script += [*(["--record", str(target)] if target else []), *(["--profile", str(trace)] if trace else [])]
+    code = finish(start_torchrun(script, ranks, stdout=sys.__stderr__ if as_json else sys.__stdout__))
     written = str(target) if target is not None and file_mark(target) != before else None
     if written is not None:
         say(f"recorded {written}; compare with: autopar simulate {Path(folder) / 'plan.json'} --against {written}")
-    return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "exit_code": code, "record": written}, lambda console: None, code=code)
+    if trace is not None and trace.exists():
+        say(f"traced one step: {trace}{' (other ranks beside it)' if ranks > 1 else ''}; open it in https://ui.perfetto.dev")
+    return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "exit_code": code, "record": written, "profile": str(trace) if trace else None}, lambda console: None, code=code)
 
 
 def verify_model(asked: Asked, cluster: str, options: Options, random_plans: int, say: Talk) -> Outcome:

@@ -41,6 +41,22 @@ def find_record_place(folder: str, train: str, record: str | None, no_record: bo
     return Path(record).resolve() if record is not None else (Path(folder) / RUN).resolve()
 
 
+def find_trace_place(folder: str, train: str, profile: str | None) -> Path | None:
+    """The file for the trace of a step; arguments as of `find_record_place`.
+
+    Raises:
+        OptionsError: it cannot be had.
+    """
+    if profile is None:
+        return None
+    check_file_place(profile, "--profile")
+    if "--profile" not in train:
+        raise OptionsError(
+            f"--profile {profile}: {Path(folder) / 'train.py'} takes no --profile: emit it again with `autopar emit`, or pass profile=FILE to run_training in it"
+        )
+    return Path(profile).resolve()
+
+
 def file_mark(path: Path | None) -> tuple[int, int] | None:
     """Changes when the file is replaced."""
     try:

@@ -18,8 +18,11 @@ from .executable import Executable
 from .folder import read_files
 from .initial import initial_state
 from .launch import read_torchrun_env, start_process_group, stop_process_group
+from .named_trace import trace_step
 from .recording import Recorder
 from .spec import make_mesh
+
+PROFILED = 2  # the step that is traced: the first ones make what is made lazily
 
 
 def run_training(
@@ -32,6 +35,7 @@ def run_training(
     timeout_s: float = TIMEOUT_S,
     device_type: str | None = None,
     record: str | os.PathLike | None = None,
+    profile: str | os.PathLike | None = None,
 ) -> list[float]:
     """Train under torchrun; rank 0 prints the loss of each step.
 
@@ -44,6 +48,7 @@ def run_training(
         weights: first values under the model's own names; else recipes.
         timeout_s: when a rank that does not answer counts as gone.
         device_type: `cpu` or `cuda`; None takes what is there.
+        profile: file for a trace of the third step (or the last, if there are fewer) on rank 0, for Perfetto; other ranks write beside it, with their number.
         record: file for what the steps took and held (`runtime.recording`); None: nobody looks.
     Returns:
         the losses. On an error that the user can act on, its text goes to stderr and the process exits with 2.
@@ -62,7 +67,10 @@ def run_training(
         losses = []
         for number, batch in zip(range(num_steps), batches):
             own = executable.local_batch(*_on_device(batch, comm.device))
-            losses.append(float(executable.step(*own) if recorder is None else recorder.step(*own)))
+            if profile is not None and number == min(PROFILED, num_steps - 1):
+                losses.append(float(trace_step(executable, own, _of_rank(profile, comm.rank))))
+            else:
+                losses.append(float(executable.step(*own) if recorder is None else recorder.step(*own)))
             if comm.rank == 0:
                 print(f"step {number}  loss {losses[-1]:.6f}", flush=True)
             if recorder is not None and recorder.full:
@@ -79,6 +87,12 @@ def run_training(
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
         stop_process_group()
         raise SystemExit(2) from None
+
+
+def _of_rank(path: str | os.PathLike, rank: int) -> Path:
+    """`trace.json` of rank 0, `trace.1.json` of rank 1."""
+    found = Path(path)
+    return found if rank == 0 else found.with_name(f"{found.stem}.{rank}{found.suffix}")
 
 
 def _on_device(batch: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, ...]:

@@ -97,10 +97,24 @@ def test_emit_a_plan_and_run_it(call, call_json, plan_file, tmp_path):
     assert [line.split()[:2] for line in out.splitlines()] == [["step", "0"], ["step", "1"]]
     assert all(1.0 < loss < 3.0 for loss in losses)
     code, data = call_json("run", tmp_path / "program", "--steps", "1")
-    assert (code, data) == (0, {"directory": str(tmp_path / "program"), "num_ranks": 2, "exit_code": 0, "record": str(tmp_path / "program" / "run.json")})
+    record = str(tmp_path / "program" / "run.json")
+    assert (code, data) == (0, {"directory": str(tmp_path / "program"), "num_ranks": 2, "exit_code": 0, "record": record, "profile": None})
     recorded = (tmp_path / "program" / "run.json").read_text()
     assert call("run", tmp_path / "program", "--steps", "many")[0] != 0
     assert (tmp_path / "program" / "run.json").read_text() == recorded
+
+
+@pytest.mark.gloo
+def test_run_writes_a_trace_with_the_programs_names(call, plan_file, tmp_path):
+    assert call("emit", plan_file, "-o", tmp_path / "program")[0] == 0
+    code, out, err = call("run", tmp_path / "program", "--profile", tmp_path / "trace.json", "--no-record", "--steps", "2")
+    assert code == 0 and f"traced one step: {tmp_path / 'trace.json'}" in err and len(out.splitlines()) == 2
+    text = "".join((tmp_path / "program" / name).read_text() for name in ("program.py", "kernels.py"))
+    for name in ("trace.json", "trace.1.json"):  # of both ranks
+        spans = {e["name"] for e in json.loads((tmp_path / name).read_text())["traceEvents"] if e.get("cat") == "user_annotation"}
+        assert {"forward", "backward", "update"} <= spans
+        kernels = {span.removeprefix("kernels.") for span in spans if span.startswith("kernels.")}
+        assert kernels and all(f"def {kernel}(" in text for kernel in kernels)
 
 
 @pytest.mark.gloo

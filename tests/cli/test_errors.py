@@ -287,6 +287,8 @@ def test_run_cannot_record(call, tmp_path):
     assert "OptionsError: --record: the folder /nowhere does not exist" in refused(call, "run", program, "--record", "/nowhere/run.json")
     err = refused(call, "run", program, "--record", tmp_path / "run.json")
     assert f"OptionsError: --record {tmp_path / 'run.json'}: {program / 'train.py'} takes no --record: emit it again with `autopar emit`" in err
+    err = refused(call, "run", program, "--profile", tmp_path / "trace.json")
+    assert f"OptionsError: --profile {tmp_path / 'trace.json'}: {program / 'train.py'} takes no --profile: emit it again with `autopar emit`" in err
     assert "give one of them" in refused(call, "run", program, "--record", tmp_path / "run.json", "--no-record")
 
 

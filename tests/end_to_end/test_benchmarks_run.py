@@ -119,18 +119,18 @@ def test_kernels_are_found_by_name_and_weighed_by_what_they_move():
     def layer_norm(x, weight):
         return x * weight
 
-    def fused_adamw(param, grad, lr):
+    def update_param(param, grad, lr):
         param.sub_(grad, alpha=lr)
 
-    vars(kernels).update(layer_norm=layer_norm, fused_adamw=fused_adamw, _norm_grid=layer_norm, silu=torch.nn.functional.silu)
+    vars(kernels).update(layer_norm=layer_norm, update_param=update_param, _norm_grid=layer_norm, silu=torch.nn.functional.silu)
     program = {"norm": layer_norm, "kernels": kernels}
 
     def step():
         program["norm"](torch.ones(2, 8), torch.ones(8) * 2)  # under a name of the program's own
         program["norm"](torch.ones(4, 8), torch.ones(8) * 2)  # the larger one counts
-        kernels.fused_adamw(torch.ones(16), torch.ones(16), lr=0.5)
+        kernels.update_param(torch.ones(16), torch.ones(16), lr=0.5)
 
     found, missing = measure_kernels(kernels, program, step, torch.device("cpu"))
-    assert {(k.kind, k.name, k.num_bytes) for k in found} == {("norm", "layer_norm", 4 * (32 + 8 + 32)), ("adamw", "fused_adamw", 4 * (16 + 16 + 16))}
+    assert {(k.kind, k.name, k.num_bytes) for k in found} == {("norm", "layer_norm", 4 * (32 + 8 + 32)), ("update_param", "update_param", 4 * (16 + 16 + 16))}
     assert missing == ["no kernel with 'cross_entropy' in its name"] and all(k.seconds > 0 for k in found)
     assert kernels.layer_norm is program["norm"] is layer_norm

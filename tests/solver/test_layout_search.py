@@ -96,8 +96,8 @@ def test_what_was_not_tried_is_not_said_to_be_impossible():
 
 
 def test_units_are_handed_to_neighbours():
-    assert _handed_over((2, 4), 1, 3, 6) == [(3, 4), (2, 3)]
-    assert _handed_over((2, 4), 0, 3, 6) == [(1, 4)]
-    assert _handed_over((1,), 0, 2, 2) == []
-    assert _handed_over((1, 2, 3), 1, 2, 5) == [(1, 2, 4)]  # the second and fourth of four chunks; only the fourth has two
-    assert _handed_over((1, 2, 3), 0, 2, 5) == []
+    assert _handed_over((2, 4), 1, (0, 1, 2), 6) == [(3, 4), (2, 3)]
+    assert _handed_over((2, 4), 0, (0, 1, 2), 6) == [(1, 4)]
+    assert _handed_over((1,), 0, (0, 1), 2) == []
+    assert _handed_over((1, 2, 3), 1, (0, 1, 0, 1), 5) == [(1, 2, 4)]  # the second and fourth of four chunks; only the fourth has two
+    assert _handed_over((1, 2, 3), 0, (0, 1, 0, 1), 5) == []

@@ -16,7 +16,7 @@ from ...graph.tensor import Value, num_elements
 from .index import Index
 
 if TYPE_CHECKING:
-    from .triton_text import _Printer
+    from .triton_text import Printer
 
 _PLAIN = {"aten.sum": "sum", "aten.amax": "max", "aten.amin": "min"}
 _NORMS = ("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
@@ -43,7 +43,7 @@ class Reduced:
     rows: int
     cols: int
     outputs: tuple[str, ...]
-    element: Callable[[_Printer, str, Index], str]
+    element: Callable[[Printer, str, Index], str]
 
 
 def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
@@ -71,7 +71,7 @@ def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
     return found
 
 
-def row_text(printer: _Printer, node: Node, output: int, index: Index, mask: str, reduced: Reduced | None) -> str | None:
+def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str, reduced: Reduced | None) -> str | None:
     """The text of an element of what a reducing node makes; None for other nodes."""
     packet = packet_of(node.op)
     if packet not in (*_PLAIN, *_NORMS, *_SOFTMAX, *_CLASSES):
@@ -111,7 +111,7 @@ def _plain(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
     kept = [d for d in wide if d not in over]
     name, value = node.outputs[0], node.inputs[0]
 
-    def element(printer: _Printer, output: str, index: Index) -> str:
+    def element(printer: Printer, output: str, index: Index) -> str:
         return printer.at(value, index)
 
     if not over:
@@ -143,8 +143,8 @@ def _norm(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
     return found
 
 
-def _norm_weight(node: Node, output: int) -> Callable[[_Printer, str, Index], str]:
-    def element(printer: _Printer, name: str, index: Index) -> str:
+def _norm_weight(node: Node, output: int) -> Callable[[Printer, str, Index], str]:
+    def element(printer: Printer, name: str, index: Index) -> str:
         row = _Row(printer, node, index)
         grad = row.at("grad_output")
         if output == 2:
@@ -154,7 +154,7 @@ def _norm_weight(node: Node, output: int) -> Callable[[_Printer, str, Index], st
     return element
 
 
-def _nothing(printer: _Printer, name: str, index: Index) -> str:
+def _nothing(printer: Printer, name: str, index: Index) -> str:
     raise UnsupportedError("a row that is not summed up")
 
 
@@ -174,7 +174,7 @@ def _is_given(node: Node, key: str) -> bool:
 class _Row:
     """A node that works on rows, asked for one element of what it makes."""
 
-    def __init__(self, printer: _Printer, node: Node, index: Index) -> None:
+    def __init__(self, printer: Printer, node: Node, index: Index) -> None:
         self.printer, self.node, self.index = printer, node, index
         shape = get_arg(node, "normalized_shape") or (printer.values[node.outputs[0]].shape[-1],)
         self.cols = num_elements(tuple(shape))  # type: ignore[arg-type]
@@ -277,7 +277,7 @@ def _softmax(row: _Row, packet: str) -> str:
     return f"{row.at('self')} - {peak} - tl.log({total})"
 
 
-def _classes(printer: _Printer, node: Node, op: str, index: Index) -> str:
+def _classes(printer: Printer, node: Node, op: str, index: Index) -> str:
     """Cross-entropy over the local classes, as in `runtime.vocabulary`."""
     logits = node.inputs[_place(node, "logits")]
     width = printer.values[logits].shape[-1]

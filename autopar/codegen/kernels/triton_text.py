@@ -28,7 +28,6 @@ from .pointwise import COMPARISONS, pointwise_text
 from .reductions import Reduced, UnsupportedError, list_reductions, row_text
 
 WIDEST_TILE = 8192  # elements of a row that a program holds at once; wider rows are walked along
-_WALK = 2048  # elements of a wide row at a time
 _TYPES = {"float64": "tl.float64", "float32": "tl.float32", "bfloat16": "tl.float32", "float16": "tl.float32", "int64": "tl.int64", "int32": "tl.int32",
           "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1"}  # fmt: skip
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a mantissa, as `runtime.random` draws them
@@ -79,10 +78,10 @@ def print_triton(kernel: Kernel) -> TritonText:
     Raises:
         UnsupportedError: there is none.
     """
-    return _Printer(kernel).text()
+    return Printer(kernel).text()
 
 
-class _Printer:
+class Printer:
     """Prints one kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -432,7 +431,7 @@ class _Printer:
         elif not flat and not self.walks:
             for width in sorted(self.widths):
                 lines.append("col = tl.arange(0, COLS)[None, :]" if width == self.cols else f"col_{width} = tl.arange(0, {power_of_two(width)})[None, :]")
-        wide = "int64" if self.rows * max(self.cols, 1) > 2**31 - 1 or self.kernel.any_shape else ""
+        wide = "int64" if self.kernel.any_shape or any(num_elements(v.shape) > 2**31 - 1 for v in graph.values) else ""
         first = f"tl.program_id(0){f'.to(tl.{wide})' if wide else ''} * ROWS"
         if flat and self.rows == 1:
             lines += body
