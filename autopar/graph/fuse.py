@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from .cuts import resolve_known
 from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
-from .kernel import Kernel, cut_kernel, kernel_key, kernel_node, suggest_name, written_states
+from .kernel import Kernel, cut_kernel, fresh_name, kernel_key, kernel_node, suggest_name, written_states
 from .liveness import is_view
 from .node import Node, Phase
 from .program import WAIT, Origin, Program
@@ -88,7 +88,7 @@ def fuse_program(
         if key not in kernels:
             first = graph.nodes[group.members[0]]
             name = suggest_name(kernel) if not segments or first.phase is Phase.UPDATE else segment_name(first)
-            kernels[key] = replace(kernel, name=_fresh(name, names))
+            kernels[key] = replace(kernel, name=fresh_name(name, names))
         stands[group.members[-1]] = kernel_node(kernels[key], arguments, group.outside, graph.nodes[group.members[-1]])
     gone = {i for group in groups for i in (*group.members, *group.writes)}
     fused, order = _assemble(program, stands, gone, {i for group in groups for i in group.views})
@@ -214,12 +214,3 @@ def _sort(waits: Mapping[int, set[int]], places: Mapping[int, tuple[int, int]]) 
             if not left[k]:
                 heapq.heappush(heap, (places[k], k))
     return order
-
-
-def _fresh(wish: str, taken: set[str]) -> str:
-    name, count = wish, 1
-    while name in taken:
-        count += 1
-        name = f"{wish}_{count}"
-    taken.add(name)
-    return name

@@ -138,11 +138,11 @@ def _name_values(graph: Graph, nodes: Sequence[int], arguments: Sequence[str], v
     ops = {out: packet_of(node.op).partition(".")[2] for node in graph.nodes for out in node.outputs}
     phase = graph.nodes[nodes[0]].phase
     for name in arguments:
-        names[name] = _fresh(_argument_wish(values[name], ops.get(name, ""), phase), taken)
+        names[name] = fresh_name(_identifier(_argument_wish(values[name], ops.get(name, ""), phase)), taken)
     for i in nodes:
         for out in graph.nodes[i].outputs:
             if out:
-                names[out] = _fresh(_shorten(ops[out]), taken)
+                names[out] = fresh_name(_identifier(_shorten(ops[out])), taken)
     return names
 
 
@@ -157,12 +157,16 @@ def _argument_wish(value: Value, op: str, phase: Phase) -> str:
     return value.name.partition(":")[0] if value.kind is Kind.BATCH else _shorten(op) or "x"
 
 
-def _fresh(wish: str, taken: set[str]) -> str:
-    base = re.sub(r"\W+", "_", wish).strip("_") or "x"
-    base = f"v_{base}" if base[0].isdigit() else base
-    name, count = base, 1
+def fresh_name(wish: str, taken: set[str]) -> str:
+    """`wish`, with a number where it is taken; taken from now on."""
+    name, count = wish, 1
     while name in taken:
         count += 1
-        name = f"{base}_{count}"
+        name = f"{wish}_{count}"
     taken.add(name)
     return name
+
+
+def _identifier(wish: str) -> str:
+    base = re.sub(r"\W+", "_", wish).strip("_") or "x"
+    return f"v_{base}" if base[0].isdigit() else base
