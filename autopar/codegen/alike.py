@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..graph.graph import Graph
+from ..graph.graph import Graph, entering_values
 from ..graph.node import Node
 from ..graph.repeats import block_of, shift_name
 from ..graph.stage_programs import StageProgram
@@ -46,7 +46,7 @@ def _differ(a: Node, b: Node, names: Mapping[str, str]) -> bool:
 def _same_ends(mine: Graph, theirs: Graph, names: Mapping[str, str]) -> bool:
     """Equal values in equal places, and equal ends: updates, loss, outputs."""
     facts = [[(v.shape, v.dtype, v.kind, v.version, COPY in v.name) for v in graph.values] for graph in (mine, theirs)]
-    batches = [[v.name.partition(COPY)[0] for v in graph.values if v.name in graph.inputs and v.kind not in STATE_KINDS] for graph in (mine, theirs)]
+    batches = [[v.name.partition(COPY)[0] for v in entering_values(graph) if v.kind not in STATE_KINDS] for graph in (mine, theirs)]
     ends = tuple((names[a], names[b]) for a, b in mine.updates) == theirs.updates and (names[mine.loss] if mine.loss else "") == theirs.loss
     return facts[0] == facts[1] and batches[0] == batches[1] and ends and tuple(names[o] for o in mine.outputs) == theirs.outputs
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ProgramError
-from ..graph.graph import Graph, use_table
+from ..graph.graph import Graph, entering_values, use_table
 from ..graph.node import Node, Phase
 from ..graph.program import Program
 from ..graph.repeats import relative_name
@@ -76,7 +76,7 @@ def print_bodies(
     written = {n.inputs[1] for n in graph.nodes if n.op == "state.write"}
     dead = frozenset(v for v, places in uses.items() if not places and v not in leaving and v not in written)
     tail = _find_tail(graph, leaving)
-    state_keys = {v.name: _entry(v) for v in graph.values if v.name in set(graph.inputs)}
+    state_keys = {v.name: _entry(v) for v in entering_values(graph)}
     held = frozenset() if in_turns else leaving
     frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes)
     frame.grad_keys = _name_grads(program, grads, crossings, tail, leaving - held)

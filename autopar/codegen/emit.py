@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ..graph.fuse import Fused, fuse_program
-from ..graph.graph import Graph
+from ..graph.graph import Graph, entering_values
 from ..graph.kernel import Kernel
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.node import Phase
@@ -176,10 +176,9 @@ def print_states(program: Program, facts: ModelFacts) -> list[str]:
     """The lines of the `STATES` constant."""
     storage: dict[str, Sharding] = {name: sharding for name, _, sharding in program.shardings}
     whole = dict(program.whole)
-    entering = set(program.graph.inputs)
     rows: dict[tuple, list[str]] = {}
-    for value in program.graph.values:
-        if value.name in entering and value.kind in STATE_KINDS:
+    for value in entering_values(program.graph):
+        if value.kind in STATE_KINDS:
             init = facts.inits.get(value.storage, ("given",))
             key = (value.kind.value, whole[value.name], value.dtype, str(storage[value.name]), _strip_numbers(init), _pattern(value.storage), value.storage in facts.transient)
             rows.setdefault(key, []).append(value.storage)
@@ -195,7 +194,7 @@ def print_states(program: Program, facts: ModelFacts) -> list[str]:
 def print_batch(program: Program) -> list[str]:
     """The lines of the `BATCH` constant."""
     storage, whole = {name: sharding for name, _, sharding in program.shardings}, dict(program.whole)
-    rows = [v for v in program.graph.values if v.name in program.graph.inputs and v.kind not in STATE_KINDS]
+    rows = [v for v in entering_values(program.graph) if v.kind not in STATE_KINDS]
     return ["BATCH = {", *(f'    "{v.name.partition(COPY)[0]}": Batch({whole[v.name]!r}, "{v.dtype}", "{storage[v.name]}"),' for v in rows), "}"]
 
 

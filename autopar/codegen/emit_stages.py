@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ..graph.fuse import fuse_program
-from ..graph.graph import Graph
+from ..graph.graph import Graph, entering_values
 from ..graph.kernel import Kernel, is_kernel
 from ..graph.mesh import Mesh, print_mesh
 from ..graph.node import Phase, get_arg
@@ -252,7 +252,7 @@ def _print_stage(stage: StageProgram, body: Body, number: int, count: int, name:
     header = _STAGE_HEADER.format(
         number=number, count=count, name=name, modules=modules, also=also and f"\n\n{also.strip()}", mesh=_mesh_words(program.mesh).removeprefix("mesh "), imports=imports
     )
-    copies = tuple(sorted({v.storage for v in program.graph.values if v.name in program.graph.inputs and v.kind in STATE_KINDS and COPY in v.name}))
+    copies = tuple(sorted({v.storage for v in entering_values(program.graph) if v.kind in STATE_KINDS and COPY in v.name}))
     tables = [
         *print_states(program, facts), "", *print_batch(program), "",
         f"COPIES = {copies!r}  # states that are kept here, too, and updated by another stage", "",

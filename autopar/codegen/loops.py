@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from ..graph.graph import Graph, producer_table, use_table
+from ..graph.graph import Graph, entering_values, producer_table, use_table
 from ..graph.node import Phase
 from ..graph.program import STARTS
 from ..graph.repeats import Block, Repeat, find_repeats
@@ -167,7 +167,7 @@ def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -
         apart: nodes of the update phase that are printed elsewhere.
     """
     parts, rest = update_parts(graph, apart)
-    entering = {v.name: v for v in graph.values if v.name in set(graph.inputs)}
+    entering = {v.name: v for v in entering_values(graph)}
     groups: dict[object, list[Part]] = {}
     for part in parts:
         groups.setdefault(_part_signature(graph, part, entering, keys), []).append(part)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..graph.graph import entering_values
 from ..graph.node import Node
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.program import STARTS
@@ -95,7 +96,7 @@ def print_loop(frame: Frame, title: str, group: tuple[Part, ...], split: Parcels
 def _most_bytes(frame: Frame, group: tuple[Part, ...]) -> int:
     """Of the states of one lot, so that what travels for them fills at most a bucket."""
     values = {v.name: v for v in frame.graph.values}
-    held = {v.storage: size_bytes(v) for v in frame.graph.values if v.name in set(frame.graph.inputs)}
+    held = {v.storage: size_bytes(v) for v in entering_values(frame.graph)}
     most = 1.0
     for part in group:
         begun = [frame.graph.nodes[i] for i in part.nodes if frame.graph.nodes[i].op in STARTS]

@@ -25,6 +25,7 @@ from .rule import Rule
 from .rules import RULES
 from .sections import Section
 from .segments import find_segments, segment_name
+from .tensor import Value
 
 _Uses = Mapping[str, Sequence[tuple[int, int]]]
 
@@ -74,16 +75,17 @@ def fuse_program(
     """
     graph = program.graph
     sites, signatures = resolve_known(graph, rules)
-    makers, uses = producer_table(graph), use_table(graph)
+    values, makers, uses = value_table(graph), producer_table(graph), use_table(graph)
+    ends = {*graph.outputs, graph.loss, *(g for _, g in graph.grads)}
     found = find_groups(graph, sites, signatures, parts=sections)
     if segments:
         found = (*find_segments(graph, sections), *(nodes for nodes in found if graph.nodes[nodes[0]].phase is Phase.UPDATE))
-    groups = [_describe(graph, makers, uses, nodes) for nodes in found]
+    groups = [_describe(graph, values, makers, uses, ends, nodes) for nodes in found]
     kernels: dict[object, Kernel] = {kernel_key(k): k for k in taken}
     names = {k.name for k in taken}
     stands: dict[int, Node] = {}  # last node of a group -> the node that takes its place
     for group in groups:
-        kernel, arguments = cut_kernel(graph, sorted((*group.members, *group.views)), group.outside, group.into)
+        kernel, arguments = cut_kernel(graph, values, makers, sorted((*group.members, *group.views)), group.outside, group.into)
         key = kernel_key(kernel)
         if key not in kernels:
             first = graph.nodes[group.members[0]]
@@ -95,12 +97,12 @@ def fuse_program(
     return Fused(fused, tuple(sections[i] for i in order), tuple(kernels.values()))
 
 
-def _describe(graph: Graph, makers: Mapping[str, tuple[int, int]], uses: _Uses, members: Sequence[int]) -> _Group:
+def _describe(
+    graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], uses: _Uses, ends: set[str], members: Sequence[int]
+) -> _Group:
     inside = set(members)
     views = {view for i in members for name in graph.nodes[i].inputs for view in _views_between(graph, makers, name, inside)}
-    ends = {*graph.outputs, graph.loss, *(g for _, g in graph.grads)}
     made = [out for i in members for out in graph.nodes[i].outputs if out]
-    values = value_table(graph)
     alike = {values[out].shape for out in made}
     into: dict[str, str] = {}
     writes = []

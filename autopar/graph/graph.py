@@ -63,6 +63,12 @@ def value_table(graph: Graph) -> dict[str, Value]:
     return {v.name: v for v in graph.values}
 
 
+def entering_values(graph: Graph) -> tuple[Value, ...]:
+    """The values that are there when the step begins, in the graph's order."""
+    names = set(graph.inputs)
+    return tuple(v for v in graph.values if v.name in names)
+
+
 def producer_table(graph: Graph) -> dict[str, tuple[int, int]]:
     """For each value that a node makes: (index of the node, which of its outputs)."""
     return {out: (i, k) for i, node in enumerate(graph.nodes) for k, out in enumerate(node.outputs) if out}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .graph import Graph, value_table
+from .graph import Graph
 from .liveness import is_view
 from .node import Arg, Node, Phase, Ref, packet_of
 from .tensor import STATE_KINDS, Kind, Value
@@ -44,19 +44,21 @@ class Kernel:
     sources: tuple[str, ...]
 
 
-def cut_kernel(graph: Graph, nodes: Sequence[int], outside: Sequence[str], into: Mapping[str, str]) -> tuple[Kernel, tuple[str, ...]]:
+def cut_kernel(
+    graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], nodes: Sequence[int], outside: Sequence[str], into: Mapping[str, str]
+) -> tuple[Kernel, tuple[str, ...]]:
     """The kernel of a group, still without a name, and the values that its arguments are.
 
     Args:
+        values, makers: of the graph (`value_table`, `producer_table`): it is asked for thousands of groups.
         nodes: of the group and the views between them, in order.
         outside: values that the group makes and others read, in order.
         into: of these, new version -> the state into whose storage it goes.
     """
-    values = value_table(graph)
     made = {out for i in nodes for out in graph.nodes[i].outputs if out}
     arguments = tuple(dict.fromkeys(name for i in nodes for name in graph.nodes[i].inputs if name not in made))
     arguments += tuple(old for old in into.values() if old not in arguments)
-    names = _name_values(graph, nodes, arguments, values)
+    names = _name_values(graph, values, makers, nodes, arguments)
     entering = tuple(Value(names[a], names[a], 0, values[a].shape, values[a].dtype, Kind.ACTIVATION) for a in arguments)
     inner, own = [], []
     for number, i in enumerate(nodes):
@@ -118,31 +120,33 @@ def suggest_name(kernel: Kernel) -> str:
         return "_".join(dict.fromkeys(["update", *sorted(states, key=lambda s: s != "param")]))[:60]
     words: list[str] = []
     for node in kernel.graph.nodes:
-        word = packet_of(node.op).partition(".")[2]
-        if word not in _PLAIN and (not words or words[-1] != _shorten(word)):
-            words.append(_shorten(word))
-    words = words or [_shorten(packet_of(kernel.graph.nodes[-1].op).partition(".")[2])]
+        word = _short_op(node)
+        if packet_of(node.op).partition(".")[2] not in _PLAIN and (not words or words[-1] != word):
+            words.append(word)
+    words = words or [_short_op(kernel.graph.nodes[-1])]
     if len(words) > _MOST_WORDS:
         words = [*words[: _MOST_WORDS - 1], words[-1]]
     return "_".join(words)
 
 
-def _shorten(word: str) -> str:
+def _short_op(node: Node) -> str:
+    word = packet_of(node.op).partition(".")[2]
     return word.strip("_").removeprefix("native_").removeprefix("fused_").replace("backward_data", "backward")
 
 
-def _name_values(graph: Graph, nodes: Sequence[int], arguments: Sequence[str], values: Mapping[str, Value]) -> dict[str, str]:
+def _name_values(
+    graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], nodes: Sequence[int], arguments: Sequence[str]
+) -> dict[str, str]:
     """Value -> its name in the kernel."""
     names: dict[str, str] = {}
     taken = set(_RESERVED)
-    ops = {out: packet_of(node.op).partition(".")[2] for node in graph.nodes for out in node.outputs}
     phase = graph.nodes[nodes[0]].phase
     for name in arguments:
-        names[name] = fresh_name(_identifier(_argument_wish(values[name], ops.get(name, ""), phase)), taken)
+        names[name] = fresh_name(_identifier(_argument_wish(values[name], _short_op(graph.nodes[makers[name][0]]) if name in makers else "", phase)), taken)
     for i in nodes:
         for out in graph.nodes[i].outputs:
             if out:
-                names[out] = fresh_name(_identifier(_shorten(ops[out])), taken)
+                names[out] = fresh_name(_identifier(_short_op(graph.nodes[i])), taken)
     return names
 
 
@@ -154,7 +158,7 @@ def _argument_wish(value: Value, op: str, phase: Phase) -> str:
         return role if owner else value.storage.rpartition(".")[2]
     if value.kind is Kind.GRAD:
         return "grad"
-    return value.name.partition(":")[0] if value.kind is Kind.BATCH else _shorten(op) or "x"
+    return value.name.partition(":")[0] if value.kind is Kind.BATCH else op or "x"
 
 
 def fresh_name(wish: str, taken: set[str]) -> str:

@@ -55,6 +55,11 @@ class Value:
     kind: Kind
 
 
+def power_of_two(number: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
 def num_elements(shape: tuple[int, ...]) -> int:
     """The number of elements of a tensor of this shape; 1 for a scalar."""
     return math.prod(shape)

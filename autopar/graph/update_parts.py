@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .graph import Graph, producer_table
+from .graph import Graph, entering_values, producer_table
 from .node import Phase
 
 
@@ -36,7 +36,7 @@ def update_parts(graph: Graph, apart: frozenset[int] = frozenset()) -> tuple[lis
         return i
 
     maker = {name: i for name, (i, _) in producer_table(graph).items()}
-    entering = {v.name: v for v in graph.values if v.name in set(graph.inputs)}
+    entering = {v.name: v for v in entering_values(graph)}
     touched: dict[str, int] = {}
     for i in nodes:
         for name in graph.nodes[i].inputs:

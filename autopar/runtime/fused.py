@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..graph.tensor import power_of_two
+
 try:
     import triton
     import triton.language as tl
@@ -93,8 +95,8 @@ def blocks(grid: Grid) -> dict[str, int]:
     if grid.shape == "flat":
         return {"ROWS": _FLAT, "num_warps": 4}
     if grid.shape == "columns":
-        return {"ROWS": 32, "COLS": min(_COLUMN_BLOCK, _power_of_two(grid.cols)), "num_warps": 4}
-    cols = _WALK if grid.walks else _power_of_two(grid.cols)
+        return {"ROWS": 32, "COLS": min(_COLUMN_BLOCK, power_of_two(grid.cols)), "num_warps": 4}
+    cols = _WALK if grid.walks else power_of_two(grid.cols)
     rows = max(1, _ELEMENTS // cols)
     return {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * cols // 512))}
 
@@ -183,10 +185,6 @@ class Seen:
 
 def _empty(out: Out, programs: int, device: torch.device) -> Tensor:
     return torch.empty((programs, out.width), dtype=out.part_dtype, device=device) if out.width else torch.empty(tuple(out.shape), dtype=out.dtype, device=device)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
 
 
 class _Nothing:

@@ -16,7 +16,7 @@ from ..constraints import Constraints
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..graph.case import Case, build_case
-from ..graph.graph import producer_table
+from ..graph.graph import entering_values, producer_table
 from ..graph.mesh import Mesh
 from ..graph.node import Phase
 from ..graph.roles import Roles
@@ -85,7 +85,7 @@ def unit_names(case: Case, unit: int) -> frozenset[str]:
     inside = [stage == unit + (node.phase is Phase.BACKWARD) for node, stage in zip(graph.nodes, table)]
     found = {node.name for node, is_in in zip(graph.nodes, inside) if is_in}
     found |= {name for name, (i, _) in makers.items() if inside[i]}
-    found |= {v.name for v in graph.values if v.name in graph.inputs and home.get(v.storage.rpartition(":")[2], 0) == unit}
+    found |= {v.name for v in entering_values(graph) if home.get(v.storage.rpartition(":")[2], 0) == unit}
     return frozenset(found)
 
 

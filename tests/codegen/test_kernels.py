@@ -24,8 +24,9 @@ from autopar.graph.program import check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.trace import trace_step  # noqa: E402
 
+from . import random_plans  # noqa: E402
 from .kernel_cases import CASES, kernels_of  # noqa: E402
-from .random_plans import Assigner, Control  # noqa: E402
+from .random_plans import Assigner, Control, files_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp64": 1e-11}  # of the largest value: rounding of what comes in and goes out, and of sums of 9001 in float32
@@ -191,8 +192,8 @@ def test_equal_counts_are_worked_out_once():
 
 
 @pytest.mark.parametrize("case", ["gpt", "rotary", "batch norm", "momentum", "dropout"])
-def test_programs_are_equal_fused_and_not(case):
-    """One random plan on two ranks as a program with kernels, and without: the same numbers to the last rounding."""
+def test_programs_are_equal_fused_and_not(case, monkeypatch):
+    """One random plan, on one rank and on two, as a program with kernels and op by op: both give plain PyTorch's numbers."""
     graph = trace_step(CASES[case](), "fp64").graph
     control = Control(CASES[case]())
     for sizes in ((), (2,)):
@@ -201,4 +202,9 @@ def test_programs_are_equal_fused_and_not(case):
         fused = fuse_program(program, phase_sections(program.graph))
         check_program(fused.program)
         assert fused.kernels and len(fused.program.graph.nodes) < len(program.graph.nodes)
-        assert control.worst(program)[0] < 1e-10
+        for local in ("kernels", "ops"):
+            files = files_of(graph, program, local)
+            assert ("kernels.py" in files) == (local == "kernels")
+            with monkeypatch.context() as patch:
+                patch.setattr(random_plans, "files_of", lambda graph, program: files)
+                assert control.worst(program)[0] < 1e-10, local

@@ -28,6 +28,7 @@ def emitted(case, sizes=()):
     return Control(CASES[case]()), program, {local: print_files(program, graph, "it", "test", "", ModelFacts(), local=local) for local in ("kernels", "inductor", "ops")}
 
 
+# A compiler is part of torch.compile on a CPU, not of autopar: machines without one run the other back ends.
 @pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.parametrize("case", ["gpt", "dropout"])
 def test_torch_compile_gives_the_same_numbers(case, monkeypatch):

@@ -22,7 +22,7 @@ from ...graph.fusion import DRAWS
 from ...graph.graph import producer_table, value_table
 from ...graph.kernel import Kernel
 from ...graph.node import Const, Node, Ref, get_arg, packet_of
-from ...graph.tensor import num_elements
+from ...graph.tensor import num_elements, power_of_two
 from .index import Index, broadcast, coordinates, flatten, variable, view_source
 from .pointwise import COMPARISONS, pointwise_text
 from .reductions import Reduced, UnsupportedError, list_reductions, row_text
@@ -463,11 +463,6 @@ def number_text(number: float | int, dtype: str) -> str:
     else:
         text = repr(float(number) if dtype in _FLOATS else number)
     return f"tl.full((), {text}, tl.float64)" if dtype == "float64" else text
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << max(number - 1, 0).bit_length()
 
 
 def _stored(dtype: str) -> str:
