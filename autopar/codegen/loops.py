@@ -14,7 +14,7 @@ from typing import Union
 
 from ..graph.graph import Graph, entering_values, producer_table, use_table
 from ..graph.node import Phase
-from ..graph.program import STARTS
+from ..graph.program import CUTS, STARTS
 from ..graph.repeats import Block, Repeat, find_repeats
 from ..graph.sections import Section, list_sections
 from ..graph.update_parts import Part, update_parts
@@ -73,16 +73,23 @@ def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section], leaving: f
             gone = tuple(place for place, out in made.items() if out in leaving)
             groups.setdefault((section, places, left, gone), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
     entering = frozenset(graph.inputs)
-    return [_look_ahead(graph, entering, Loop(repeat.family, section, run)) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
+    return [_look_ahead(graph, entering, uses, Loop(repeat.family, section, run)) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
 
 
-def _look_ahead(graph: Graph, entering: frozenset[str], loop: Loop) -> Loop:
-    """The loop, with what is started of states alone apart."""
-    first = [graph.nodes[i] for i in loop.blocks[0].nodes]
-    early = [p for p, node in enumerate(first) if node.op in STARTS and entering.issuperset(node.inputs)]
-    if not early:
+def _look_ahead(graph: Graph, entering: frozenset[str], uses: Mapping[str, Sequence[tuple[int, int]]], loop: Loop) -> Loop:
+    """The loop, with what is started of states alone apart, local cuts before it included."""
+    own = loop.blocks[0].nodes
+    there = set(entering)
+    early: list[int] = []
+    for p, i in enumerate(own):
+        node = graph.nodes[i]
+        cut = node.op in CUTS and all(graph.nodes[k].op in STARTS for k, _ in uses[node.outputs[0]])
+        if (node.op in STARTS or cut) and there.issuperset(node.inputs):
+            early.append(p)
+            there.update(node.outputs if cut else ())
+    if not any(graph.nodes[own[p]].op in STARTS for p in early):
         return loop
-    rest = [p for p in range(len(first)) if p not in early]
+    rest = [p for p in range(len(own)) if p not in early]
     ahead = tuple(Block(b.index, tuple(b.nodes[p] for p in early)) for b in loop.blocks)
     return Loop(loop.family, loop.section, tuple(Block(b.index, tuple(b.nodes[p] for p in rest)) for b in loop.blocks), ahead)
 

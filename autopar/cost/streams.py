@@ -76,7 +76,7 @@ def run_pass(pieces: Sequence[Piece], share: float, backlog_s: float = 0.0) -> P
         share: of a hidden collective's seconds that lengthen compute; 1: nothing hides.
         backlog_s: that the collectives of the pass before still take at its begin.
     """
-    stream = _Comm(share, backlog_s)
+    stream = CommStream(share, backlog_s)
     early = _issue_places(pieces)
     now, done_at = 0.0, {}
     ran: list[Ran] = []
@@ -115,7 +115,7 @@ def _issue_places(pieces: Sequence[Piece]) -> dict[int, list[int]]:
     return found
 
 
-class _Comm:
+class CommStream:
     """The communication stream; lives for one pass."""
 
     def __init__(self, share: float, backlog_s: float) -> None:

@@ -6,6 +6,7 @@ sit closest. `link` says which link of the cluster the ranks of one group along 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 
@@ -51,6 +52,13 @@ def axis_groups(mesh: Mesh, axis: int) -> tuple[tuple[int, ...], ...]:
     size = mesh.axes[axis].size
     starts = [r for r in range(num_ranks(mesh)) if (r // stride) % size == 0]
     return tuple(tuple(start + k * stride for k in range(size)) for start in starts)
+
+
+def joint_group(mesh: Mesh, names: Collection[str], rank: int) -> tuple[int, ...]:
+    """The ranks that differ from this one along these axes only, in order."""
+    own = [c for axis, c in zip(mesh.axes, coordinates(mesh, rank)) if axis.name not in names]
+    others = ((r, coordinates(mesh, r)) for r in range(num_ranks(mesh)))
+    return tuple(r for r, place in others if [c for axis, c in zip(mesh.axes, place) if axis.name not in names] == own)
 
 
 def print_mesh(mesh: Mesh) -> str:

@@ -4,7 +4,8 @@ In: a program as `graph.partition` builds it. Out: the same program in which wha
 everything else blocks as before:
 
     comm.start_all_gather(x, axis, dim, stride)    comm.start_reduce_scatter(x, axis, dim, stride, op, alone)    comm.start_all_reduce(x, axis, op)
-        of several tensors, each with its own dim and stride; makes for each a value under way, of the shape that it will have
+        of several tensors, each with its own dim and stride; makes for each a value under way, of the shape that it will have. Along several axes at once
+        (`axis`, and each dim and stride, are tuples then, in the order in which the collectives stood): one collective of all their ranks
     comm.wait(x, of)                               the value itself; it shares the bytes of what was under way
 
 The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
@@ -26,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .graph import Graph, use_table, value_table
+from .graph import Graph, producer_table, use_table, value_table
 from .node import Arg, Node, Phase, Ref, get_arg
-from .program import WAIT, Origin, Program
+from .program import CUTS, WAIT, Origin, Program
 from .repeats import block_of
 from .sections import Section
 from .tensor import STATE_KINDS, Value, size_bytes
@@ -42,13 +43,25 @@ _REDUCES = ("comm.all_reduce", "comm.reduce_scatter")
 
 @dataclass(frozen=True, slots=True)
 class _Hiding:
-    """A collective that may hide. Args: node: its index. start: the index before which it may start. wait: that before which it is waited for. group: kind
-    and place; what shares both may share a bucket."""
+    """A collective that may hide, or several of one kind along different axes that nothing stands between: they go as one.
 
-    node: int
+    Args:
+        chain: their indices.
+        start: the index before which they may start.
+        wait: that before which they are waited for.
+        group: kind and place; what shares both may share a bucket.
+        cuts: local cuts before them that nobody else reads: they move with the start.
+    """
+
+    chain: tuple[int, ...]
     start: int
     wait: int
     group: tuple
+    cuts: tuple[int, ...] = ()
+
+    @property
+    def node(self) -> int:
+        return self.chain[0]
 
 
 def overlap_program(program: Program, sections: Sequence[Section], prefetches: bool = True) -> tuple[Program, tuple[Section, ...]]:
@@ -64,7 +77,7 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
     values = value_table(graph)
     places = _places(graph, sections)
     early = _prefetches(graph, values, sections, places) if prefetches else []
-    hiding = [*early, *_trailing(graph, sections, places), *_in_updates(graph)]
+    hiding = [*early, *_trailing(graph, sections, places), *_in_updates(graph, places)]
     buckets = _fill_buckets(graph, values, hiding)
     return _rebuild(program, sections, values, [b for b in buckets if _gains(b)])
 
@@ -72,8 +85,8 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
 def _gains(bucket: Sequence[_Hiding]) -> bool:
     """False of a single gather in no block that would be waited for as soon as it is started. (In a block, too, that is so of the first, but equal blocks stay
     equal.)"""
-    kind, place = bucket[0].group
-    return kind == "update" or place[1] is not None or len(bucket) > 1 or bucket[0].start != bucket[0].node or bucket[0].wait != bucket[0].node
+    (kind, place), one = bucket[0].group, bucket[0]
+    return kind == "update" or place[1] is not None or len(bucket) > 1 or len(one.chain) > 1 or one.start != one.node or one.wait != one.node
 
 
 def _places(graph: Graph, sections: Sequence[Section]) -> list[tuple]:
@@ -101,13 +114,43 @@ def _prefetches(graph: Graph, values: Mapping[str, Value], sections: Sequence[Se
         if place[1] is not None:
             before[place] = first[last[place[0]]] if place[0] in last else i
             last[place[0]] = place
-    entering = {n for n in graph.inputs if values[n].kind in STATE_KINDS}
     written = {n.inputs[0] for n in graph.nodes if n.op == "state.write" and n.phase is not Phase.UPDATE}
-    return [
-        _Hiding(i, before.get(places[i], first[places[i]]), i, ("prefetch", places[i]))
-        for i, node in enumerate(graph.nodes)
-        if node.op == "comm.all_gather" and sections[i].phase in LOOP and node.inputs[0] in entering - written
-    ]
+    stored = {n for n in graph.inputs if values[n].kind in STATE_KINDS} - written
+    makers, uses = producer_table(graph), use_table(graph)
+    found = []
+    for i, node in enumerate(graph.nodes):
+        if node.op == "comm.all_gather" and sections[i].phase in LOOP:
+            source, cuts = _before_cuts(graph, makers, uses, node.inputs[0], places[i], places)
+            if source in stored:
+                chain = _chain(graph, uses, i, places)
+                found.append(_Hiding(chain, before.get(places[i], first[places[i]]), chain[-1], ("prefetch", places[i]), cuts))
+    return found
+
+
+def _before_cuts(
+    graph: Graph, makers: Mapping[str, tuple[int, int]], uses: Mapping[str, Sequence[tuple[int, int]]], name: str, place: tuple, places: Sequence[tuple]
+) -> tuple[str, tuple[int, ...]]:
+    """(the value that is cut, the cuts in order): through the local cuts of which nobody else reads anything."""
+    cuts: tuple[int, ...] = ()
+    while name in makers and graph.nodes[makers[name][0]].op in CUTS and len(uses[name]) == 1 and places[makers[name][0]] == place:
+        cuts = (makers[name][0], *cuts)
+        name = graph.nodes[cuts[0]].inputs[0]
+    return name, cuts
+
+
+def _chain(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], first: int, places: Sequence[tuple]) -> tuple[int, ...]:
+    """A collective, and those of its kind along other axes that take up its result, where nobody else does."""
+    chain = [first]
+    while True:
+        node = graph.nodes[chain[-1]]
+        readers = uses[node.outputs[0]]
+        if len(readers) != 1 or node.outputs[0] in (graph.loss, *graph.outputs):
+            return tuple(chain)
+        after = graph.nodes[readers[0][0]]
+        axes = {get_arg(graph.nodes[i], "axis") for i in chain}
+        if after.op != node.op or get_arg(after, "op") != get_arg(node, "op") or get_arg(after, "axis") in axes or places[readers[0][0]] != places[first]:
+            return tuple(chain)
+        chain.append(readers[0][0])
 
 
 def _trailing(graph: Graph, sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
@@ -115,15 +158,19 @@ def _trailing(graph: Graph, sections: Sequence[Section], places: Sequence[tuple]
     uses = use_table(graph)
     leaving = {graph.loss, *graph.outputs}
     found = []
+    taken: set[int] = set()
     for i, node in enumerate(graph.nodes):
-        if node.op in _REDUCES and sections[i].phase in LOOP and node.outputs[0] not in leaving:
-            readers = [graph.nodes[k] for k, _ in uses[node.outputs[0]]]
-            if readers and all(r.phase is Phase.UPDATE for r in readers) and len({r.path for r in readers}) == 1:
-                found.append(_Hiding(i, i, uses[node.outputs[0]][0][0], ("trailing", places[i])))
+        if node.op in _REDUCES and sections[i].phase in LOOP and i not in taken:
+            chain = _chain(graph, uses, i, places)
+            out = graph.nodes[chain[-1]].outputs[0]
+            readers = [graph.nodes[k] for k, _ in uses[out]]
+            if readers and out not in leaving and all(r.phase is Phase.UPDATE for r in readers) and len({r.path for r in readers}) == 1:
+                found.append(_Hiding(chain, chain[-1], uses[out][0][0], ("trailing", places[i])))
+                taken.update(chain)
     return found
 
 
-def _in_updates(graph: Graph) -> list[_Hiding]:
+def _in_updates(graph: Graph, places: Sequence[tuple]) -> list[_Hiding]:
     """Reductions of what earlier phases made, and gathers of what is only written, each of one parameter's own update."""
     uses, leaving = use_table(graph), {graph.loss, *graph.outputs}
     apart = set(leaving)  # what the user gets comes first
@@ -138,12 +185,19 @@ def _in_updates(graph: Graph) -> list[_Hiding]:
         nodes = [graph.nodes[i] for i in part.nodes]
         if any(node.op in (SEND, RECEIVE) for node in nodes):
             continue
+        taken: set[int] = set()
         for i, node in zip(part.nodes, nodes):
+            if i in taken or node.op not in (*_REDUCES, "comm.all_gather"):
+                continue
+            chain = _chain(graph, uses, i, places)
+            out = graph.nodes[chain[-1]].outputs[0]
             if node.op in _REDUCES and node.inputs[0] not in made:
-                found.append(_Hiding(i, i, i, ("update", i)))
-            elif node.op == "comm.all_gather" and node.inputs[0] in made:
-                if [graph.nodes[k].op for k, _ in uses[node.outputs[0]]] == ["state.write"] and node.outputs[0] not in leaving:
-                    found.append(_Hiding(i, i, i, ("update", i)))
+                found.append(_Hiding(chain, chain[-1], chain[-1], ("update", i)))
+                taken.update(chain)
+            elif node.op not in _REDUCES and node.inputs[0] in made:
+                if [graph.nodes[k].op for k, _ in uses[out]] == ["state.write"] and out not in leaving:
+                    found.append(_Hiding(chain, chain[-1], chain[-1], ("update", i)))
+                    taken.update(chain)
     return sorted(found, key=lambda one: one.node)
 
 
@@ -155,8 +209,8 @@ def _fill_buckets(graph: Graph, values: Mapping[str, Value], hiding: Sequence[_H
     for one in hiding:
         node = graph.nodes[one.node]
         value = values[node.inputs[0]]
-        size = max(size_bytes(value), size_bytes(values[node.outputs[0]]))
-        key = (one.group, node.op, get_arg(node, "axis"), get_arg(node, "op", ""), value.dtype)
+        size = max(size_bytes(value), size_bytes(values[graph.nodes[one.chain[-1]].outputs[0]]))
+        key = (one.group, node.op, tuple(get_arg(graph.nodes[i], "axis") for i in one.chain), get_arg(node, "op", ""), value.dtype)
         if size >= BUCKET_BYTES:
             full.append([one])
         elif key in filling and held[key] + size <= BUCKET_BYTES:
@@ -180,36 +234,47 @@ def _rebuild(
     rows = list(program.shardings)
     waits: dict[int, list[tuple[Node, Origin, Section]]] = {}
     for bucket in buckets:
-        nodes = [graph.nodes[one.node] for one in bucket]
-        start = _start_node(nodes, bucket)
-        origin = program.origins[bucket[0].node]
+        start = _start_node(graph, bucket)
+        origin = program.origins[bucket[0].chain[-1]]
         reason = origin.reason if len(bucket) == 1 else f"{len(bucket)} tensors as one"
-        before.setdefault(max(one.start for one in bucket), []).append((start, replace(origin, reason=reason), sections[bucket[0].node]))
-        for one, node, pending in zip(bucket, nodes, start.outputs):
+        early = before.setdefault(max(one.start for one in bucket), [])
+        early += [(graph.nodes[i], program.origins[i], sections[i]) for one in bucket for i in one.cuts]
+        early.append((start, replace(origin, reason=reason), sections[bucket[0].node]))
+        for one, pending in zip(bucket, start.outputs):
+            node = graph.nodes[one.chain[-1]]
             value = values[node.outputs[0]]
             more[pending] = replace(value, name=pending, storage=pending)
             rows.append((pending, *sharding[value.name]))
-            gone.add(one.node)
+            gone.update((*one.chain, *one.cuts))
             reader = graph.nodes[one.wait]
             args: tuple[tuple[str, Arg], ...] = (("x", Ref(0)), ("of", node.op.removeprefix("comm.")))
             wait = Node(f"wait:{value.name}", WAIT, (pending,), args, node.outputs, reader.phase, reader.path, reader.source)
-            waits.setdefault(one.wait, []).append((wait, program.origins[one.node], sections[one.wait]))
+            waits.setdefault(one.wait, []).append((wait, program.origins[one.chain[-1]], sections[one.wait]))
     made: list[tuple[Node, Origin, Section]] = []
     for i, row in enumerate(zip(graph.nodes, program.origins, sections)):
         made += [*before.get(i, ()), *waits.get(i, ()), *([] if i in gone else [row])]
     known = {**values, **more}
     order = [*graph.inputs, *(name for node, _, _ in made for name in node.outputs if name)]
     local = replace(graph, values=tuple(known[name] for name in order), nodes=tuple(node for node, _, _ in made))
+    there = set(order)
+    rows = [row for row in rows if row[0] in there]
     return replace(program, graph=local, origins=tuple(o for _, o, _ in made), shardings=tuple(rows)), tuple(s for _, _, s in made)
 
 
-def _start_node(nodes: Sequence[Node], bucket: Sequence[_Hiding]) -> Node:
+def _start_node(graph: Graph, bucket: Sequence[_Hiding]) -> Node:
     """One collective in place of several."""
-    own = nodes[-1] if bucket[0].group[0] == "trailing" else nodes[0]
-    args: list[tuple[str, Arg]] = [("x", tuple(Ref(k) for k in range(len(nodes)))), ("axis", get_arg(own, "axis"))]
-    args += [(name, tuple(get_arg(n, name) for n in nodes)) for name in ("dim", "stride") if get_arg(own, name) is not None]
+    firsts, lasts = [graph.nodes[one.chain[0]] for one in bucket], [graph.nodes[one.chain[-1]] for one in bucket]
+    own = firsts[-1] if bucket[0].group[0] == "trailing" else firsts[0]
+    args: list[tuple[str, Arg]] = [("x", tuple(Ref(k) for k in range(len(firsts)))), ("axis", _along(graph, bucket[0].chain, "axis"))]
+    args += [(name, tuple(_along(graph, one.chain, name) for one in bucket)) for name in ("dim", "stride") if get_arg(own, name) is not None]
     args += [("op", op) for op in [get_arg(own, "op")] if op is not None]
     args += [("alone", True)] if own.op == "comm.reduce_scatter" and own.phase in LOOP else []
-    outputs = tuple(f"{n.outputs[0]}~started" for n in nodes)
+    outputs = tuple(f"{n.outputs[0]}~started" for n in lasts)
     name = own.op.replace("comm.", "comm.start_")
-    return Node(f"start:{nodes[0].outputs[0]}", name, tuple(n.inputs[0] for n in nodes), tuple(args), outputs, own.phase, own.path, own.source)
+    return Node(f"start:{lasts[0].outputs[0]}", name, tuple(n.inputs[0] for n in firsts), tuple(args), outputs, own.phase, own.path, own.source)
+
+
+def _along(graph: Graph, chain: Sequence[int], name: str) -> Arg:
+    """An argument of the only collective, or of each as a tuple."""
+    found = tuple(get_arg(graph.nodes[i], name) for i in chain)
+    return found[0] if len(found) == 1 else found

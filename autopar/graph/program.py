@@ -58,7 +58,8 @@ class Program:
 
 STARTS = ("comm.start_all_gather", "comm.start_reduce_scatter", "comm.start_all_reduce")  # of a program that was overlapped (`graph.overlap`)
 WAIT = "comm.wait"
-COMM_OPS = ("comm.all_gather", "comm.reduce_scatter", "comm.all_reduce", "comm.all_to_all", "comm.slice", "comm.keep", *STARTS, WAIT)
+CUTS = ("comm.slice", "comm.keep")  # local
+COMM_OPS = ("comm.all_gather", "comm.reduce_scatter", "comm.all_reduce", "comm.all_to_all", *CUTS, *STARTS, WAIT)
 
 
 def check_program(program: Program) -> None:
@@ -72,7 +73,8 @@ def check_program(program: Program) -> None:
             if node.op not in COMM_OPS:
                 raise ProgramError(f"{node.name}: unknown communication {node.op}, expected one of {', '.join(COMM_OPS)}")
             axis = dict(node.args).get("axis")
-            if node.op != WAIT and axis not in axes:
+            several = node.op in STARTS and isinstance(axis, tuple)
+            if node.op != WAIT and not axes.issuperset(axis if several else (axis,)):
                 raise ProgramError(f"{node.name}: {node.op} along {axis!r}, the mesh has {', '.join(sorted(axes))}")
     known = {name for name, _, _ in program.shardings}
     for value in program.graph.values:

@@ -6,7 +6,8 @@
 Nothing here records gradients: the backward pass is in the program.
 
 `start_*` begin a collective of one or several tensors of one dtype, which travel as one, and return a `Pending` for each: the rank does
-something else and takes the tensor with `wait()`. Of no tensors nothing is started. What is sent may not be written until then. All ranks of an axis start and do the same collectives in
+something else and takes the tensor with `wait()`. Along several axes at once (then `axis`, and each dim and stride, are tuples) all their ranks do one collective; the
+result is that of one after the other, in this order. Of no tensors nothing is started. What is sent may not be written until then. All ranks of an axis start and do the same collectives in
 the same order.
 
 Messages go from one rank to another within a step: `open_links` once, then in each step `begin_step`, any `send`, `expect` and `receive`,
@@ -20,18 +21,19 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import RankError
-from ..graph.mesh import Mesh, axis_groups, coordinates, num_ranks, print_mesh
+from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, num_ranks, print_mesh
 from .digits import merge_digit, split_digit, take_digit
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
-from .pending import Flight, Pending, cut_pieces, pack_splits, pack_whole, unpack_gathered
+from .pending import Along, Digits, Flight, Pending, cut_pieces, pack_splits, pack_whole, unpack_gathered
 
+Axes = Union[str, tuple[str, ...]]  # an axis, or several at once
 TIMEOUT_S = 300.0
 
 # torch 2.13 renamed them; the old names are all that 2.11 has
@@ -67,16 +69,16 @@ class Comm(Protocol):
     def keep(self, x: Tensor, axis: str) -> Tensor:
         """Coordinate 0 keeps the value, the others hold zeros: R -> P. Local."""
 
-    def start_all_gather(self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int]) -> list[Pending]:
+    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits]) -> list[Pending]:
         """Begin `all_gather` of each, which has its own dim and stride."""
 
     def start_reduce_scatter(
-        self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int], op: str = "sum", alone: bool = False
+        self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], op: str = "sum", alone: bool = False
     ) -> list[Pending]:
         """Begin `reduce_scatter` of each. `alone`: the one that went alone before, along this axis, is finished first, so that only one at a time holds
         what it reads."""
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: str, op: str = "sum") -> list[Pending]:
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum") -> list[Pending]:
         """Begin `all_reduce` of each; of what they read there is a copy."""
 
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
@@ -125,6 +127,11 @@ class Placed:
     def coordinate(self, axis: str) -> int:
         return self._coordinate[axis]
 
+    def _along(self, axis: Axes) -> Along:
+        axes = (axis,) if isinstance(axis, str) else tuple(axis)
+        ordered = sorted(axes, key=list(self._size).index)
+        return Along(axes, tuple(self._size[a] for a in axes), tuple(ordered.index(a) for a in axes))
+
     def slice(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
         return take_digit(x, dim, stride, self._size[axis], self._coordinate[axis])
 
@@ -154,7 +161,7 @@ class ProcessComm(Placed):
         self._ledger = Ledger(self.rank, world)
         self._sends = self._new_sends()
         self._given_up: list[Any] = []
-        self._alone: dict[str, Flight] = {}  # axis -> the last reduction that went alone
+        self._alone: dict[Axes, Flight] = {}  # axis -> the last reduction that went alone
         for index, axis in enumerate(mesh.axes):
             for ranks in axis_groups(mesh, index):
                 group = self._new_group(list(ranks), axis.name)
@@ -186,38 +193,41 @@ class ProcessComm(Placed):
         self._call("all_to_all", axis, lambda: dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._groups[axis]))
         return merge_digit(received, from_dim, from_stride)
 
-    def start_all_gather(self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int]) -> list[Pending]:
+    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits]) -> list[Pending]:
         if not xs:
             return []
+        along, name = self._open_group(axis)
         sent = xs[0].contiguous() if len(xs) == 1 else pack_whole(xs)[0]
-        packed, shapes = sent.new_empty((self._size[axis], sent.numel())), [tuple(x.shape) for x in xs]
-        flight = self._start("all_gather", axis, [sent], lambda: _ALL_GATHER(_bytes(packed), _bytes(sent), group=self._groups[axis], async_op=True))
+        packed, shapes = sent.new_empty((along.size, sent.numel())), [tuple(x.shape) for x in xs]
+        flight = self._start("all_gather", name, [sent], lambda: _ALL_GATHER(_bytes(packed), _bytes(sent), group=self._groups[name], async_op=True))
         return [
-            _pending(flight, lambda number=number, d=d, s=s: unpack_gathered(packed, shapes, number, d, s))
+            _pending(flight, lambda number=number, d=d, s=s: unpack_gathered(packed, shapes, number, d, s, along))
             for number, (d, s) in enumerate(zip(dim, stride))
         ]
 
     def start_reduce_scatter(
-        self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int], op: str = "sum", alone: bool = False
+        self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], op: str = "sum", alone: bool = False
     ) -> list[Pending]:
         if not xs:
             return []
         if alone and axis in self._alone:
             self._alone.pop(axis).finish()
-        packed, shapes = pack_splits(xs, dim, stride, self._size[axis])
+        along, name = self._open_group(axis)
+        packed, shapes = pack_splits(xs, dim, stride, along)
         scattered = packed.new_empty(packed.shape[1])
         reduction, [out, flat] = _reducible(op, scattered, packed.view(-1))
-        flight = self._start("reduce_scatter", axis, [packed], lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[axis], async_op=True))
+        flight = self._start("reduce_scatter", name, [packed], lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[name], async_op=True))
         if alone:
             self._alone[axis] = flight
         return [_pending(flight, lambda piece=piece: piece) for piece in cut_pieces(scattered, shapes)]
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: str, op: str = "sum") -> list[Pending]:
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum") -> list[Pending]:
         if not xs:
             return []
+        _, name = self._open_group(axis)
         whole, views = pack_whole(xs)
         reduction, [flat] = _reducible(op, whole)
-        flight = self._start("all_reduce", axis, [], lambda: dist.all_reduce(flat, reduction, self._groups[axis], async_op=True))
+        flight = self._start("all_reduce", name, [], lambda: dist.all_reduce(flat, reduction, self._groups[name], async_op=True))
         return [_pending(flight, lambda view=view: view) for view in views]
 
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
@@ -288,8 +298,19 @@ class ProcessComm(Placed):
     def barrier(self) -> None:
         self.collect(None)  # gloo's own barrier only polls; this one raises as soon as a rank is gone
 
-    def _new_group(self, ranks: list[int] | None, axis: str = "") -> Any:
-        return self._call("the set-up", axis, lambda: dist.new_group(ranks, timeout=timedelta(seconds=self._timeout_s)))
+    def _new_group(self, ranks: list[int] | None, axis: str = "", only_members: bool = False) -> Any:
+        limit = timedelta(seconds=self._timeout_s)
+        return self._call("the set-up", axis, lambda: dist.new_group(ranks, timeout=limit, use_local_synchronization=only_members))
+
+    def _open_group(self, axis: Axes) -> tuple[Along, str]:
+        """The way along one axis or several, and the name of its group; that of several axes is made when it is first used, by its ranks alone."""
+        along = self._along(axis)
+        name = "+".join(sorted(along.axes, key=list(self._size).index))
+        if name not in self._groups:
+            ranks = joint_group(self.mesh, along.axes, self.rank)
+            self._others[name] = _print_ranks([r for r in ranks if r != self.rank])
+            self._groups[name] = self._new_group(ranks, name, only_members=True)
+        return along, name
 
     def _new_sends(self) -> QueriedSends | WaitedSends:
         return WaitedSends() if self.device.type == "cpu" else QueriedSends()

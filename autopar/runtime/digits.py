@@ -5,10 +5,25 @@ Local order is kept, so bringing the digit to the front, and putting it back, is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
 from torch import Tensor
+
+
+def split_digits(x: Tensor, dims: Sequence[int], strides: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    """`split_digit` by one digit after the other: `[*sizes, *piece shape]`, contiguous."""
+    for place, (dim, stride, size) in enumerate(zip(dims, strides, sizes)):
+        x = split_digit(x, dim + place, stride, size)
+    return x.permute(*reversed(range(len(sizes))), *range(len(sizes), x.dim())).contiguous()
+
+
+def merge_digits(pieces: Tensor, dims: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """`[*sizes, *piece shape]`: bring one digit after the other back."""
+    for left, (dim, stride) in zip(reversed(range(len(dims))), zip(dims, strides)):
+        pieces = merge_digit(pieces, dim + left, stride)
+    return pieces
 
 
 def split_digit(x: Tensor, dim: int, stride: int, size: int) -> Tensor:

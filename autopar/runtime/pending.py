@@ -7,12 +7,16 @@ reads and writes is held until it is waited for (or, of a reduction that goes `a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
+from typing import Union
 
 from torch import Tensor
 
 from ..errors import ProgramError
-from .digits import merge_digit, split_digit
+from .digits import merge_digits, split_digits
+
+Digits = Union[int, Sequence[int]]  # a dim or a stride: one, or one for each of several axes
 
 
 class Pending:
@@ -67,9 +71,31 @@ def pack_whole(xs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return flat, views
 
 
-def pack_splits(xs: Sequence[Tensor], dims: Sequence[int], strides: Sequence[int], size: int) -> tuple[Tensor, list[tuple[int, ...]]]:
-    """`[size, elements]`: row c has the c-th piece of each tensor, one after the other; and the shapes of the pieces."""
-    pieces = [split_digit(x, dim, stride, size) for x, dim, stride in zip(xs, dims, strides)]
+@dataclass(frozen=True)
+class Along:
+    """The axes of one collective, in the order in which it would take them one after the other.
+
+    Args:
+        axes, sizes: their names, and how many ranks each has.
+        places: of each, its place among them in the order of the mesh, which is that of the ranks.
+    """
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    places: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.sizes)
+
+
+def pack_splits(xs: Sequence[Tensor], dims: Sequence[Digits], strides: Sequence[Digits], along: Along) -> tuple[Tensor, list[tuple[int, ...]]]:
+    """`[ranks, elements]`: row c has the c-th piece of each tensor, one after the other; and the shapes of the pieces."""
+    size, count = along.size, len(along.sizes)
+    pieces = []
+    for x, dim, stride in zip(xs, dims, strides):
+        split = split_digits(x, each_digit(dim), each_digit(stride), along.sizes)
+        pieces.append(split.permute(*_inverse(along.places), *range(count, split.dim())).reshape(size, *split.shape[count:]))
     shapes = [tuple(p.shape[1:]) for p in pieces]
     if len(pieces) == 1:
         return pieces[0].view(size, -1), shapes
@@ -84,10 +110,21 @@ def cut_pieces(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     return [flat[begin : begin + prod(shape)].view(shape) for begin, shape in zip(_begins(shapes), shapes)]
 
 
-def unpack_gathered(packed: Tensor, shapes: Sequence[tuple[int, ...]], number: int, dim: int, stride: int) -> Tensor:
-    """Of `[size, elements]`, whose row c has what rank c sent, the tensor that the pieces of this number make."""
-    begin, shape = _begins(shapes)[number], shapes[number]
-    return merge_digit(packed[:, begin : begin + prod(shape)].view(packed.shape[0], *shape), dim, stride)
+def unpack_gathered(packed: Tensor, shapes: Sequence[tuple[int, ...]], number: int, dim: Digits, stride: Digits, along: Along) -> Tensor:
+    """Of `[ranks, elements]`, whose row c has what rank c sent, the tensor that the pieces of this number make."""
+    begin, shape, count = _begins(shapes)[number], shapes[number], len(along.sizes)
+    sizes = [along.sizes[k] for k in _inverse(along.places)]
+    pieces = packed[:, begin : begin + prod(shape)].unflatten(0, sizes).unflatten(-1, shape or (1,))
+    return merge_digits(pieces.permute(*along.places, *range(count, pieces.dim())), each_digit(dim), each_digit(stride))
+
+
+def each_digit(digits: Digits) -> tuple[int, ...]:
+    """A dim or a stride for each axis."""
+    return (digits,) if isinstance(digits, int) else tuple(digits)
+
+
+def _inverse(places: Sequence[int]) -> list[int]:
+    return [places.index(k) for k in range(len(places))]
 
 
 def _begins(shapes: Sequence[tuple[int, ...]]) -> list[int]:

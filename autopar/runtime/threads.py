@@ -7,6 +7,7 @@ and in that order.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,10 @@ from torch import Tensor
 
 from ..errors import ProgramError, RankError
 from ..graph.mesh import Mesh, axis_groups, num_ranks
-from .comm import Placed
+from .comm import Axes, Placed
 from .digits import merge_digit, take_digit
 from .messages import Arrival, Key, Ledger, arrival_of, arrival_text
-from .pending import Pending, here
+from .pending import Digits, Pending, each_digit, here
 
 T = TypeVar("T")
 
@@ -193,16 +194,23 @@ class ThreadComm(Placed):
             lambda xs: merge_digit(torch.stack([take_digit(t, to_dim, to_stride, size, c) for t in xs]), from_dim, from_stride),
         )
 
-    def start_all_gather(self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int]) -> list[Pending]:
-        return here([self.all_gather(x, axis, d, s) for x, d, s in zip(xs, dim, stride, strict=True)])
+    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits]) -> list[Pending]:
+        return here([self._one_by_one(x, axis, self.all_gather, d, s) for x, d, s in zip(xs, dim, stride, strict=True)])
 
     def start_reduce_scatter(
-        self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int], op: str = "sum", alone: bool = False
+        self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], op: str = "sum", alone: bool = False
     ) -> list[Pending]:
-        return here([self.reduce_scatter(x, axis, d, s, op) for x, d, s in zip(xs, dim, stride, strict=True)])
+        scatter = functools.partial(self.reduce_scatter, op=op)
+        return here([self._one_by_one(x, axis, scatter, d, s) for x, d, s in zip(xs, dim, stride, strict=True)])
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: str, op: str = "sum") -> list[Pending]:
-        return here([self.all_reduce(x, axis, op) for x in xs])
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum") -> list[Pending]:
+        return here([self._one_by_one(x, axis, functools.partial(self.all_reduce, op=op)) for x in xs])
+
+    def _one_by_one(self, x: Tensor, axis: Axes, collective: Callable[..., Tensor], *digits: Digits) -> Tensor:
+        """Along one axis after the other."""
+        for name, *own in zip(self._along(axis).axes, *map(each_digit, digits)):
+            x = collective(x, name, *own)
+        return x
 
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
         sends = self._coordinate[axis] == source

@@ -43,6 +43,22 @@ def start_everything(comm, axis, x):
     return [*first, *(pending.wait() for pending in started[1::2])]
 
 
+def start_jointly(comm):
+    """Several tensors along two axes at once, the later axis first, too; digits of other dims and strides."""
+    results = []
+    for axes in (("a", "b"), ("b", "a")):
+        for dtype in (torch.float32, torch.int64, torch.bool):
+            x = ((torch.arange(16 * 8 * 3).view(16, 8, 3) + 7 * comm.rank) % 5 - 2).to(dtype)
+            xs, dims, strides = [x, x[3:].transpose(0, 1), x.sum(0).to(dtype)], [(0, 1), (1, 1), (0, 0)], [(4, 2), (1, 1), (2, 4)]
+            started = [
+                *comm.start_all_gather(xs, axes, dims, strides), *comm.start_all_gather(xs[:1], axes, [(0, 0)], [(1, 2)]),
+                *comm.start_reduce_scatter([x, x[:, :4].transpose(0, 1)], axes, [(0, 1), (1, 1)], [(2, 1), (2, 4)], alone=True),
+                *comm.start_reduce_scatter([x], axes, [(0, 0)], [(4, 2)], alone=True), *comm.start_all_reduce(xs, axes),
+            ]  # fmt: skip
+            results += [pending.wait() for pending in started]
+    return results
+
+
 def exchange_everything(comm):
     """Every collective along every axis, on integers so that sums are exact."""
     results = []
@@ -63,6 +79,7 @@ def exchange_everything(comm):
                     results += [comm.all_reduce(x, axis.name, "max"), comm.reduce_scatter(x, axis.name, dim, stride, "max")]
             results.append(comm.all_reduce(x.sum().to(dtype), axis.name))
             results += start_everything(comm, axis, x)
+    results += start_jointly(comm) if len(comm.mesh.axes) == 2 else []
     return [*results, comm.collect(comm.rank), comm.share(comm.rank)]
 
 

@@ -1,0 +1,209 @@
+"""The order of a program: what communication costs when collectives start, wait and share buckets as the emitted program does it.
+
+In: a program of one stage, the seconds of its nodes, how much memory overlap may take. Out: a `ProgramOrder`. Invariant: nothing here follows the law by which
+plans are priced (`cost.estimate`: so much of a phase's communication hides behind its compute). It walks the nodes of `graph.overlap`, on a stream that computes
+and one that communicates; so the two may be compared.
+
+    start    queues one collective of all its tensors' bytes, with the whole latency of one
+    wait     compute stands still until it is over
+    others   collectives that block, one after the other with compute
+    update   equal updates in lots, as `codegen.parcels` prints them: reductions of the next lot first, gathers of the last one waited for after this one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+
+from ..graph.graph import value_table
+from ..graph.node import Node, Phase, get_arg
+from ..graph.overlap import BUCKET_BYTES
+from ..graph.overlap_memory import overlap_within
+from ..graph.program import STARTS, WAIT, Program
+from ..graph.sections import phase_sections
+from ..graph.tensor import Value, size_bytes
+from ..graph.turns import LOOP, count_microbatches, times_of
+from ..graph.update_parts import Part, update_parts
+from .memory import comm_step
+from .model import CostModel
+from .streams import CommStream, Piece, Role
+from .wires import axis_link, estimate_comm_s, step_copied_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOrder:
+    """What a step takes in the order of its program.
+
+    Args:
+        compute_s: of the step, without cutting and packing of pieces, which takes the stream that computes but is for communication.
+        comm_s: of all communication, hidden or not.
+        exposed_s: by how much communication lengthens the step.
+    """
+
+    step_s: float
+    compute_s: float
+    comm_s: float
+    exposed_s: float
+
+
+def replay_order(model: CostModel, program: Program, seconds: Mapping[str, float], room_bytes: int | None = None) -> ProgramOrder:
+    """Walk through the step of a program of one stage.
+
+    Args:
+        seconds: of each node of the program, over all turns (`estimate.node_seconds`).
+        room_bytes: that collectives which are started ahead may hold (`overlap_within`); None: there is no limit.
+    """
+    overlapped, _ = overlap_within(program, phase_sections(program.graph), room_bytes)
+    walk = _Walk(model, program, overlapped, seconds)
+    nodes = overlapped.graph.nodes
+    by_phase = {phase: [i for i, node in enumerate(nodes) if node.phase is phase] for phase in Phase}
+    walk.run(by_phase[Phase.PREPARE])
+    for _ in range(count_microbatches(program.graph)):
+        for phase in LOOP:
+            walk.run(by_phase[phase])
+    _run_update(walk)
+    walk.stand(walk.stream.free_s)
+    return ProgramOrder(walk.now, walk.compute_s, walk.comm_s, walk.now - walk.compute_s)
+
+
+def _run_update(walk: _Walk) -> None:
+    """What is not one parameter's alone first, then the lots of equal updates."""
+    parts, rest = update_parts(walk.program.graph)
+    walk.run(rest)
+    groups: dict[tuple, list[Part]] = {}
+    for part in parts:
+        groups.setdefault(tuple((walk.nodes[i].op, get_arg(walk.nodes[i], "axis")) for i in part.nodes), []).append(part)
+    for group in groups.values():
+        lots = [_Lot(walk, parts) for parts in _fill_lots(walk, group)]
+        for ahead, here, before in zip([*lots[1:], None], lots, [None, *lots[:-1]]):
+            if before is None:
+                walk.start_lot(here.starts)
+            if ahead is not None:
+                walk.start_lot(ahead.starts)
+            walk.run(here.update)
+            if before is not None:
+                walk.run(before.finish)
+            walk.start_lot(here.gathers)
+        walk.run(lots[-1].finish)
+
+
+def _fill_lots(walk: _Walk, group: Sequence[Part]) -> list[list[Part]]:
+    lots: list[list[Part]] = []
+    held = 0
+    for part in group:
+        size = max((walk.sent_bytes(i) for i in part.nodes if walk.nodes[i].op in STARTS), default=0)
+        if not lots or held + size > BUCKET_BYTES:
+            lots.append([])
+            held = 0
+        lots[-1].append(part)
+        held += size
+    return lots
+
+
+class _Lot:
+    """Equal updates that go together. `starts`, `gathers`: by their place in a part; `update`, `finish`: node by node."""
+
+    def __init__(self, walk: _Walk, parts: Sequence[Part]) -> None:
+        self.starts: list[list[int]] = []
+        self.gathers: list[list[int]] = []
+        self.update: list[int] = []
+        self.finish: list[int] = []
+        for part in parts:
+            made = {out for i in part.nodes for out in walk.nodes[i].outputs}
+            begun = [i for i in part.nodes if walk.nodes[i].op in STARTS]
+            early = [i for i in begun if walk.nodes[i].inputs[0] not in made]
+            late = [i for i in begun if i not in early]
+            coming = {out for i in late for out in walk.nodes[i].outputs}
+            for i in part.nodes:
+                if coming.intersection(walk.nodes[i].inputs):
+                    self.finish.append(i)
+                    coming.update(walk.nodes[i].outputs)
+                elif i not in begun:
+                    self.update.append(i)
+            for row, mine in ((self.starts, early), (self.gathers, late)):
+                row.extend([] for _ in range(len(mine) - len(row)))
+                for place, i in enumerate(mine):
+                    row[place].append(i)
+
+
+class _Walk:
+    """A device on its way through a step: `now` on the compute stream, and what the communication stream does."""
+
+    def __init__(self, model: CostModel, before: Program, program: Program, seconds: Mapping[str, float]) -> None:
+        turns = count_microbatches(before.graph)
+        self.model, self.program, self.nodes = model, program, program.graph.nodes
+        self.values = value_table(program.graph)
+        self.links = {axis.name: axis_link(model, program.mesh, k) for k, axis in enumerate(program.mesh.axes)}
+        self.seconds = {node.name: seconds[node.name] / times_of(node.phase, turns) for node in before.graph.nodes}
+        self.stream = CommStream(model.exposed_share, 0.0)
+        self.now = self.compute_s = self.comm_s = 0.0
+        self._priced: dict[tuple[int, ...], tuple[float, float]] = {}
+        self._over: dict[str, float] = {}  # value under way -> when it is there
+
+    def run(self, places: Sequence[int]) -> None:
+        """Nodes one after the other."""
+        for i in places:
+            node = self.nodes[i]
+            if node.op in STARTS:
+                self.start_lot([[i]])
+            elif node.op == WAIT:
+                self.stand(self._over[node.inputs[0]])
+            elif node.op.startswith("comm.") and node.op not in ("comm.slice", "comm.keep"):
+                self.start_lot([[i]])
+                self.stand(self._over[node.outputs[0]])
+            else:
+                self.compute(self.seconds[node.name], for_comm=node.op.startswith("comm."))
+
+    def start_lot(self, rows: Sequence[Sequence[int]]) -> None:
+        """Queue a collective for each row of alike nodes."""
+        for row in rows:
+            wire_s, copies_s = self._price(tuple(row))
+            self.compute(copies_s, for_comm=True)
+            self.comm_s += wire_s
+            over = self.stream.start(Piece(self.nodes[row[0]].name, Role.BLOCKING, wire_s), self.now)
+            self._over.update((out, over) for i in row for out in self.nodes[i].outputs)
+
+    def compute(self, seconds: float, for_comm: bool = False) -> None:
+        self.now, _ = self.stream.compute(self.now, seconds, {})
+        if for_comm:
+            self.comm_s += seconds
+        else:
+            self.compute_s += seconds
+
+    def stand(self, until_s: float) -> None:
+        self.now = max(self.now, until_s)
+
+    def sent_bytes(self, place: int) -> int:
+        return sum(max(size_bytes(self.values[a]), size_bytes(self.values[b])) for a, b in zip(self.nodes[place].inputs, self.nodes[place].outputs))
+
+    def _price(self, row: tuple[int, ...]) -> tuple[float, float]:
+        """(seconds on the wire, of copies) of one collective for all tensors of these nodes."""
+        if row not in self._priced:
+            singles = [single for i in row for single in _singles(self.nodes[i])]
+            kind, *_ = comm_step(self.program, singles[0])
+            link = self.links[str(get_arg(singles[0], "axis"))]
+            ends = [(self.values[n.inputs[0]], self.values[n.outputs[0]]) for n in singles]
+            sides = fsum(size_bytes(a) for a, _ in ends), fsum(size_bytes(b) for _, b in ends)
+            wire_s = estimate_comm_s(self.model, kind, link, int(sides[0]), int(sides[1]))
+            copied = sum(self._copied(node, *pair) for node, pair in zip(singles, ends))
+            whole_s = estimate_comm_s(self.model, kind, link, int(sides[0]), int(sides[1]), copied)
+            self._priced[row] = wire_s, whole_s - wire_s
+        return self._priced[row]
+
+    def _copied(self, node: Node, before: Value, after: Value) -> int:
+        kind, size, ends = comm_step(self.program, node)
+        return step_copied_bytes(kind, before.shape, after.shape, before.dtype, size, ends)
+
+
+def _singles(node: Node) -> list[Node]:
+    """A collective of several tensors as one for each, with the op that blocks."""
+    op = node.op.replace("start_", "")
+    if node.op not in STARTS:
+        return [node]
+    many = {name: get_arg(node, name) for name in ("dim", "stride") if get_arg(node, name) is not None}
+    rest = tuple((name, arg) for name, arg in node.args if name not in many)
+    return [
+        replace(node, op=op, inputs=(a,), outputs=(b,), args=(*rest, *((name, of[k]) for name, of in many.items())))  # type: ignore[index]
+        for k, (a, b) in enumerate(zip(node.inputs, node.outputs))
+    ]
