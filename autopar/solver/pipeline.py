@@ -33,6 +33,7 @@ from .unit_costs import UnitCosts
 _GAP = 1e-3
 _CLOSE = 0.005  # a gap at which nobody looks for a better bound
 _TRUST = 0.97  # what is expected to take up to 3 % more than the best plan is still tried
+_WORTH = 1.01  # where only a price is asked for: what is expected to be less than 1 % faster is not tried
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
 _GLANCE = 0.35  # of the time, for a first price of every place
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
@@ -102,6 +103,7 @@ class PipelineSearch:
     report: Callable[[str], None]
     most_stages: int | None = None
     plain_too: bool = False  # one stage with one microbatch, as well
+    price_only: bool = False  # what the asked layouts take, within about 1 %: no time goes into bounds, nor into gains below that
     best: Staged | None = None
     best_s: float = inf
     pruned: dict[Pruned, None] = field(default_factory=dict)
@@ -124,17 +126,18 @@ class PipelineSearch:
         self.every = self.list_open()
         self.places = _by_place(self.every)
         self._glance(self.places, began)
-        self._follow_guesses(self.places)
-        self._raise_bounds(self.places)
-        self._follow_all(self.places)
-        self.wall_s += time.monotonic() - began
+        self._follow(began)
 
     def go_on(self, deadline: float, cutoff_s: float) -> None:
         """Search on, where time was up before; `cutoff_s` as in `run`."""
         began, self.deadline, self.best_s = time.monotonic(), deadline, min(self.best_s, cutoff_s)
+        self._follow(began)
+
+    def _follow(self, began: float) -> None:
         self._follow_guesses(self.places)
-        self._raise_bounds(self.places)
-        self._follow_all(self.places)
+        if not self.price_only:
+            self._raise_bounds(self.places)
+            self._follow_all(self.places)
         self.wall_s += time.monotonic() - began
 
     def result(self) -> StagedResult:
@@ -237,10 +240,11 @@ class PipelineSearch:
 
     def _follow_guesses(self, places: list[_Place]) -> None:
         """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan."""
+        trust = _WORTH if self.price_only else _TRUST
         while self.num_solved < _MOST and time.monotonic() < self.deadline:
             grows = self._list_growths()
             place, each = min(self._list_hopes(places), key=lambda row: row[1].guess_s * grows[_next_step(*row)], default=(None, None))
-            if place is None or each is None or _TRUST * each.guess_s * grows[_next_step(place, each)] >= self.best_s:
+            if place is None or each is None or trust * each.guess_s * grows[_next_step(place, each)] >= self.best_s:
                 return
             step, before = _next_step(place, each), each.guess_s
             self._take_step(step, place, each)
