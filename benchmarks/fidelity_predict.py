@@ -21,9 +21,9 @@ from benchmarks.published_rows import NotExpressible, build_workload, cluster_of
 # in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
 # settled with its rows in sight (its smallest model is 26 % too fast with flash attention), so its small models say little about attention.
 MEGATRON = {"ptdp", "seqpar", "zb", "mtnlg", "bloom"}
-# The attention kernel of others: llm-foundry's MPT configurations say `attn_impl: flash`, FlashAttention-2; Megatron-Core's H100 runs and Llama 3 ran on
-# Transformer Engine and FlashAttention of their time.
-ATTENTION = {"llmfoundry": "flash2", "mcore_h100": "flash2", "llama3": "flash3"}
+# The attention kernel of others: llm-foundry's benchmarks ran with `--attn_impl triton` (the default of scripts/train/benchmarking/submit_benchmarks.py, which
+# its sweep.sh does not change); Megatron-Core's H100 runs and Llama 3 ran on Transformer Engine and FlashAttention of their time.
+ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3"}
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
 EAGER = {"llmfoundry"}
