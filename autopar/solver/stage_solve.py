@@ -13,6 +13,7 @@ from math import inf
 
 from ..constraints import DATA, SEQUENCE, Constraints
 from ..cost.estimate import hidden_seconds, node_seconds
+from ..cost.habits import ends_hidden_seconds, rest_of_blocks_seconds
 from ..cost.memory import Memory, estimate_memory
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
@@ -161,7 +162,8 @@ def solve_stage(
         return StageAnswer(case, answer, None, None, None)
     assignment = build_assignment(problem, answer.decisions)
     mine, program = stage_program(case, assignment)
-    return StageAnswer(case, answer, assignment, estimate_memory(program, 0, in_flight), time_program(mine, program, assignment, model))
+    times = time_program(mine, program, assignment, model, said == "full" and model.whole_blocks)
+    return StageAnswer(case, answer, assignment, estimate_memory(program, 0, in_flight), times)
 
 
 def _narrowed(answer: MeshAnswer, bound_s: float) -> MeshAnswer:
@@ -185,11 +187,12 @@ def time_stage(case: Case, assignment: Assignment, model: CostModel) -> StageTim
     return time_program(*stage_program(case, assignment), assignment, model)
 
 
-def time_program(case: Case, program: Program, assignment: Assignment, model: CostModel) -> StageTimes:
+def time_program(case: Case, program: Program, assignment: Assignment, model: CostModel, whole_blocks: bool = False) -> StageTimes:
     """The times of a stage.
 
     Args:
         case: with its copies (`stage_program`).
+        whole_blocks: the backward pass runs the forward pass of each block again, all of it.
     """
     strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, assignment)
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
@@ -202,6 +205,10 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
         once = (seconds[node.name] - hidden.get(node.name, 0.0)) / times_of(node.phase, turns)
         total[node.phase] += once
         weight_s += once if node.name in weights else 0.0
+    if whole_blocks:
+        total[Phase.BACKWARD] += rest_of_blocks_seconds(program, seconds) / turns
+    if model.hides_ends and turns > 1:
+        total[Phase.UPDATE] -= ends_hidden_seconds(model, program, seconds)
     return StageTimes(total[Phase.PREPARE], total[Phase.FORWARD], total[Phase.BACKWARD], weight_s, total[Phase.UPDATE])
 
 
