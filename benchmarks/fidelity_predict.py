@@ -27,12 +27,16 @@ ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3"}
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
 EAGER = {"llmfoundry"}
-# Full recompute reruns a block whole: Megatron-LM's CheckpointFunction, and torch.utils.checkpoint before its early stop (torch 2.1; llm-foundry's rows are of
-# 1.13 and 2.0). Only rows of our own would not.
+# All of them rerun a block whole under full recompute: Megatron-LM's CheckpointFunction, and torch.utils.checkpoint before its early stop (torch 2.1;
+# llm-foundry's rows are of 1.13 and 2.0, by the images in sweep.sh).
 # Flags that hide the gradients' reduction and the parameters' gather behind the last backward and the next forward, as rows print them.
 HIDES_ENDS = "--overlap-grad-reduce --overlap-param-gather"
+# Megatron-Core sends gradients and parameters in buckets of so many elements at least, and as many millions as dp has ranks where that is more
+# (`DistributedDataParallel`, megatron/core/distributed/distributed_data_parallel.py), of 2 bytes each.
+_MCORE_BUCKET, _MCORE_BUCKET_A_RANK = 40_000_000, 1_000_000
+_ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
-_SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "": ""}  # as a row names it, and as a constraint does
+_SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "": ""}  # as a row names it, and as a constraint does
 _BAND = {"V100": 0.5, "fp8": 0.45, "float8": 0.45}  # stated larger errors: no kernel table for V100, none for 8 bits
 
 
@@ -80,9 +84,13 @@ class SearchPredictor:
             constraints, cluster = constraints_of(row), cluster_of(row)
             if schedule and constraints.vpp is None:
                 constraints = merge_constraints(parse_fix(f"schedule={_SCHEDULES[schedule]}"), constraints)
+            if schedule == "1F1B-I" and _ALL_CHUNKS in run.notes and run.layers and run.pp:
+                constraints = merge_constraints(parse_fix(f"vpp={(run.layers + 2) // run.pp}"), constraints)
             model = replace(build_cost_model(cluster), whole_blocks=True, hides_ends=HIDES_ENDS in run.zero_stage)
             if run.source_id in ATTENTION and model.rates is not None:
                 model = replace(model, attention=ATTENTION[run.source_id])
+            if run.source_id == "mcore_h100" and run.dp:
+                model = replace(model, bucket_bytes=2 * max(_MCORE_BUCKET, _MCORE_BUCKET_A_RANK * run.dp))
             if run.source_id in EAGER:
                 model = replace(model, fuses=False)
             case = self._case(row, run.source_id in MEGATRON)

@@ -41,8 +41,8 @@ def rest_of_blocks_seconds(program: Program, seconds: Mapping[str, float]) -> fl
 
 
 def ends_hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, float]) -> float:
-    """Seconds that the ends of a step of several turns do not lengthen it: of what is sent then all but the exposed share, as far as one backward (gradients)
-    and one forward (new parameters) compute.
+    """Seconds by which what is sent with the update does not lengthen the step: all but the exposed share, as far as one backward (gradients that were added up
+    over turns) and one forward (new parameters) compute.
 
     Args:
         seconds: of each node (`estimate.node_seconds`).

@@ -51,7 +51,7 @@ class CostModel:
         fuses: pointwise ops and norms in a row run as one kernel (`graph.fusion`).
         whole_blocks: full recompute runs the forward pass of a block whole, as `torch.utils.checkpoint` (before its early stop) and Megatron-LM do; else only
             what the backward pass reads, as our programs do.
-        hides_ends: what a step of several turns sends when they are over (gradients, new parameters) runs beside its last backward, and the first forward of
+        hides_ends: what is sent when the turns are over (gradients that were added up, new parameters) runs beside the last backward, and the first forward of
             the next step, as Megatron-LM's `--overlap-grad-reduce` and `--overlap-param-gather` have it; else it is waited for, as in our programs.
         nics: ports per host that a group drives, whoever else sends; None: its ranks' share of them (`links.ports`).
         stage_per_host: 2 where a pipeline stage and the next are on one host, 1 where not; 0: there is one stage (`staged_model`).

@@ -274,7 +274,8 @@ class PipelineSearch:
 
     def _list_growths(self) -> list[float]:
         """Per step what it and all that follow have usually multiplied a guess by."""
-        usual = [median((_USUAL[step], _USUAL[step], *self.seen[step])) for step in _Step]
+        weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
+        usual = [median((*weight * (_USUAL[step],), *self.seen[step]) or (_USUAL[step],)) for step in _Step]
         return [prod(usual[step:]) for step in _Step]
 
     def _simulate(self, place: _Place, each: _Open) -> None:

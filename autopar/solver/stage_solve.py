@@ -138,8 +138,17 @@ def solve_stage(
             skeletons=skeletons, shared=shared,
         )
 
+    measured: dict[Assignment, tuple[Case, Program, Memory]] = {}  # the last one: it is the answer's, as a rule
+
+    def build_program(assignment: Assignment) -> tuple[Case, Program, Memory]:
+        if assignment not in measured:
+            mine, program = stage_program(case, assignment)
+            measured.clear()
+            measured[assignment] = mine, program, estimate_memory(program, 0, in_flight)
+        return measured[assignment]
+
     def measure(assignment: Assignment) -> int:
-        return measure_stage(case, assignment, in_flight).peak_bytes
+        return build_program(assignment)[2].peak_bytes
 
     def solve(problem: Problem, give_up: bool, parts: float = 1.0) -> MeshAnswer:
         left = max(0.5, (deadline - time.monotonic()) / parts)
@@ -161,9 +170,9 @@ def solve_stage(
     if answer.status != "solved":
         return StageAnswer(case, answer, None, None, None)
     assignment = build_assignment(problem, answer.decisions)
-    mine, program = stage_program(case, assignment)
+    mine, program, memory = build_program(assignment)
     times = time_program(mine, program, assignment, model, said == "full" and model.whole_blocks)
-    return StageAnswer(case, answer, assignment, estimate_memory(program, 0, in_flight), times)
+    return StageAnswer(case, answer, assignment, memory, times)
 
 
 def _narrowed(answer: MeshAnswer, bound_s: float) -> MeshAnswer:
@@ -175,11 +184,6 @@ def stage_program(case: Case, assignment: Assignment) -> tuple[Case, Program]:
     """The program of one stage, and the case with its copies."""
     case = copy_case(case, assignment.again)
     return case, partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
-
-
-def measure_stage(case: Case, assignment: Assignment, in_flight: float) -> Memory:
-    """Memory of a stage, the reserve left out."""
-    return estimate_memory(stage_program(case, assignment)[1], 0, in_flight)
 
 
 def time_stage(case: Case, assignment: Assignment, model: CostModel) -> StageTimes:
@@ -207,7 +211,7 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
         weight_s += once if node.name in weights else 0.0
     if whole_blocks:
         total[Phase.BACKWARD] += rest_of_blocks_seconds(program, seconds) / turns
-    if model.hides_ends and turns > 1:
+    if model.hides_ends:
         total[Phase.UPDATE] -= ends_hidden_seconds(model, program, seconds)
     return StageTimes(total[Phase.PREPARE], total[Phase.FORWARD], total[Phase.BACKWARD], weight_s, total[Phase.UPDATE])
 
