@@ -35,6 +35,7 @@ HIDES_ENDS = "--overlap-grad-reduce --overlap-param-gather"
 # (`DistributedDataParallel`, megatron/core/distributed/distributed_data_parallel.py), of 2 bytes each.
 _MCORE_BUCKET, _MCORE_BUCKET_A_RANK = 40_000_000, 1_000_000
 _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
+_MOST_WHOLE = 0.1  # of the optimizer states' bytes may stay whole along dp where a row's framework splits flat buffers
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
 _SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "": ""}  # as a row names it, and as a constraint does
 _BAND = {"V100": 0.5, "fp8": 0.45, "float8": 0.45}  # stated larger errors: no kernel table for V100, none for 8 bits
@@ -106,6 +107,8 @@ class SearchPredictor:
             return Prediction(why=str(error).splitlines()[0])
         if search.best is None:
             return Prediction(why="; ".join(f"{p.what}: {p.why}" for p in list(search.pruned)[:2]) or "no plan was found")
+        if constraints.zero and (share := _whole_share(search.best.stages[0])) > _MOST_WHOLE:
+            return Prediction(why=f"{share:.0%} of the optimizer states do not divide by dp and would stay whole here; its framework splits flat buffers")
         peak = max(stage.memory.peak_bytes for stage in search.best.stages if stage.memory is not None)
         band = next((share for word, share in _BAND.items() if word in run.hardware or word in run.precision.lower()), None)
         reserved = peak + model.reserve_bytes
@@ -122,6 +125,20 @@ class SearchPredictor:
         if self.case is None or self.case[0] != key:
             self.case = (key, build_case(trace_step(build_workload(sizes, as_megatron), precision).graph))
         return self.case[1]
+
+
+def _whole_share(stage) -> float:  # noqa: ANN001
+    """Of the bytes of a stage's optimizer states, the share that each rank of dp holds whole."""
+    from autopar.constraints import DATA
+    from autopar.graph.sharding import Shard
+    from autopar.graph.tensor import Kind, size_bytes
+    from autopar.solver.role_meshes import axis_role
+
+    axes = [k for k, axis in enumerate(stage.assignment.mesh.axes) if axis_role(axis.name) == DATA]
+    values = {v.name: v for v in stage.case.graph.values}
+    states = [(size_bytes(values[n]), s) for n, s in stage.assignment.storages if values[n].kind is Kind.OPTIM]
+    whole = sum(size for size, s in states if not any(isinstance(s.placements[k], Shard) for k in axes))
+    return whole / max(1, sum(size for size, _ in states)) if axes else 0.0
 
 
 def _print_layout(layout) -> str:  # noqa: ANN001
