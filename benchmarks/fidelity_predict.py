@@ -75,6 +75,7 @@ class SearchPredictor:
         from autopar.cost.model import build_cost_model
         from autopar.errors import AutoparError
         from autopar.solver.layout_cases import LayoutCases
+        from autopar.solver.layout_guess import cut_evenly
         from autopar.solver.pipeline import PipelineSearch
 
         schedule = schedule_of(run)
@@ -98,8 +99,9 @@ class SearchPredictor:
             limit = cluster.device.memory_bytes - model.reserve_bytes
             for times in (1, 4):  # what does not fit has a time all the same
                 search = PipelineSearch(
-                    LayoutCases(case, constraints), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True
-                )
+                    LayoutCases(case, constraints), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True,
+                    cut=cut_evenly,
+                )  # fmt: skip
                 search.run(inf)
                 if search.best is not None:
                     break

@@ -24,7 +24,7 @@ from ..graph.plan import Pruned
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
 from .layout_cases import LayoutCases
-from .layout_guess import bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
+from .layout_guess import Cut, bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
 from .layouts import Layout, Place, divisors, least_seconds, list_places, list_schedules, list_turns, num_samples, print_layout
@@ -104,6 +104,7 @@ class PipelineSearch:
     most_stages: int | None = None
     plain_too: bool = False  # one stage with one microbatch, as well
     price_only: bool = False  # what the asked layouts take, within about 1 %: no time goes into bounds, nor into gains below that
+    cut: Cut = cut_units  # where models are cut (`layout_solve.LayoutSolver`); another one only for a price, for bounds of chunks are about the best cuts
     best: Staged | None = None
     best_s: float = inf
     pruned: dict[Pruned, None] = field(default_factory=dict)
@@ -118,7 +119,7 @@ class PipelineSearch:
 
     def __post_init__(self) -> None:
         self.prices = LayoutPrices(self.cases, self.model, ())
-        self.solver = LayoutSolver(self.cases, self.model, self.limit_bytes)
+        self.solver = LayoutSolver(self.cases, self.model, self.limit_bytes, self.cut)
 
     def run(self, cutoff_s: float) -> None:
         """Search. Plans that take `cutoff_s` or longer are of no interest."""
@@ -233,7 +234,7 @@ class PipelineSearch:
         each.bound_s = max(each.bound_s, bound_layout(each.layout, costs))
         chunks = each.layout.place.num_stages * each.layout.chunks
         if not each.solved and chunks <= len(costs.step_s) and not self._is_beaten(each):
-            guess = guess_seconds(each.layout, costs, cut_units(cut_by, chunks), self.limit_bytes)
+            guess = guess_seconds(each.layout, costs, self.cut(cut_by, chunks), self.limit_bytes)
             each.guess_s, each.simulated = max(guess, each.bound_s), False
 
     # --- plans
@@ -280,7 +281,7 @@ class PipelineSearch:
 
     def _simulate(self, place: _Place, each: _Open) -> None:
         costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, each.layout.chunks)
-        cuts = cut_units(costs, each.layout.place.num_stages * each.layout.chunks)
+        cuts = self.cut(costs, each.layout.place.num_stages * each.layout.chunks)
         each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts, self.limit_bytes))
 
     def _raise_bounds(self, places: list[_Place]) -> None:
