@@ -281,6 +281,7 @@ def plan_workload(
     report: Report | None = None,
     rows_path: Path = PROFILE_PATH,
     cache_path: Path | None = CACHE_PATH,
+    price_only: bool = False,
 ) -> Planned:
     """The passes up to the plan, in order.
 
@@ -290,6 +291,7 @@ def plan_workload(
         report: told what is going on, one line each.
         rows_path: the measured figures of this machine's CPU, if `autopar profile` made them.
         cache_path: folder in which discovered rules are kept; None: nowhere.
+        price_only: the constraints are a recipe whose step time is asked for: no time goes into proving how near to it the best plan under them is.
     """
     say, dump = report or (lambda line: None), _Dump(options.dump_dir)
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
@@ -319,7 +321,7 @@ def plan_workload(
 
     if given_plan is None:
         try:
-            solved = _solve(case, cluster, model, options, say, (("trace_s", trace_s), ("rules_s", rules_s)))
+            solved = _solve(case, cluster, model, options, say, (("trace_s", trace_s), ("rules_s", rules_s)), price_only)
         except MemoryShortage as error:
             if not options.price:
                 raise
@@ -420,18 +422,18 @@ def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
 
 
 def _solve(
-    case: Case, cluster: Cluster, model: CostModel, options: Options, say: Report, phases: tuple[tuple[str, float], ...]
+    case: Case, cluster: Cluster, model: CostModel, options: Options, say: Report, phases: tuple[tuple[str, float], ...], price_only: bool = False
 ) -> tuple[Decision, float | None]:
     """The answer under the user's constraints, and the seconds of a step without them (None: nobody asked)."""
     limit = options.memory_bytes or cluster.device.memory_bytes
-    ask = Ask(case, model, options.constraints, limit, options.time_limit_s, None, say)
+    ask = Ask(case, model, options.constraints, limit, options.time_limit_s, None, say, price_only)
     found = decide(ask)
     found, free_s = replace(found, certificate=replace(found.certificate, phases=(*phases, *found.certificate.phases))), None
     if options.price and options.constraints:
         say("solving again without the constraints")
         began, free_s = time.perf_counter(), found.certificate.objective_s  # what obeys is free to be chosen, too, also where the free search was late
         try:
-            free_s = min(free_s, decide(replace(ask, constraints=Constraints())).certificate.objective_s)
+            free_s = min(free_s, decide(replace(ask, constraints=Constraints(), price_only=False)).certificate.objective_s)
         except InfeasibleError:
             pass  # then the constrained plan is the best that is known
         phases = (*found.certificate.phases, ("price_s", time.perf_counter() - began))

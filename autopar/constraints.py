@@ -93,6 +93,13 @@ class Constraints:
         return self != Constraints()
 
 
+def names_layout(constraints: Constraints) -> bool:
+    """True where stages, microbatches and schedule are told: what is left to choose is inside of the stages."""
+    stages = dict(constraints.degrees).get(PIPELINE)
+    turns = constraints.microbatches is not None or constraints.microbatch is not None
+    return turns and (stages == 1 or (stages is not None and (constraints.schedule is not None or constraints.vpp is not None)))
+
+
 def names_module(glob: str, path: str) -> bool:
     """True where a glob names a module or one around it: `h.*` names `h.3` and `h.3.attn`; only `*` names the root, ""."""
     parts = path.split(".")

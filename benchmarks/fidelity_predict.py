@@ -21,14 +21,23 @@ from benchmarks.published_rows import NotExpressible, build_workload, cluster_of
 # in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
 # settled with its rows in sight (its smallest model is 26 % too fast with flash attention), so its small models say little about attention.
 MEGATRON = {"ptdp", "seqpar", "zb", "mtnlg", "bloom"}
-# The attention kernel of others: llm-foundry's MPT configurations say `attn_impl: flash`, FlashAttention-2; Megatron-Core's H100 runs and Llama 3 ran on
-# Transformer Engine and FlashAttention of their time.
-ATTENTION = {"llmfoundry": "flash2", "mcore_h100": "flash2", "llama3": "flash3"}
+# The attention kernel of others: llm-foundry's benchmarks ran with `--attn_impl triton` (the default of scripts/train/benchmarking/submit_benchmarks.py, which
+# its sweep.sh does not change); Megatron-Core's H100 runs and Llama 3 ran on Transformer Engine and FlashAttention of their time.
+ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3"}
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
 EAGER = {"llmfoundry"}
-_SECONDS = 25.0  # for the search of one run
-_SCHEDULES = ("1F1B", "1F1B-I", "")
+# All of them rerun a block whole under full recompute: Megatron-LM's CheckpointFunction, and torch.utils.checkpoint before its early stop (torch 2.1;
+# llm-foundry's rows are of 1.13 and 2.0, by the images in sweep.sh).
+# Flags that hide the gradients' reduction and the parameters' gather behind the last backward and the next forward, as rows print them.
+HIDES_ENDS = "--overlap-grad-reduce --overlap-param-gather"
+# Megatron-Core sends gradients and parameters in buckets of so many elements at least, and as many millions as dp has ranks where that is more
+# (`DistributedDataParallel`, megatron/core/distributed/distributed_data_parallel.py), of 2 bytes each.
+_MCORE_BUCKET, _MCORE_BUCKET_A_RANK = 40_000_000, 1_000_000
+_ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
+_MOST_WHOLE = 0.1  # of the optimizer states' bytes may stay whole along dp where a row's framework splits flat buffers
+_SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
+_SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "": ""}  # as a row names it, and as a constraint does
 _BAND = {"V100": 0.5, "fp8": 0.45, "float8": 0.45}  # stated larger errors: no kernel table for V100, none for 8 bits
 
 
@@ -66,6 +75,7 @@ class SearchPredictor:
         from autopar.cost.model import build_cost_model
         from autopar.errors import AutoparError
         from autopar.solver.layout_cases import LayoutCases
+        from autopar.solver.layout_guess import cut_evenly
         from autopar.solver.pipeline import PipelineSearch
 
         schedule = schedule_of(run)
@@ -74,19 +84,24 @@ class SearchPredictor:
         try:
             row = row_of(run)
             constraints, cluster = constraints_of(row), cluster_of(row)
-            if schedule == "1F1B" and constraints.vpp is None:
-                constraints = merge_constraints(parse_fix("schedule=1f1b"), constraints)
-            model = build_cost_model(cluster)
+            if schedule and constraints.vpp is None:
+                constraints = merge_constraints(parse_fix(f"schedule={_SCHEDULES[schedule]}"), constraints)
+            if schedule == "1F1B-I" and _ALL_CHUNKS in run.notes and run.layers and run.pp:
+                constraints = merge_constraints(parse_fix(f"vpp={(run.layers + 2) // run.pp}"), constraints)
+            model = replace(build_cost_model(cluster), whole_blocks=True, hides_ends=HIDES_ENDS in run.zero_stage)
             if run.source_id in ATTENTION and model.rates is not None:
                 model = replace(model, attention=ATTENTION[run.source_id])
+            if run.source_id == "mcore_h100" and run.dp:
+                model = replace(model, bucket_bytes=2 * max(_MCORE_BUCKET, _MCORE_BUCKET_A_RANK * run.dp))
             if run.source_id in EAGER:
                 model = replace(model, fuses=False)
             case = self._case(row, run.source_id in MEGATRON)
             limit = cluster.device.memory_bytes - model.reserve_bytes
             for times in (1, 4):  # what does not fit has a time all the same
                 search = PipelineSearch(
-                    LayoutCases(case, constraints), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True
-                )
+                    LayoutCases(case, constraints), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True,
+                    cut=cut_evenly,
+                )  # fmt: skip
                 search.run(inf)
                 if search.best is not None:
                     break
@@ -94,6 +109,8 @@ class SearchPredictor:
             return Prediction(why=str(error).splitlines()[0])
         if search.best is None:
             return Prediction(why="; ".join(f"{p.what}: {p.why}" for p in list(search.pruned)[:2]) or "no plan was found")
+        if constraints.zero and (share := _whole_share(search.best.stages[0])) > _MOST_WHOLE:
+            return Prediction(why=f"{share:.0%} of the optimizer states do not divide by dp and would stay whole here; its framework splits flat buffers")
         peak = max(stage.memory.peak_bytes for stage in search.best.stages if stage.memory is not None)
         band = next((share for word, share in _BAND.items() if word in run.hardware or word in run.precision.lower()), None)
         reserved = peak + model.reserve_bytes
@@ -110,6 +127,20 @@ class SearchPredictor:
         if self.case is None or self.case[0] != key:
             self.case = (key, build_case(trace_step(build_workload(sizes, as_megatron), precision).graph))
         return self.case[1]
+
+
+def _whole_share(stage) -> float:  # noqa: ANN001
+    """Of the bytes of a stage's optimizer states, the share that each rank of dp holds whole."""
+    from autopar.constraints import DATA
+    from autopar.graph.sharding import Shard
+    from autopar.graph.tensor import Kind, size_bytes
+    from autopar.solver.role_meshes import axis_role
+
+    axes = [k for k, axis in enumerate(stage.assignment.mesh.axes) if axis_role(axis.name) == DATA]
+    values = {v.name: v for v in stage.case.graph.values}
+    states = [(size_bytes(values[n]), s) for n, s in stage.assignment.storages if values[n].kind is Kind.OPTIM]
+    whole = sum(size for size, s in states if not any(isinstance(s.placements[k], Shard) for k in axes))
+    return whole / max(1, sum(size for size, _ in states)) if axes else 0.0
 
 
 def _print_layout(layout) -> str:  # noqa: ANN001

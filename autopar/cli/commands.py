@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..constraints import names_layout
 from ..errors import AutoparError, OptionsError, PlanError, RankError, VerificationError
 from ..options import Options
 from .asked import (
@@ -237,7 +238,7 @@ def simulate_step(
         from ..api import plan_workload
 
         workload, source = load_asked(asked)
-        plan = plan_workload(workload, found, options, source=source, report=say).plan
+        plan = plan_workload(workload, found, options, source=source, report=say, price_only=names_layout(options.constraints)).plan
     simulation = simulate_plan(plan)
     if trace is not None:
         save_trace(simulation, plan.model.name, trace)

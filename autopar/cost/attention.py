@@ -3,7 +3,7 @@
 In: a device's `MatmulRates` and local sizes. Out: seconds of one pass of softmax(q k^T) v. Vectorised over sizes, pure, torch-free. No
 dropout: that is an op of its own where kernels are unfused, and nearly free where they are fused.
 
-Fused kernels (`attention_table.ROWS`: flash1, flash2, flash3, cudnn, and efficient, torch's memory-efficient one):
+Fused kernels (`attention_table.ROWS`: flash1, flash2, flash3, cudnn, and efficient, torch's memory-efficient one; triton, by its relation to flash2):
 
     pairs   = batch x heads x (query x keys, or what a causal mask leaves visible); 4 head_dim FLOPs each forward, 10 backward
     compute = pairs x FLOPs / rate, at least what the longest block takes at one multiprocessor's share of the rate
@@ -43,9 +43,9 @@ _HALF = ("float16", "bfloat16")
 # cudnn attention runs on Ampere too, but no table says how fast.
 _FUSED = {
     "V100": ("A100", ("efficient",)),
-    "A100-40GB": ("A100", ("flash1", "flash2", "efficient")),
-    "A100-80GB": ("A100", ("flash1", "flash2", "efficient")),
-    "H100-80GB": ("H100", ("flash2", "flash3", "cudnn")),
+    "A100-40GB": ("A100", ("flash1", "flash2", "efficient", "triton")),
+    "A100-80GB": ("A100", ("flash1", "flash2", "efficient", "triton")),
+    "H100-80GB": ("H100", ("flash2", "flash3", "cudnn", "triton")),
     "H100-PCIe": ("H100", ("flash2", "flash3", "cudnn")),
     "H200": ("H100", ("flash2", "flash3", "cudnn")),
     "B200": ("B200", ("flash2", "cudnn")),
@@ -58,6 +58,9 @@ _FUSED = {
     "RTX4090": ("A100", ("flash1", "flash2", "efficient")),
 }
 _UNFUSED = ("unfused", "fused_softmax")
+# FlashAttention's first algorithm in Triton, beside flash2: 1.3 to 1.5 times its seconds forward, around 2 times backward (arXiv:2307.08691 section 4.1, on
+# A100). The same is assumed on H100, for Triton of that time has no instructions of Hopper, as flash2 has none. kernel -> (of whose seconds, forward, backward)
+_SLOWER = {"triton": ("flash2", 1.4, 2.0)}
 # Where one head dim was published, others relate to it as in this kernel.
 _SIBLING = {("A100", "efficient"): ("A100", "flash2"), ("B200", "cudnn"): ("H100", "cudnn"), ("B200", "flash2"): ("H100", "flash2")}
 
@@ -168,6 +171,9 @@ def _log_pair_s(chip: str, kernel: str, backward: bool, causal: bool, head_dim: 
 
 
 def _pair_s(chip: str, kernel: str, backward: bool, causal: bool, head_dim: int) -> np.ndarray:
+    if kernel in _SLOWER:
+        base, *times = _SLOWER[kernel]
+        return times[backward] * _pair_s(chip, base, backward, causal, head_dim)
     published = {r.head_dim: r for r in ROWS if (r.chip, r.kernel, r.causal) == (chip, kernel, causal) and r.passes != "forward"}
     if not backward:
         forward = {r.head_dim: r for r in ROWS if (r.chip, r.kernel, r.causal, r.passes) == (chip, kernel, causal, "forward")}

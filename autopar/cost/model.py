@@ -49,6 +49,10 @@ class CostModel:
         rates: of matmuls by shape; None: a matmul takes FLOPs / rate.
         attention: its kernel, where `rates` has any (`attention.list_attention_kernels`).
         fuses: pointwise ops and norms in a row run as one kernel (`graph.fusion`).
+        whole_blocks: full recompute runs the forward pass of a block whole, as `torch.utils.checkpoint` (before its early stop) and Megatron-LM do; else only
+            what the backward pass reads, as our programs do.
+        hides_ends: what is sent when the turns are over (gradients that were added up, new parameters) runs beside the last backward, and the first forward of
+            the next step, as Megatron-LM's `--overlap-grad-reduce` and `--overlap-param-gather` have it; else it is waited for, as in our programs.
         nics: ports per host that a group drives, whoever else sends; None: its ranks' share of them (`links.ports`).
         stage_per_host: 2 where a pipeline stage and the next are on one host, 1 where not; 0: there is one stage (`staged_model`).
         measured: rows of `autopar profile`, which price what they know; the figures above price the rest.
@@ -66,6 +70,8 @@ class CostModel:
     rates: MatmulRates | None = None
     attention: str = ""
     fuses: bool = False
+    whole_blocks: bool = False
+    hides_ends: bool = False
     nics: int | None = None
     stage_per_host: int = 0
     measured: MeasuredRows | None = None

@@ -163,7 +163,7 @@ def _seconds(
     """Seconds per column of `elements` (operand, case): local sizes of inputs and seen outputs."""
     if is_view(op) or op == SEND:
         return np.zeros(elements.shape[1])
-    whole, site = site, site if model.fuses else None
+    whole, site = site, site if model.fuses else None  # op by op no group has less traffic; shapes are those of the node all the same
     moved = _moved(op, site, dtypes, elements, num_inputs)
     if op == RECEIVE:
         return np.array([receive_seconds(model, float(b)) for b in moved])
@@ -174,9 +174,9 @@ def _seconds(
     if model.rates is not None and flops.any():
         known = dtype if any(name == dtype for name, _ in model.rates.flops_per_s) else "float32"
         if packet in _PRODUCTS:
-            return _product_seconds(model.rates, packet, site, elements, num_inputs, known, moved / model.memory_bytes_per_s) + start
-        if packet in _ATTENTION and site is not None:
-            return _attention_seconds(model, model.rates, packet, site, elements, known) + start
+            return _product_seconds(model.rates, packet, whole, elements, num_inputs, known, moved / model.memory_bytes_per_s) + start
+        if packet in _ATTENTION and whole is not None:
+            return _attention_seconds(model, model.rates, packet, whole, elements, known) + start
     return np.maximum(flops / matmul_flops_per_s(model, dtype), moved / model.memory_bytes_per_s) + start
 
 

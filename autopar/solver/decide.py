@@ -50,6 +50,7 @@ class Ask:
         model: of the cluster.
         limit_bytes: per device, the reserve included.
         most_stages: of a pipeline; None: as many as are good.
+        price_only: of layouts, a price within about 1 % is enough; the certificate's bound is then what it takes no time to know.
     """
 
     case: Case
@@ -59,6 +60,7 @@ class Ask:
     time_limit_s: float
     most_stages: int | None
     report: Callable[[str], None]
+    price_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ class _Decide:
         self.layouts = PipelineSearch(
             self.cases, ask.model, ask.limit_bytes - ask.model.reserve_bytes, time.monotonic() + time_s, ask.report, ask.most_stages,
             plain_too=not _asks_plain(ask) or num_devices(ask.model.cluster) >= _MANY_DEVICES,
+            price_only=ask.price_only,
         )  # fmt: skip
         self.layouts.run(cutoff_s)
 

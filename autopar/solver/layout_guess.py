@@ -5,6 +5,7 @@ In: a layout, the costs of its units (`layout_prices`). Out: seconds. Invariant:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import inf
 
@@ -63,10 +64,24 @@ def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float
     return bound_drain(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, stages)
 
 
+Cut = Callable[[UnitCosts, int], tuple[int, ...]]  # costs, number of chunks -> the first unit of the second and every later chunk
+
+
 @lru_cache(maxsize=1 << 10)
 def cut_units(costs: UnitCosts, num_chunks: int) -> tuple[int, ...]:
     """The best cuts by the costs of units (`stage_cuts.choose_cuts`)."""
     return choose_cuts(likely_segments(costs), num_chunks)
+
+
+def cut_evenly(costs: UnitCosts, num_chunks: int) -> tuple[int, ...]:
+    """Cuts as people make them: as many layers for each chunk, what is before and after the layers (a unit each) beside the first and the last of them; or,
+    where only that divides, with one layer fewer there; else the best ones."""
+    units = len(costs.step_s)
+    if (units - 2) % num_chunks == 0:
+        return tuple(1 + k * (units - 2) // num_chunks for k in range(1, num_chunks))
+    if units % num_chunks == 0:
+        return tuple(k * units // num_chunks for k in range(1, num_chunks))
+    return cut_units(costs, num_chunks)
 
 
 def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:

@@ -21,7 +21,7 @@ from ..graph.schedules.schedule import numbers_on_ranks
 from ..graph.schedules.timeline import Durations, simulate
 from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
-from .layout_guess import count_flying, cut_units
+from .layout_guess import Cut, count_flying, cut_units
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .stage_solve import StageAnswer, StageTimes, align, solve_stage
 from .steer import Steer
@@ -78,11 +78,13 @@ class LayoutSolver:
 
     Args:
         limit_bytes: for tensors, per device.
+        cut: where a model is cut, from the costs of its units and the number of chunks; other than `cut_units`: nobody moves these cuts.
     """
 
     cases: LayoutCases
     model: CostModel
     limit_bytes: int
+    cut: Cut = cut_units
     deadline: float = inf
     solved: dict[tuple, StageAnswer] = field(default_factory=dict)
 
@@ -108,7 +110,7 @@ class LayoutSolver:
         chunks = place.num_stages * layout.chunks
         if chunks > len(costs.step_s):
             return Unsolved(f"the model has {len(costs.step_s)} units between which it may be cut", proven=True)
-        cuts = cut_units(costs, chunks)
+        cuts = self.cut(costs, chunks)
         run = turns.run_units
         kinds = _kinds_of_stages(cuts, len(costs.step_s), run, layout) if turns.more else None
         inside = sum(n for kind in kinds or () for _, n, _ in kind)
@@ -130,7 +132,7 @@ class LayoutSolver:
         """
         began, best = time.monotonic(), self._solve_cuts(whole, layout, model, cuts, None)
         tried, at, every = {cuts: best}, cuts, comb(num_units - 1, len(cuts))
-        while cuts and len(tried) < _MOST_CUTS and (time.monotonic() - began) / len(tried) * _CUT_SHARES < self.deadline - time.monotonic():
+        while cuts and self.cut is cut_units and len(tried) < _MOST_CUTS and (time.monotonic() - began) / len(tried) * _CUT_SHARES < self.deadline - time.monotonic():
             stage = best.stage if isinstance(best, Unsolved) else max(range(len(best.stages)), key=lambda s: _busy_seconds(best, s))
             if stage is None or (layout.chunks > 1 and isinstance(best, Staged)):
                 break

@@ -24,7 +24,7 @@ from ..graph.plan import Pruned
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
 from .layout_cases import LayoutCases
-from .layout_guess import bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
+from .layout_guess import Cut, bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
 from .layouts import Layout, Place, divisors, least_seconds, list_places, list_schedules, list_turns, num_samples, print_layout
@@ -33,6 +33,7 @@ from .unit_costs import UnitCosts
 _GAP = 1e-3
 _CLOSE = 0.005  # a gap at which nobody looks for a better bound
 _TRUST = 0.97  # what is expected to take up to 3 % more than the best plan is still tried
+_WORTH = 1.01  # where only a price is asked for: what is expected to be less than 1 % faster is not tried
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
 _GLANCE = 0.35  # of the time, for a first price of every place
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
@@ -102,6 +103,8 @@ class PipelineSearch:
     report: Callable[[str], None]
     most_stages: int | None = None
     plain_too: bool = False  # one stage with one microbatch, as well
+    price_only: bool = False  # what the asked layouts take, within about 1 %: no time goes into bounds, nor into gains below that
+    cut: Cut = cut_units  # where models are cut (`layout_solve.LayoutSolver`); another one only for a price, for bounds of chunks are about the best cuts
     best: Staged | None = None
     best_s: float = inf
     pruned: dict[Pruned, None] = field(default_factory=dict)
@@ -116,7 +119,7 @@ class PipelineSearch:
 
     def __post_init__(self) -> None:
         self.prices = LayoutPrices(self.cases, self.model, ())
-        self.solver = LayoutSolver(self.cases, self.model, self.limit_bytes)
+        self.solver = LayoutSolver(self.cases, self.model, self.limit_bytes, self.cut)
 
     def run(self, cutoff_s: float) -> None:
         """Search. Plans that take `cutoff_s` or longer are of no interest."""
@@ -124,17 +127,18 @@ class PipelineSearch:
         self.every = self.list_open()
         self.places = _by_place(self.every)
         self._glance(self.places, began)
-        self._follow_guesses(self.places)
-        self._raise_bounds(self.places)
-        self._follow_all(self.places)
-        self.wall_s += time.monotonic() - began
+        self._follow(began)
 
     def go_on(self, deadline: float, cutoff_s: float) -> None:
         """Search on, where time was up before; `cutoff_s` as in `run`."""
         began, self.deadline, self.best_s = time.monotonic(), deadline, min(self.best_s, cutoff_s)
+        self._follow(began)
+
+    def _follow(self, began: float) -> None:
         self._follow_guesses(self.places)
-        self._raise_bounds(self.places)
-        self._follow_all(self.places)
+        if not self.price_only:
+            self._raise_bounds(self.places)
+            self._follow_all(self.places)
         self.wall_s += time.monotonic() - began
 
     def result(self) -> StagedResult:
@@ -230,17 +234,18 @@ class PipelineSearch:
         each.bound_s = max(each.bound_s, bound_layout(each.layout, costs))
         chunks = each.layout.place.num_stages * each.layout.chunks
         if not each.solved and chunks <= len(costs.step_s) and not self._is_beaten(each):
-            guess = guess_seconds(each.layout, costs, cut_units(cut_by, chunks), self.limit_bytes)
+            guess = guess_seconds(each.layout, costs, self.cut(cut_by, chunks), self.limit_bytes)
             each.guess_s, each.simulated = max(guess, each.bound_s), False
 
     # --- plans
 
     def _follow_guesses(self, places: list[_Place]) -> None:
         """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan."""
+        trust = _WORTH if self.price_only else _TRUST
         while self.num_solved < _MOST and time.monotonic() < self.deadline:
             grows = self._list_growths()
             place, each = min(self._list_hopes(places), key=lambda row: row[1].guess_s * grows[_next_step(*row)], default=(None, None))
-            if place is None or each is None or _TRUST * each.guess_s * grows[_next_step(place, each)] >= self.best_s:
+            if place is None or each is None or trust * each.guess_s * grows[_next_step(place, each)] >= self.best_s:
                 return
             step, before = _next_step(place, each), each.guess_s
             self._take_step(step, place, each)
@@ -270,12 +275,13 @@ class PipelineSearch:
 
     def _list_growths(self) -> list[float]:
         """Per step what it and all that follow have usually multiplied a guess by."""
-        usual = [median((_USUAL[step], _USUAL[step], *self.seen[step])) for step in _Step]
+        weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
+        usual = [median((*weight * (_USUAL[step],), *self.seen[step]) or (_USUAL[step],)) for step in _Step]
         return [prod(usual[step:]) for step in _Step]
 
     def _simulate(self, place: _Place, each: _Open) -> None:
         costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, each.layout.chunks)
-        cuts = cut_units(costs, each.layout.place.num_stages * each.layout.chunks)
+        cuts = self.cut(costs, each.layout.place.num_stages * each.layout.chunks)
         each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts, self.limit_bytes))
 
     def _raise_bounds(self, places: list[_Place]) -> None:

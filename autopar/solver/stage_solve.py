@@ -13,6 +13,7 @@ from math import inf
 
 from ..constraints import DATA, SEQUENCE, Constraints
 from ..cost.estimate import hidden_seconds, node_seconds
+from ..cost.habits import ends_hidden_seconds, rest_of_blocks_seconds
 from ..cost.memory import Memory, estimate_memory
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
@@ -137,8 +138,17 @@ def solve_stage(
             skeletons=skeletons, shared=shared,
         )
 
+    measured: dict[Assignment, tuple[Case, Program, Memory]] = {}  # the last one: it is the answer's, as a rule
+
+    def build_program(assignment: Assignment) -> tuple[Case, Program, Memory]:
+        if assignment not in measured:
+            mine, program = stage_program(case, assignment)
+            measured.clear()
+            measured[assignment] = mine, program, estimate_memory(program, 0, in_flight)
+        return measured[assignment]
+
     def measure(assignment: Assignment) -> int:
-        return measure_stage(case, assignment, in_flight).peak_bytes
+        return build_program(assignment)[2].peak_bytes
 
     def solve(problem: Problem, give_up: bool, parts: float = 1.0) -> MeshAnswer:
         left = max(0.5, (deadline - time.monotonic()) / parts)
@@ -160,8 +170,9 @@ def solve_stage(
     if answer.status != "solved":
         return StageAnswer(case, answer, None, None, None)
     assignment = build_assignment(problem, answer.decisions)
-    mine, program = stage_program(case, assignment)
-    return StageAnswer(case, answer, assignment, estimate_memory(program, 0, in_flight), time_program(mine, program, assignment, model))
+    mine, program, memory = build_program(assignment)
+    times = time_program(mine, program, assignment, model, said == "full" and model.whole_blocks)
+    return StageAnswer(case, answer, assignment, memory, times)
 
 
 def _narrowed(answer: MeshAnswer, bound_s: float) -> MeshAnswer:
@@ -175,21 +186,17 @@ def stage_program(case: Case, assignment: Assignment) -> tuple[Case, Program]:
     return case, partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
 
 
-def measure_stage(case: Case, assignment: Assignment, in_flight: float) -> Memory:
-    """Memory of a stage, the reserve left out."""
-    return estimate_memory(stage_program(case, assignment)[1], 0, in_flight)
-
-
 def time_stage(case: Case, assignment: Assignment, model: CostModel) -> StageTimes:
     """The times of a stage by its program."""
     return time_program(*stage_program(case, assignment), assignment, model)
 
 
-def time_program(case: Case, program: Program, assignment: Assignment, model: CostModel) -> StageTimes:
+def time_program(case: Case, program: Program, assignment: Assignment, model: CostModel, whole_blocks: bool = False) -> StageTimes:
     """The times of a stage.
 
     Args:
         case: with its copies (`stage_program`).
+        whole_blocks: the backward pass runs the forward pass of each block again, all of it.
     """
     strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, assignment)
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
@@ -202,6 +209,10 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
         once = (seconds[node.name] - hidden.get(node.name, 0.0)) / times_of(node.phase, turns)
         total[node.phase] += once
         weight_s += once if node.name in weights else 0.0
+    if whole_blocks:
+        total[Phase.BACKWARD] += rest_of_blocks_seconds(program, seconds) / turns
+    if model.hides_ends:
+        total[Phase.UPDATE] -= ends_hidden_seconds(model, program, seconds)
     return StageTimes(total[Phase.PREPARE], total[Phase.FORWARD], total[Phase.BACKWARD], weight_s, total[Phase.UPDATE])
 
 

@@ -126,7 +126,7 @@ def test_what_torch_takes():
     ("device", "changes", "message"),
     [
         ("A100-80GB", {"kernel": "flash3"},
-         "attention on A100-80GB: no rates for kernel 'flash3'; known there: unfused, fused_softmax, flash1, flash2, efficient"),
+         "attention on A100-80GB: no rates for kernel 'flash3'; known there: unfused, fused_softmax, flash1, flash2, efficient, triton"),
         ("V100-16GB", {"kernel": "flash2"},
          "attention on V100: no rates for kernel 'flash2'; known there: unfused, fused_softmax, efficient"),
         ("A100-80GB", {"dtype": "float32"},

@@ -12,7 +12,7 @@ from autopar.cluster import parse_cluster
 from autopar.constraints import Constraints, constrain
 from autopar.cost.model import build_cost_model
 from autopar.solver.layout_cases import LayoutCases
-from autopar.solver.layout_guess import bound_layout, cut_units, guess_seconds, simulate_guess
+from autopar.solver.layout_guess import bound_layout, cut_evenly, cut_units, guess_seconds, simulate_guess
 from autopar.solver.layout_prices import Tier
 from autopar.solver.layout_solve import Staged, Unsolved, _handed_over
 from autopar.solver.layouts import print_layout
@@ -101,3 +101,17 @@ def test_units_are_handed_to_neighbours():
     assert _handed_over((1,), 0, (0, 1), 2) == []
     assert _handed_over((1, 2, 3), 1, (0, 1, 0, 1), 5) == [(1, 2, 4)]  # the second and fourth of four chunks; only the fourth has two
     assert _handed_over((1, 2, 3), 0, (0, 1, 0, 1), 5) == []
+
+
+def test_even_cuts_count_layers():
+    """A unit before and one after the layers."""
+    search = make_search("4xH100-80GB", LARGE)
+    layouts = search.list_open()  # which tells the prices what may be asked
+    costs = search.prices.costs(layouts[0].layout.place, layouts[0].layout.num_microbatches, Tier.FLOOR)
+    units = len(costs.step_s)
+    for chunks in range(1, units):
+        cuts = cut_evenly(costs, chunks)
+        assert len(cuts) == chunks - 1 and list(cuts) == sorted(set(cuts))
+        sizes = [b - a for a, b in zip((0, *cuts), (*cuts, units))]
+        if (units - 2) % chunks == 0 and chunks > 1:
+            assert sizes[0] == sizes[-1] == (units - 2) // chunks + 1 and set(sizes[1:-1]) <= {(units - 2) // chunks}

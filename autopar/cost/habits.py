@@ -1,0 +1,62 @@
+"""Habits of other frameworks that our programs do not have: what they add to a step, and what they save.
+
+In: a program of one stage, the seconds of its nodes. Out: seconds. Asked for by fields of the cost model that nothing sets for our own programs; the
+published runs of other frameworks are priced with them (`benchmarks.fidelity_predict`). Memory is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import fsum
+
+from ..graph.graph import value_table
+from ..graph.node import Phase
+from ..graph.program import Program
+from ..graph.recompute import AGAIN
+from ..graph.repeats import block_of
+from ..graph.tensor import Kind
+from ..graph.transfer import Transfer, transfer_of
+from ..graph.turns import count_microbatches
+from .model import CostModel
+
+
+def rest_of_blocks_seconds(program: Program, seconds: Mapping[str, float]) -> float:
+    """Seconds of all turns for what the forward pass of numbered blocks does and the backward pass does not do again; states are gathered there anyway.
+
+    Args:
+        seconds: of each node (`estimate.node_seconds`).
+    """
+    values = value_table(program.graph)
+    rows = list(zip(program.graph.nodes, program.origins))
+    again = {origin.value or node.name for node, origin in rows if node.phase is Phase.BACKWARD}
+    rest = []
+    for node, origin in rows:
+        if node.phase is not Phase.FORWARD or block_of(node.path) is None:
+            continue
+        if origin.value and transfer_of(values[origin.value]) is not Transfer.BLOCKING:
+            continue
+        if (origin.value or node.name) + AGAIN not in again:
+            rest.append(seconds[node.name])
+    return fsum(rest)
+
+
+def ends_hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, float]) -> float:
+    """Seconds by which what is sent with the update does not lengthen the step: all but the exposed share, as far as one backward (gradients that were added up
+    over turns) and one forward (new parameters) compute.
+
+    Args:
+        seconds: of each node (`estimate.node_seconds`).
+    """
+    values, turns = value_table(program.graph), count_microbatches(program.graph)
+    beside, sent = dict.fromkeys((Phase.FORWARD, Phase.BACKWARD), 0.0), dict.fromkeys((Phase.FORWARD, Phase.BACKWARD), 0.0)
+    for node, origin in zip(program.graph.nodes, program.origins):
+        if not node.op.startswith("comm."):
+            if node.phase in beside:
+                beside[node.phase] += seconds[node.name] / turns
+        elif node.phase is Phase.UPDATE:
+            value = values[origin.value]
+            if value.kind is Kind.GRAD:
+                sent[Phase.BACKWARD] += seconds[node.name]
+            elif value.kind is Kind.PARAM and value.version > 0:
+                sent[Phase.FORWARD] += seconds[node.name]
+    return fsum(min((1 - model.exposed_share) * sent[phase], beside[phase]) for phase in beside)
