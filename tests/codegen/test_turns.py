@@ -112,6 +112,15 @@ def mlp():
     return Workload(model, (torch.randn(8, 8),), (torch.randint(0, 4, (8,)),), F.cross_entropy, torch.optim.SGD)
 
 
+def smoothed(weight):
+    """The log-probabilities are read by more than the loss, which stays whole; some targets are ignored."""
+
+    def loss(scores, targets):
+        return F.cross_entropy(scores, targets, None if weight is None else weight.to(scores), ignore_index=3, label_smoothing=0.1)
+
+    return Workload(nn.Linear(8, 4), (torch.randn(8, 8),), (torch.tensor([0, 1, 2, 3, 3, 1, 0, 2]),), loss, torch.optim.SGD)
+
+
 def spelled(model):
     from tests.trace import zoo
 
@@ -129,6 +138,8 @@ MODELS = {
     "llama": lambda: spelled("llama"),
     "gpt2 dropout": lambda: spelled("gpt2_dropout"),
     "weighted targets": lambda: spelled("tagger"),
+    "smoothed targets": lambda: smoothed(None),
+    "smoothed, weighted targets": lambda: smoothed(torch.linspace(0.5, 2.0, 4)),
 }
 
 
