@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import fsum
+from math import fsum, isclose
 from pathlib import Path
 
 from .api import PROFILE_PATH, check_belongs
@@ -303,7 +303,8 @@ def _price(bench: Bench, alone: Mapping[Way, float], subject: _Subject, time_lim
         priced.append(_price_one(bench, what, _steer_to(bench.steer, subject, way), time_limit_s))
     others = tuple(subject.print(way, plan) for way in order[NUM_PRICED:])
     mesh = print_mesh(plan.assignment.mesh)
-    return SolvedAgain(mesh, subject.members, step_s, plan.solve.gap, time_limit_s, tuple(sorted(priced, key=_dearness)), others)
+    gap = plan.solve.gap if isclose(step_s, plan.cost.step_s, rel_tol=_SAME) else None
+    return SolvedAgain(mesh, subject.members, step_s, gap, time_limit_s, tuple(sorted(priced, key=_dearness)), others)
 
 
 def _dearness(row: Priced) -> float:

@@ -222,6 +222,7 @@ def merge_constraints(first: Constraints, second: Constraints, where: str = "--f
 
 # --- reading one table of words ----------------------------------------------------------------------------------------------------
 
+_FORWARD = re.compile(r"\dF\d")  # of a grid
 _SCALAR = ("zero", "recompute", "sequence_parallel", "only", "vpp", "microbatches", "microbatch", "schedule")
 _FIX = (*ROLES, *_SCALAR)
 _KEYS = (*_FIX, "forbid", "require", "whole", "alike", "pin", "module")
@@ -332,10 +333,13 @@ def _schedule(found: object, where: str) -> str | None:
     if isinstance(found, str) and found.endswith(".csv"):
         try:
             with open(found, encoding="utf-8") as file:
-                return file.read()
+                text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             raise ConstraintError(f"{where}: schedule: cannot read {found}: {getattr(error, 'strerror', None) or error}") from None
-    if isinstance(found, str) and re.search(r"\dF\d", found):
+        if not _FORWARD.search(text):
+            raise ConstraintError(f"{where}: schedule: {found} has no forward, as 0F1 (stage 0, microbatch 1); write one row a rank, as 0F0,0F1,0B0,0B1")
+        return text
+    if isinstance(found, str) and _FORWARD.search(found):
         return found.replace(":", ",").replace(";", "\n")
     known = (*SCHEDULES, FORWARD_ONLY)
     if found is None or found in known:

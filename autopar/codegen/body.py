@@ -428,6 +428,7 @@ def _call_loop(frame: Frame, writer: Writer, loop: Loop, place: int, last: dict[
     k = frame.crossings.loops.index(table)
     arguments, carried, made = [], [], []
     flows: list[str] = []
+    listed: dict[str, None] = {}
     for entry in table.entries:
         if entry.way == "shared" and entry.names[0] not in frame.state_keys:
             arguments.append(writer.text_of(entry.names[0]))
@@ -443,6 +444,9 @@ def _call_loop(frame: Frame, writer: Writer, loop: Loop, place: int, last: dict[
             items = writer.fresh("items")
             writer.line(f"{items} = [{', '.join(writer.text_of(n) for n in entry.names)}]")
             arguments.append(f"{items}.pop(0)")
+            listed.update(dict.fromkeys(entry.names))
+    shared = {entry.names[0] for entry in table.entries if entry.way == "shared"}
+    writer.drop([n for n in listed if n not in shared and last.get(n, place) <= place])  # each block lets go of its own
     first, step = loop.blocks[0].index, loop.blocks[1].index - loop.blocks[0].index
     end = loop.blocks[-1].index + step
     numbers = f"range({first}, {end}, {step})" if step != 1 else f"range({first}, {end})" if first else f"range({end})"

@@ -28,6 +28,7 @@ from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind
 from ..graph.turns import count_microbatches
 from .body import Body, print_bodies
+from .expression import print_literal
 from .folded import fold_names
 from .kernels.emit_kernels import FILE as KERNELS_FILE
 from .kernels.emit_kernels import print_kernels
@@ -187,7 +188,7 @@ def print_states(program: Program, facts: ModelFacts) -> list[str]:
         for folded in fold_names(names):
             shown = ("copy", folded.partition(":")[2]) if init[:1] == ("copy",) else init
             kept = ", persistent=False" if names[0] in facts.transient else ""
-            lines.append(f'    "{folded}": State("{kind}", {shape!r}, "{dtype}", "{sharding}", {shown!r}{kept}),')
+            lines.append(f'    "{folded}": State("{kind}", {shape!r}, "{dtype}", "{sharding}", {print_literal(shown)}{kept}),')
     return [*lines, "})"]
 
 

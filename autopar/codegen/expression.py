@@ -56,9 +56,14 @@ def print_arg(arg: Arg, names: Sequence[str]) -> str:
         return arg.name if arg.name.startswith("torch.") else f"torch.{arg.name}"
     if isinstance(arg, tuple):
         return f"[{', '.join(print_arg(a, names) for a in arg)}]"
-    if isinstance(arg, float) and not math.isfinite(arg):
-        return f'float("{arg}")'
-    return repr(arg)
+    return print_literal(arg)
+
+
+def print_literal(value: object) -> str:
+    """A number, a text, or a tuple of them, as Python reads it back: infinities and NaN, too."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(print_literal, value))}{',' if len(value) == 1 else ''})"
+    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
 
 
 def print_expression(node: Node, names: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from ..graph.program import Program
 from ..graph.rule import Signature, Site
 from ..graph.stages import COPY
 from ..graph.strategy import Strategy, split_share
-from ..graph.tensor import Kind, Value, num_elements, size_bytes
+from ..graph.tensor import Kind, Value, count_batch, size_bytes
 from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, transfer_of
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .memory import comm_step, estimate_memory
@@ -159,19 +159,12 @@ def peak_flops_per_s(model: CostModel, dtype: str) -> float:
 
 
 def count_samples(program: Program) -> int | None:
-    """Tokens of one step: the elements of the first integer batch input; without one, the first dim of the first batch input.
-
-    For a classifier that is its number of targets, so samples. None where no batch enters.
-    """
+    """Tokens or samples of one step (`tensor.count_batch`); None where no batch enters."""
     whole = dict(program.whole)
     values = value_table(program.graph)
     batch = [values[name] for name in program.graph.inputs if values[name].kind is Kind.BATCH]
-    for value in batch:
-        if value.dtype in ("int64", "int32"):
-            return num_elements(whole.get(value.name, value.shape))
-    for value in batch:
-        return (*whole.get(value.name, value.shape), 1)[0]
-    return None
+    found = count_batch([(whole.get(value.name, value.shape), value.dtype) for value in batch])
+    return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from .choice import Assignment
 from .node import Phase
 from .registry import RuleRow
 from .sharding import Sharding
-from .tensor import Kind
+from .tensor import Kind, count_batch
 
 FORMAT = "autopar-plan-1"
 
@@ -311,3 +311,9 @@ class Plan:
     constraints: tuple[str, ...] = ()
     free_step_s: float | None = None
     pipeline: Pipeline | None = None
+
+
+def counted(plan: Plan) -> str:
+    """What `tokens_per_s` counts: `tokens` or `samples`."""
+    found = count_batch([(t.shape, t.dtype) for t in plan.tensors if t.kind is Kind.BATCH])
+    return found[1] if found else "samples"

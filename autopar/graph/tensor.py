@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DTYPE_BYTES = {
@@ -63,6 +64,20 @@ def power_of_two(number: int) -> int:
 def num_elements(shape: tuple[int, ...]) -> int:
     """The number of elements of a tensor of this shape; 1 for a scalar."""
     return math.prod(shape)
+
+
+def count_batch(batch: Sequence[tuple[tuple[int, ...], str]]) -> tuple[int, str] | None:
+    """How many tokens or samples a batch has, and which of both: the elements of the first whole numbers where these have two dims, as texts have, else
+    the first dim of these, or of the first input. None where no batch enters.
+
+    Args:
+        batch: shape and dtype of each input and target.
+    """
+    whole_numbers = [shape for shape, dtype in batch if dtype in ("int64", "int32")]
+    shape = (whole_numbers or [shape for shape, _ in batch] or [None])[0]
+    if shape is None:
+        return None
+    return (num_elements(shape), "tokens") if whole_numbers and len(shape) == 2 else ((*shape, 1)[0], "samples")
 
 
 def size_bytes(value: Value) -> int:

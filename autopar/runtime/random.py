@@ -17,8 +17,8 @@ from math import prod
 
 import torch
 
-CHUNK = 1 << 18  # elements that a CPU hashes at a time, in its caches: the hash needs 16 bytes for each beside the result
-_AT_ONCE = 16  # chunks that an accelerator hashes at a time, so that launching costs less than working
+CHUNK = 1 << 16  # elements that a CPU hashes at a time, in its caches: the hash needs 16 bytes for each beside the result, which no plan counts
+_AT_ONCE = 64  # chunks that an accelerator hashes at a time, so that launching costs less than working
 
 
 def _signed(word: int) -> int:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from math import prod
 
 from ..constraints import DATA, FORWARD_ONLY, PIPELINE, TENSOR, Constraints
+from ..errors import ScheduleError
 from ..graph.mesh import print_mesh
-from ..graph.schedules.known import is_grid, kind_name, runs_backward, why_impossible
+from ..graph.schedules.known import grid_sizes, is_grid, kind_name, runs_backward, why_impossible
 from .layouts import MOST_CHUNKS, Place, list_places, list_schedules, list_turns
 
 _MOST_SHOWN = 6
@@ -58,9 +59,15 @@ def _why_no_schedule(place: Place, turns: int, num_units: int, constraints: Cons
         return
     if kind == "interleaved" and constraints.vpp is None:
         chunks = 2
-    if is_grid(kind) and why_impossible(kind, place.num_stages, turns, chunks) is not None:
-        yield str(why_impossible(kind, place.num_stages, turns, chunks))
-        return
+    if is_grid(kind):
+        try:
+            ranks, microbatches, chunks = grid_sizes(kind)
+        except ScheduleError as error:
+            yield str(error)
+            return
+        if (ranks, microbatches) != (place.num_stages, turns) or constraints.vpp not in (None, chunks):
+            yield f"the schedule of your own is one of pp={ranks}, microbatches={microbatches}, vpp={chunks}; the devices, the batch or another word leave none of these"
+            return
     why = why_impossible(kind, place.num_stages, turns, chunks)
     if why is not None:
         yield why

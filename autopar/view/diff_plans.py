@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from ..graph.mesh import Mesh, print_mesh
-from ..graph.plan import CommPlan, NodePlan, ParamPlan, Plan
+from ..graph.plan import CommPlan, NodePlan, ParamPlan, Plan, counted
 from ..graph.tensor import Kind
 from .fold import fold_names, fold_places
 from .split_text import print_choices, print_op, print_split
@@ -257,7 +257,7 @@ def _list_figures(a: Plan, b: Plan) -> tuple[Figure, ...]:
         both("exposed communication", "s", "exposed_comm_s"),
         both("pipeline bubble", "s", "bubble_s"),
         both("work of the whole step", "flop", "flops"),
-        both("tokens", "per_s", "tokens_per_s"),
+        both(counted(a) if counted(a) == counted(b) else "tokens or samples", "per_s", "tokens_per_s"),
         both("MFU", "share", "mfu"),
         Figure("peak memory", "bytes", max(a.cost.peak_bytes), max(b.cost.peak_bytes)),
     )

@@ -196,7 +196,7 @@ def _print_strategies(diff: PlanDiff, console: Console) -> None:
             )
     moved = diff.kept.seconds_b - diff.kept.seconds_a
     if diff.kept.count_a and abs(moved) > 1e-9:
-        print_line(console, f"{diff.kept.count_a:,} nodes decide alike and take {_signed_ms(moved)}", "dim")
+        print_line(console, f"{diff.kept.count_a:,} nodes decide alike, {_signed_ms(moved)} of compute", "dim")
     for letter, count, seconds in (("A", diff.alone.count_a, diff.alone.seconds_a), ("B", diff.alone.count_b, diff.alone.seconds_b)):
         if count:
             print_line(console, f"{count:,} nodes only in {letter}, {print_ms(seconds)}", "dim")

@@ -115,7 +115,7 @@ class SolvedAgain:
         mesh: as text.
         members: names that go with it, because equal blocks decide alike.
         step_s: of the chosen plan, by today's figures.
-        gap: the plan is proven to be within this share of the best.
+        gap: the plan is proven to be within this share of the best; None: today's figures are not those it was planned with.
         time_limit_s: of each.
         priced: the few that cost least with their neighbours as they are; after solving, the cheapest first.
         others: not solved with.
@@ -124,7 +124,7 @@ class SolvedAgain:
     mesh: str
     members: tuple[str, ...]
     step_s: float
-    gap: float
+    gap: float | None
     time_limit_s: float
     priced: tuple[Priced, ...]
     others: tuple[str, ...]

@@ -96,7 +96,8 @@ def _print_again(again: SolvedAgain, console: Console) -> None:
         print_line(console, f"nothing else can be chosen on mesh {again.mesh}")
         return
     alike = f", all {len(again.members)} alike" if len(again.members) > 1 else ""
-    gap = "proven the best" if again.gap <= 1e-6 else f"proven to be within {print_percent(again.gap)} of the best"
+    proven = "proven the best" if again.gap is not None and again.gap <= 1e-6 else f"proven to be within {print_percent(again.gap or 0.0)} of the best"
+    gap = "by other figures than it was planned with, so nothing is proven" if again.gap is None else proven
     print_line(
         console, f"instead{alike}, all else chosen anew on mesh {again.mesh} (the step now takes {print_ms(again.step_s)}, {gap}):"
     )
@@ -128,7 +129,7 @@ def _print_price(row: Priced, again: SolvedAgain) -> str:
     if _matters(row.extra_s - row.at_least_s, again.step_s, 1e-3):
         told += f"; the best found in {again.time_limit_s:g} s, at least {_print_signed(row.at_least_s)}"
     if row.extra_s < 0 and _matters(row.extra_s, again.step_s):
-        told += "; better than what was chosen: plan again with more --time-limit, or pin it"
+        told += "; better than what was chosen: plan again" + (" with more --time-limit, or pin it" if again.gap is not None else "")
     return told
 
 

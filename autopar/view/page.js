@@ -8,7 +8,7 @@ function cards(plan, show) {
     el("span", { class: "name" }, title), el("b", {}, print), el("span", { class: "sub" }, note), extra);
   const bar = el("span", { class: peak > limit ? "bar over" : "bar" }, el("i"));
   bar.firstChild.style.width = `${Math.min(100, 100 * peak / limit)}%`;
-  const rates = [cost.tokens_per_s === null ? "" : `${short(cost.tokens_per_s)} tokens/s`, cost.mfu === null ? "" : `MFU ${percent(cost.mfu)}`].filter(Boolean).join(" · ");
+  const rates = [cost.tokens_per_s === null ? "" : `${short(cost.tokens_per_s)} ${head.counted}/s`, cost.mfu === null ? "" : `MFU ${percent(cost.mfu)}`].filter(Boolean).join(" · ");
   return [
     card("num_params", head.model.name, numParams, `${short(numParams)} parameters`, `${head.model.precision} on ${cluster.spec}`, "Parameters"),
     card("mesh", "mesh", stages, `${stages > 1 ? `${stages} stages of ` : ""}${mesh.axes.map((a) => `${a.name} ${a.size}`).join(" × ") || "1 rank"}`, Object.entries(labels).map(([axis, names]) => `${axis}: ${names.join(" + ")}`).join(" · ") || "nothing is split", stages > 1 ? "Stages" : "Graph"),

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Hashable
 from dataclasses import asdict, replace
 
-from ..graph.plan import Plan
+from ..graph.plan import Plan, counted
 from ..graph.plan_json import Json, plan_to_json
 from .fold import BlockFold, fold_blocks, fold_names, place_in_tree
 from .stages import comm_times, list_stages, param_stages, schedule_boxes
@@ -54,7 +54,7 @@ def page_data(plan: Plan) -> dict[str, Json]:
         [(p.shape, p.param, p.grad, p.optim, p.param_bytes, p.grad_bytes, p.optim_bytes) for p in plan.params],
     )
     return {
-        "head": {**head, "cost": cost},
+        "head": {**head, "cost": cost, "counted": counted(plan)},
         "tensors": _tensor_columns(plan, texts),
         "nodes": _node_columns(plan, folds, texts),
         "comms": _comm_columns(plan, texts),

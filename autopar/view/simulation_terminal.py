@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..cost.simulate import PHASES, Part, Simulation
+from ..graph.plan import counted
 from .lines import Column, print_heading, print_line, print_rows
 from .units import print_bytes, print_ms, print_percent
 
@@ -35,10 +36,11 @@ def print_simulation(plan: Plan, found: Simulation, console: Console) -> None:
     console.print(Text(f"{plan.model.name} on {plan.cluster.spec}: one step, replayed", style="bold"))
     print_line(console, f"step      {print_ms(found.step_s)}; the plan says {print_ms(found.planned_s)} ({found.step_s / found.planned_s - 1:+.1%})")
     if plan.cost.tokens_per_s:
-        print_line(console, f"rate      {plan.cost.tokens_per_s * found.planned_s / found.step_s:,.0f} tokens or samples/s")
+        print_line(console, f"rate      {plan.cost.tokens_per_s * found.planned_s / found.step_s:,.0f} {counted(plan)}/s")
     if plan.cost.mfu:
         print_line(console, f"MFU       {print_percent(plan.cost.mfu * found.planned_s / found.step_s)} of the nominal peak")
-    print_line(console, f"schedule  {plan.schedule}; {plan.num_microbatches} microbatch{'es' if plan.num_microbatches > 1 else ''}")
+    turns = f"; {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""
+    print_line(console, f"schedule  {plan.schedule}{turns}")
     print_heading(console, "Where the step goes", "on the average device; communication: what compute waits for, or loses beside it")
     totals = sum_parts(found.parts)
     rows = []

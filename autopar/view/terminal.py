@@ -11,7 +11,7 @@ from math import fsum
 from typing import TYPE_CHECKING
 
 from ..graph.mesh import print_mesh
-from ..graph.plan import CommPlan, Plan
+from ..graph.plan import CommPlan, Plan, counted
 from ..graph.registry import RuleRow
 from ..graph.schedules.known import kind_name, runs_backward, splits_backward
 from ..graph.sharding import Sharding
@@ -85,7 +85,8 @@ def _print_stages(plan: Plan, console: Console) -> None:
     rows = list_stages(plan)
     if not rows:
         return
-    note = f"forward and backward of one of {plan.num_microbatches} microbatches; the busy share is of the step, the peak of one device"
+    turn = f"one of {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else "the whole batch"
+    note = f"forward and backward of {turn}; the busy share is of the step, the peak of one device"
     print_heading(console, "Stages", note)
     before = any(row.prepare_s for row in rows)
     titles = ("parameters", *(("before",) if before else ()), "forward", "backward", "update", "busy", "in flight", "peak")
@@ -178,7 +179,7 @@ def _print_activations(plan: Plan, console: Console) -> None:
 
 def _print_time(plan: Plan, console: Console) -> None:
     cost = plan.cost
-    rates = [f"{print_count(cost.tokens_per_s)} tokens/s"] if cost.tokens_per_s is not None else []
+    rates = [f"{print_count(cost.tokens_per_s)} {counted(plan)}/s"] if cost.tokens_per_s is not None else []
     rates += [f"MFU {print_percent(cost.mfu)}"] if cost.mfu is not None else []
     print_heading(console, f"Step {print_ms(cost.step_s)}", ", ".join(["predicted", *rates]))
     whole = cost.step_s or 1.0

@@ -39,7 +39,7 @@ def print_count(count: float) -> str:
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{print_number(count / size)} {letter}"
-    return f"{count:g}"
+    return f"{count:g}" if count == int(count) else print_number(count)
 
 
 def print_flops(count: float) -> str:

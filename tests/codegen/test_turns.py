@@ -112,6 +112,15 @@ def mlp():
     return Workload(model, (torch.randn(8, 8),), (torch.randint(0, 4, (8,)),), F.cross_entropy, torch.optim.SGD)
 
 
+def smoothed(weight):
+    """The log-probabilities are read by more than the loss, which stays whole; some targets are ignored."""
+
+    def loss(scores, targets):
+        return F.cross_entropy(scores, targets, None if weight is None else weight.to(scores), ignore_index=3, label_smoothing=0.1)
+
+    return Workload(nn.Linear(8, 4), (torch.randn(8, 8),), (torch.tensor([0, 1, 2, 3, 3, 1, 0, 2]),), loss, torch.optim.SGD)
+
+
 def spelled(model):
     from tests.trace import zoo
 
@@ -129,6 +138,8 @@ MODELS = {
     "llama": lambda: spelled("llama"),
     "gpt2 dropout": lambda: spelled("gpt2_dropout"),
     "weighted targets": lambda: spelled("tagger"),
+    "smoothed targets": lambda: smoothed(None),
+    "smoothed, weighted targets": lambda: smoothed(torch.linspace(0.5, 2.0, 4)),
 }
 
 
@@ -250,14 +261,40 @@ class Held(TorchDispatchMode):
 @pytest.mark.parametrize("turns, optimizer", [(1, torch.optim.SGD), (2, torch.optim.SGD), (4, torch.optim.SGD), (1, torch.optim.AdamW), (2, torch.optim.AdamW)])
 def test_memory_is_as_predicted(turns, optimizer):
     """The measured peak of one rank's step, and of what it holds beside states and batch."""
+    torch.manual_seed(0)
+    check_memory(Workload(Gpt(vocab=64, seq=32, layers=4, hidden=64, heads=4), (ids(8, 32),), (ids(8, 32),), token_loss, optimizer), turns)
+
+
+class Stack(nn.Module):
+    """Sums around its blocks belong to none of them: only the backward passes are a loop."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(16, 16)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 256), nn.SiLU(), nn.Linear(256, 16)) for _ in range(3))
+
+    def forward(self, x):
+        x = self.enter(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_what_blocks_get_listed_goes_as_each_is_done():
+    torch.manual_seed(0)
+    text = check_memory(Workload(Stack(), (torch.randn(64, 16),), (torch.randn(64, 16),), F.mse_loss, torch.optim.SGD), 1)
+    assert "items.pop(0)" in text
+
+
+def check_memory(workload, turns):
+    """Also the program's text."""
     from autopar.runtime import compile_program, read_program
     from autopar.runtime.threads import solo_comm
 
-    torch.manual_seed(0)
-    workload = Workload(Gpt(vocab=64, seq=32, layers=4, hidden=64, heads=4), (ids(8, 32),), (ids(8, 32),), token_loss, optimizer)
     assigner = Assigner(trace_step(workload, "fp32").graph, (), turns=turns)
     program = assigner.program(assigner.draw(random.Random(0)), keep_grads=False)
-    spec = read_program(compile_program(files_of(assigner.graph, program)))
+    files = files_of(assigner.graph, program)
+    spec = read_program(compile_program(files))
     state = {n: torch.zeros(s.shape, dtype=getattr(torch, s.dtype)) for n, s in spec.states.items()}
     batch = {n: torch.zeros(b.shape, dtype=getattr(torch, b.dtype)) for n, b in spec.batch.items()}
     entered = sum(t.untyped_storage().nbytes() for t in (*state.values(), *batch.values()))
@@ -268,6 +305,7 @@ def test_memory_is_as_predicted(turns, optimizer):
     predicted = estimate_memory(program, 0).peak_bytes
     assert abs(entered + held.peak - predicted) <= 0.05 * predicted, (entered + held.peak, predicted)
     assert abs(held.peak - (predicted - entered)) <= 0.05 * (predicted - entered), (held.peak, predicted - entered)
+    return files["program.py"]
 
 
 class Normed(nn.Module):

@@ -18,7 +18,7 @@ from autopar.graph.mesh import Mesh, MeshAxis, axis_sizes
 from autopar.graph.node import Phase
 from autopar.graph.program import Program
 from autopar.graph.sharding import REPLICATE, Shard, Sharding
-from autopar.graph.tensor import Kind, size_bytes
+from autopar.graph.tensor import Kind, count_batch, size_bytes
 
 from .toy import CLUSTER, DATA_PARALLEL, Made, build_toy
 
@@ -204,11 +204,12 @@ def test_a_program_without_nodes():
     assert cost.moments == ()
 
 
-def test_tokens_are_the_elements_of_the_first_integer_batch_input():
+def test_tokens_are_the_elements_of_the_first_text():
     made = Made(*PLANS["data parallel"])
     values = tuple(replace(v, dtype="int64") if v.name == "ones" else v for v in made.program.graph.values)
     program = replace(made.program, graph=replace(made.program.graph, values=values))
     assert count_samples(program) == 8 * 16  # the whole tensor, not this rank's piece
     assert count_samples(made.program) == 8
+    assert count_batch([((8, 4, 4), "float32"), ((8, 6, 6), "int64")]) == (8, "samples")  # a mask of classes is no text
     none = tuple(replace(v, kind=Kind.BUFFER) if v.kind is Kind.BATCH else v for v in values)
     assert count_samples(replace(program, graph=replace(program.graph, values=none))) is None

@@ -10,6 +10,7 @@ import autopar  # noqa: E402
 from autopar.constraints import constrain
 from autopar.errors import InfeasibleError  # noqa: E402
 from autopar.options import Options  # noqa: E402
+from autopar.verify import verify_workload  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -129,3 +130,20 @@ def test_what_does_not_fit_at_all_says_what_is_missing():
     with pytest.raises(InfeasibleError) as error:
         plan_of(cluster="cpu:2", memory=peak // 10, seconds=5)
     assert "too much" in str(error.value) and "largest:" in str(error.value) and "nearest change that fits" in str(error.value)
+
+
+class Causal(nn.Module):
+    """Adds a mask of zeros and infinities, which is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+        self.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
+
+    def forward(self, x):
+        return (self.mix(x) + self.mask).softmax(-1)
+
+
+def test_infinities_in_a_buffer():
+    workload = autopar.Workload(Causal(), (torch.randn(8, 4, 4),), (torch.randn(8, 4, 4),), F.mse_loss, torch.optim.SGD)
+    assert not verify_workload(workload, "cpu:2", Options(constraints=constrain(dp=2))).failures

@@ -120,6 +120,12 @@ def test_bad_fix(text, message):
     assert str(error.value) == message
 
 
+def test_a_file_without_a_schedule(tmp_path):
+    (tmp_path / "own.csv").write_text("hello,world\n")
+    with pytest.raises(ConstraintError, match=r"--fix: schedule: .*own\.csv has no forward, as 0F1 .*; write one row a rank, as 0F0,0F1,0B0,0B1"):
+        parse_fix(f"schedule={tmp_path / 'own.csv'}")
+
+
 @pytest.mark.parametrize(
     ("toml", "message"),
     [

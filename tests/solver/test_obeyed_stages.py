@@ -136,6 +136,8 @@ def test_places_have_the_roles_that_are_needed(words, places):
             {"pp": 4, "schedule": "interleaved", "microbatches": 2},
             "interleaved: needs a multiple of 4 microbatches (it runs one microbatch a rank, then the next chunk), found 2; 4 fits, or take 1f1b",
         ),
+        ({"schedule": "0F0,0B0\n1F0,1B0\n2F0,2B0\n"}, "the schedule of your own is one of pp=3, microbatches=1, vpp=1; the devices, the batch or another word leave none"),
+        ({"schedule": "0F0,0B0\n1F0,1B0\n", "vpp": 2}, "the schedule of your own is one of pp=2, microbatches=1, vpp=1; the devices, the batch or another word leave none"),
     ],
 )
 def test_what_cannot_be_is_said_with_what_can(words, text):

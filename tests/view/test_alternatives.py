@@ -144,3 +144,9 @@ def test_a_plan_in_stages_shows_its_stored_prices_and_says_why():
     with pytest.raises(PlanError) as error:
         set_up(staged, make_workload(), "cpu:4")
     assert str(error.value) == IN_STAGES
+
+
+def test_nothing_is_proven_by_figures_of_another_day(plan):
+    other = dataclasses.replace(plan, cost=dataclasses.replace(plan.cost, step_s=plan.cost.step_s * 2))
+    again = priced(set_up(other, make_workload(), CLUSTER), "blocks.0.up.bias")
+    assert again.gap is None and again.step_s == pytest.approx(plan.cost.step_s)

@@ -111,15 +111,15 @@ def why_impossible(kind: str, num_ranks: int, num_microbatches: int, chunks: int
         if count < 1:
             return f"{kind}: expected at least 1 of {what}, found {count}"
     if kind in ("gpipe", "1f1b", "zero-bubble") and chunks > 1:
-        return f"{kind}: has one chunk a rank, found {chunks}; take interleaved, or chunks=1"
+        return f"{kind}: has one chunk a rank, found {chunks}; take interleaved, or vpp=1"
     if kind not in IN_CHUNKS:
         return None
     if num_ranks < 2:
         return f"{kind}: needs at least 2 ranks, found 1; take 1f1b"
     if kind == ZBV:
-        return None if chunks == 2 else f"zbv: has two chunks a rank, found {chunks}; take chunks=2, or {'interleaved' if chunks > 2 else 'zero-bubble'}"
+        return None if chunks == 2 else f"zbv: has two chunks a rank, found {chunks}; take vpp=2, or {'interleaved' if chunks > 2 else 'zero-bubble'}"
     if chunks < 2:
-        return f"interleaved: needs at least 2 chunks a rank, found {chunks}; take 1f1b, or chunks=2"
+        return f"interleaved: needs at least 2 chunks a rank, found {chunks}; take 1f1b, or vpp=2"
     if num_microbatches % num_ranks:
         low = num_microbatches // num_ranks * num_ranks
         fits = f"{low} or {low + num_ranks}" if low else str(num_ranks)

@@ -1,12 +1,14 @@
 """Losses opened into pointwise ops and one sum, so that a sharded batch gives a Partial; means become sums times a global constant.
 
 Cross-entropy is opened in `vocabulary` where only the loss reads the log-probabilities. Elsewhere `nll_loss` stays whole; its mean is the
-sum divided by the weight of the targets that are not ignored, which is a value of its own (`total_weight`).
+sum divided by the weight of the targets that are not ignored, which is a value of its own (`total_weight`), made of the targets alone.
 """
 
 from __future__ import annotations
 
 from math import prod
+
+import torch
 
 from .draft import Draft, Val
 
@@ -86,14 +88,34 @@ def _bce_backward(b: Draft, a: dict) -> object:
     return b.mul(slope, _scale(b, a["grad_output"], x, a["reduction"]))
 
 
+def count_targets(b: Draft, target: Val, weight: Val | None, ignored: int, dtype: torch.dtype) -> tuple[Val, Val, Val | None]:
+    """Targets (0 where ignored), whether they count, and with what weight (None: 1)."""
+    counted = b.call("aten.ne.Scalar", target, ignored)
+    target = b.call("aten.where.self", counted, target, b.full((), 0, target.dtype))
+    own = b.call("aten.index.Tensor", b.cast(weight, dtype), [target]) if weight is not None else None
+    return target, counted, own
+
+
+def mask_ignored(b: Draft, counted: Val, x: Val) -> Val:
+    """`x` where the target counts, else 0."""
+    return b.call("aten.where.self", counted, x, b.full((), 0, x.dtype))
+
+
+def total_weight(b: Draft, counted: Val, own: Val | None, dtype: torch.dtype) -> Val:
+    """By what a mean divides."""
+    return b.sum(b.cast(counted, dtype) if own is None else mask_ignored(b, counted, own), None)
+
+
 def _nll(op: str):
-    """Mean = sum / number of targets that count."""
+    """Mean = sum / weight of the targets that count."""
 
     def rule(b: Draft, a: dict) -> object:
         args = [a["self"], a["target"], a["weight"]]
         if a["reduction"] != _MEAN:
             return b.call(op, *args, a["reduction"], a["ignore_index"])
-        total, weight = b.call(op, *args, _SUM, a["ignore_index"])
+        total, _ = b.call(op, *args, _SUM, a["ignore_index"])
+        _, counted, own = count_targets(b, a["target"], a["weight"], a["ignore_index"], total.dtype)
+        weight = total_weight(b, counted, own, total.dtype)
         return [b.div(total, weight), weight]
 
     return rule

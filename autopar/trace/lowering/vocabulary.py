@@ -21,7 +21,7 @@ import torch
 
 from ..tape import Record, Slot, find_slots
 from .draft import Draft, DraftNode, Shape, Val, canonical_args, resolve_op, schema_arguments, view_chain
-from .losses import LOSS_RULES
+from .losses import LOSS_RULES, count_targets, mask_ignored, total_weight
 
 _NONE, _MEAN = 0, 1
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
@@ -186,18 +186,8 @@ def _tokens(b: Draft, e: Entropy, a: dict) -> tuple[Val, Val, Val | None]:
     target, weight, ignored = a["target"], a.get("weight"), a["ignore_index"]
     key = (id(target), id(weight), ignored)
     if key not in e.tokens:
-        target = b.view(target, e.peak.shape)
-        counted = b.call("aten.ne.Scalar", target, ignored)
-        target = b.call("aten.where.self", counted, target, b.full((), 0, target.dtype))
-        own = None
-        if weight is not None:
-            own = b.call("aten.index.Tensor", b.cast(weight, e.peak.dtype), [target])
-        e.tokens[key] = (target, counted, own)
+        e.tokens[key] = count_targets(b, b.view(target, e.peak.shape), weight, ignored, e.peak.dtype)
     return e.tokens[key]
-
-
-def _masked(b: Draft, counted: Val, x: Val) -> Val:
-    return b.call("aten.where.self", counted, x, b.full((), 0, x.dtype))
 
 
 def _vocabulary(b: Draft, e: Entropy) -> dict[str, object]:
@@ -216,10 +206,10 @@ def _loss(op: str):
         picked = b.emit_one("autopar.pick", {"logits": e.logits, "target": target, **_vocabulary(b, e)}, e.peak.shape, e.logits.dtype)
         picked = b.cast(picked, e.peak.dtype)
         loss = b.sub(b.call("aten.log.default", e.total), b.sub(picked, e.peak))
-        loss = _masked(b, counted, loss if own is None else b.mul(loss, own))
+        loss = mask_ignored(b, counted, loss if own is None else b.mul(loss, own))
         if a["reduction"] == _NONE:
             return [b.view(loss, a["target"].shape), b.full((), 0, loss.dtype)]
-        weight = b.sum(b.cast(counted, loss.dtype) if own is None else _masked(b, counted, own), None)
+        weight = total_weight(b, counted, own, loss.dtype)
         total = b.sum(loss, None)
         return [b.div(total, weight) if a["reduction"] == _MEAN else total, weight]
 
@@ -241,7 +231,7 @@ def _log_softmax_backward(b: Draft, a: dict) -> object:
         grad = b.view(grad, e.peak.shape)
     elif args["reduction"] == _MEAN:
         grad = b.div(grad, args["total_weight"])
-    grad = _masked(b, counted, grad if own is None else b.mul(grad, own))
+    grad = mask_ignored(b, counted, grad if own is None else b.mul(grad, own))
     values = {"grad": grad, "logits": e.logits, "peak": e.peak, "total": e.total, "target": target}
     made = b.emit_one("autopar.cross_entropy_backward", {**values, **_vocabulary(b, e)}, e.logits.shape, e.logits.dtype)
     dim, rank = dict(e.node.args)["dim"] % len(e.turned), len(e.turned)
