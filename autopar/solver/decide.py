@@ -28,7 +28,7 @@ from ..graph.stages import list_units
 from ..graph.turns import has_backward
 from .layout_cases import LayoutCases
 from .layout_solve import Staged
-from .layouts import num_samples
+from .layouts import least_stages, num_samples
 from .obeyed import require_obeyed, require_obeyed_stages
 from .pipeline import PipelineSearch, StagedResult
 from .role_meshes import label_meshes
@@ -204,7 +204,7 @@ def _asks_plain(ask: Ask) -> bool:
     """One stage and one microbatch may be an answer."""
     c = ask.constraints
     words = (dict(c.degrees).get(PIPELINE, 1) > 1, (c.vpp or 1) > 1, (c.microbatches or 1) > 1, c.microbatch is not None, c.schedule is not None, PIPELINE in c.require)
-    return not any(words)
+    return not any(words) and least_stages(c) == 1
 
 
 def _asks_layouts(ask: Ask) -> bool:

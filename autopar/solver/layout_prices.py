@@ -68,7 +68,7 @@ class LayoutPrices:
                 known[kind] = price_kind(turned.units, kind, mesh, self.model, inner, count, shared)
         floors = self._floors(place, count)
         rows = [known.get(kind) or floors[kind] for kind in kinds]
-        costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))))
+        costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))), homes=turned.homes)
         return self._with_run(costs, place, count, chunks) if tier is Tier.RUN else costs
 
     def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: int) -> UnitCosts:

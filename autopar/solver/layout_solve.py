@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from math import comb, inf
+from math import inf
 
 from ..cost.model import CostModel, staged_model
 from ..errors import ConstraintError, MicrobatchError
@@ -26,6 +26,7 @@ from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layou
 from .stage_solve import StageAnswer, StageTimes, align, solve_stage
 from .steer import Steer
 from .unit_costs import UnitCosts, part_roles
+from .unit_stages import count_cuts, obey_homes, why_no_cuts
 
 ChunkKind = tuple[tuple[int, ...], int, bool]  # units outside of the run of equal ones, how many of the run, whether the next chunk is on the same stage
 StageKind = tuple[ChunkKind, ...]  # of each of its chunks
@@ -108,35 +109,42 @@ class LayoutSolver:
         chunks = place.num_stages * layout.chunks
         if chunks > len(costs.step_s):
             return Unsolved(f"the model has {len(costs.step_s)} units between which it may be cut", proven=True)
-        cuts = cut_units(costs, chunks)
+        cuts = cut_units(costs, layout_ranks(layout))
+        if cuts is None:
+            return Unsolved(why_no_cuts(turns.case.graph, self.cases.constraints, layout_ranks(layout)), proven=True)
         run = turns.run_units
         kinds = _kinds_of_stages(cuts, len(costs.step_s), run, layout) if turns.more else None
         inside = sum(n for kind in kinds or () for _, n, _ in kind)
         if kinds is None or inside + 1 >= run[1] - run[0]:
-            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
+            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, costs)
         small = _small_cuts(cuts, kinds, len(costs.step_s), run, layout)
         units = sum(len(outside) + n for kind in kinds for outside, n, _ in kind)
         case = self.cases.with_run(inside, count)
         if case is None or len(list_units(case.graph)) != units:
-            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
+            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, costs)
         found = self._solve_cuts(case, layout, model, *small)
         return replace(found, proven=found.proven and not cuts) if isinstance(found, Unsolved) else replace(found, cuts=cuts)
 
-    def _move_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], num_units: int) -> Staged | Unsolved:
+    def _move_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], costs: UnitCosts) -> Staged | Unsolved:
         """Solve the stages of these cuts; then hand units of the stage that does not fit, or of the slowest, to its neighbours as long as that is faster,
         and as there is time.
 
         The cuts are best for units with ample memory; what stages really take is known only now.
         """
         began, best = time.monotonic(), self._solve_cuts(whole, layout, model, cuts, None)
-        tried, at, every = {cuts: best}, cuts, comb(num_units - 1, len(cuts))
+        num_units, ranks = len(costs.step_s), layout_ranks(layout)
+        tried, at, every = {cuts: best}, cuts, count_cuts(num_units, ranks, costs.homes)
+
+        def is_fresh(found: tuple[int, ...]) -> bool:
+            return found not in tried and (not costs.homes or obey_homes(found, ranks, costs.homes))
+
         while cuts and len(tried) < _MOST_CUTS and (time.monotonic() - began) / len(tried) * _CUT_SHARES < self.deadline - time.monotonic():
             stage = best.stage if isinstance(best, Unsolved) else max(range(len(best.stages)), key=lambda s: _busy_seconds(best, s))
             if stage is None or (layout.chunks > 1 and isinstance(best, Staged)):
                 break
-            fresh = [c for c in _handed_over(at, stage, layout_ranks(layout), num_units) if c not in tried]
+            fresh = [c for c in _handed_over(at, stage, ranks, num_units) if is_fresh(c)]
             if not fresh and isinstance(best, Unsolved) and every <= _MOST_CUTS:
-                fresh = [c for c in combinations(range(1, num_units), len(cuts)) if c not in tried][:1]
+                fresh = [c for c in combinations(range(1, num_units), len(cuts)) if is_fresh(c)][:1]
             if not fresh:
                 break
             found = {c: self._solve_cuts(whole, layout, model, c, None) for c in fresh}

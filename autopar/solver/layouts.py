@@ -64,7 +64,7 @@ def list_places(num_devices: int, devices_per_host: int, num_units: int, constra
         inside = num_devices // stages
         if inside % spare:
             continue
-        if stages > num_units or degrees.get(PIPELINE, stages) != stages or (inside % devices_per_host and devices_per_host % inside):
+        if not least_stages(constraints) <= stages <= num_units or degrees.get(PIPELINE, stages) != stages or (inside % devices_per_host and devices_per_host % inside):
             continue
         for tp in divisors(inside // spare):
             dp = inside // spare // tp
@@ -84,8 +84,13 @@ def _needed_roles(constraints: Constraints) -> frozenset[str]:
     """Roles that a layout must have. There is none with an axis of its own for the sequence."""
     found = [*constraints.require, *(role for role, degree in constraints.degrees if degree > 1), *(pin.on for pin in constraints.pins if pin.on in ROLES)]
     found += [DATA] * bool(constraints.zero) + [TENSOR] * bool(constraints.sequence_parallel)
-    found += [PIPELINE] * ((constraints.vpp or 1) > 1 or constraints.schedule is not None)
+    found += [PIPELINE] * ((constraints.vpp or 1) > 1 or constraints.schedule is not None or least_stages(constraints) > 1)
     return frozenset(found)
+
+
+def least_stages(constraints: Constraints) -> int:
+    """As many as it takes to have those that are named."""
+    return 1 + max((row.stage for row in constraints.module_stages), default=0)
 
 
 def list_turns(place: Place, batch: int, constraints: Constraints) -> tuple[int, ...]:
@@ -171,7 +176,7 @@ def inner_constraints(constraints: Constraints, place: Place) -> Constraints:
     """What holds inside of a stage: the degrees of its axes, and what the user said of everything else."""
     sizes = {role: prod(a.size for a in place.mesh.axes if a.name.partition("_")[0] == role) for role in (DATA, TENSOR, SEQUENCE)}
     degrees = tuple((role, size) for role, size in sizes.items())
-    return replace(constraints, degrees=degrees, microbatch=None, microbatches=None, schedule=None, vpp=None, only=None, require=())
+    return replace(constraints, degrees=degrees, microbatch=None, microbatches=None, schedule=None, vpp=None, only=None, require=(), module_stages=())
 
 
 def stage_roles(

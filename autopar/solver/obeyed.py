@@ -29,7 +29,7 @@ from ..graph.sharding import Partial, Shard, Sharding
 from ..graph.stages import COPY
 from ..graph.strategy import REPLICATED, Strategy, build_strategy
 from ..graph.tensor import STATE_KINDS, Kind
-from ..graph.turns import ACCUMULATE
+from ..graph.turns import ACCUMULATE, RECEIVE, SEND
 from .layout_solve import Staged
 from .layouts import Layout, inner_constraints, num_samples
 from .role_meshes import axis_role, named_degrees
@@ -93,7 +93,7 @@ def check_obeyed_stages(case: Case, staged: Staged, constraints: Constraints) ->
         faults = check_obeyed(mine.graph, mine.sites, mine.signatures, mine.cuts, stage.assignment, steer)
         faults += tuple(_copy_faults(inner, mine.graph, stage.assignment))
         found += [f"stage {number}: {fault}" if len(staged.stages) > 1 else fault for fault in faults]
-    return tuple(found)
+    return (*found, *_module_faults(constraints, staged))
 
 
 def require_obeyed_stages(case: Case, staged: Staged, constraints: Constraints) -> None:
@@ -139,6 +139,18 @@ def _layout_faults(constraints: Constraints, layout: Layout, roles: Roles) -> It
         yield f"schedule={kind_name(constraints.schedule)}: the plan has one stage, and no schedule"
     elif constraints.schedule not in (None, layout.schedule):
         yield f"schedule={kind_name(constraints.schedule)}: the plan has {kind_name(layout.schedule)}"
+
+
+def _module_faults(constraints: Constraints, staged: Staged) -> Iterator[str]:
+    """Ops of the forward pass that are on another stage than their module should be; what is on several stages is where it is read."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for number, stage in enumerate(staged.stages):
+        for node in (n for n in stage.case.graph.nodes if n.phase is Phase.FORWARD and n.op not in (SEND, RECEIVE)):
+            places.setdefault((node.name.partition(COPY)[0], node.path), []).append(number)
+    for row in constraints.module_stages:
+        for (name, path), stages in places.items():
+            if len(stages) == 1 and stages[0] != row.stage and names_module(row.path, path):
+                yield f"module {row.path} stage {row.stage}: {name} ({path}) is on stage {stages[0]}"
 
 
 def _copy_faults(constraints: Constraints, graph: Graph, assignment: Assignment) -> Iterator[str]:

@@ -54,6 +54,7 @@ class UnitCosts:
         step_s, fill_s: seconds of a step, and of one forward, at least.
         once_s: of the fastest plan's step, what is done once: before and after the turns.
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
+        homes: the stage that each must be on (`unit_stages`); (): any.
         enter_s, leave_s: of a step, what is received at least from the unit before, and from the one after, where a stage begins or ends there.
     """
 
@@ -66,6 +67,7 @@ class UnitCosts:
     enter_s: tuple[float, ...] = ()
     leave_s: tuple[float, ...] = ()
     run: RunCosts | None = None
+    homes: tuple[int, ...] = ()
 
     def segments(self, likely: bool = False) -> np.ndarray:
         """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least.

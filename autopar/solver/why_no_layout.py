@@ -12,7 +12,7 @@ from math import prod
 from ..constraints import DATA, FORWARD_ONLY, PIPELINE, TENSOR, Constraints
 from ..graph.mesh import print_mesh
 from ..graph.schedules.known import is_grid, kind_name, runs_backward, why_impossible
-from .layouts import MOST_CHUNKS, Place, list_places, list_schedules, list_turns
+from .layouts import MOST_CHUNKS, Place, least_stages, list_places, list_schedules, list_turns
 
 _MOST_SHOWN = 6
 
@@ -25,6 +25,11 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
         batch: samples, of which each rank of dp gets the same number in each microbatch.
     """
     places = list_places(num_devices, devices_per_host, num_units, constraints)
+    if not places and least_stages(constraints) > 1:
+        there = list_places(num_devices, devices_per_host, num_units, replace(constraints, module_stages=()))
+        if there:
+            row = max(constraints.module_stages, key=lambda row: row.stage)
+            return f"module {row.path} stage {row.stage} needs {row.stage + 1} stages; {_offer(map(_print_place, there))}"
     if not places:
         named = [(role, degree) for role, degree in constraints.degrees if role in (PIPELINE, DATA, TENSOR) and degree > 1]
         free = replace(constraints, degrees=tuple((role, degree) for role, degree in constraints.degrees if (role, degree) not in named))
