@@ -58,7 +58,8 @@ def build_staged_answer(
         plans.append(build_answer(mine, stage.assignment, certificate, model, prices, (), "", model_info, cluster, held).plan)
     assert told is not None
     labels, summary = told
-    pipeline = Pipeline(staged.layout.schedule, staged.layout.chunks, staged.starts, _stage_rows(case, staged))
+    rows = tuple(replace(row, holders=p.cost.holders, peak=p.peak) for row, p in zip(_stage_rows(case, staged), plans))
+    pipeline = Pipeline(staged.layout.schedule, staged.layout.chunks, staged.starts, rows)
     return Plan(
         plans[0].format, model_info, cluster, join_assignments(staged), len(plans),
         (*labels, ("pipeline", (_label(staged),))), f"{_sentence(staged)} {summary}", staged.layout.num_microbatches, print_schedule(staged.layout),
@@ -66,7 +67,7 @@ def build_staged_answer(
         tuple(replace(t, stage=s) for s, p in enumerate(plans) for t in p.tensors),
         _join_params(plans),
         tuple(n for p in plans for n in p.nodes), tuple(c for p in plans for c in p.comms), tuple(r for p in plans for r in p.repeats),
-        pipeline=pipeline,
+        peak=max(plans, key=lambda p: p.cost.peak_bytes[0]).peak, pipeline=pipeline,
     )  # fmt: skip
 
 

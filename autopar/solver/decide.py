@@ -168,7 +168,7 @@ class _Decide:
         phases = found.certificate.phases if found is not None else ()
         phases = (*phases, ("layouts_s", layouts.wall_s)) if layouts is not None else phases
         pruned = (*(found.certificate.pruned if found is not None else ()), *(layouts.pruned if layouts is not None else ()))
-        count = max([found.certificate.num_variables if found is not None else 0, *(s.answer.num_variables for s in (staged.stages if staged else ()))])
+        count = max([found.certificate.num_variables if found is not None else 0, *(s.found.num_variables for s in (staged.stages if staged else ()))])
         gap = (objective - bound) / objective if objective > 0 else 0.0
         certificate = Certificate(objective, bound, gap, time.monotonic() - began, phases, count, "; and ".join(spaces), pruned)
         if staged is not None and self.ask.constraints:

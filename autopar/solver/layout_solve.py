@@ -23,7 +23,7 @@ from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
 from .layout_guess import count_flying, cut_units
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
-from .stage_solve import StageAnswer, StageTimes, align, solve_stage
+from .stage_solve import StageAnswer, align, solve_stage
 from .steer import Steer
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
@@ -199,23 +199,22 @@ class LayoutSolver:
             for other, flying, found in kinds:
                 if flying >= held:  # it fits here, too
                     mine = found if other == here else _transfer(stages[other], stages[here], found, self.cases)
-                    if mine is not None and mine.answer.objective_s < known_s:
-                        like, known_s = mine, mine.answer.objective_s
-                        if found.answer.memory_rows == 0 or flying == held:
+                    if mine is not None and mine.found.objective_s < known_s:
+                        like, known_s = mine, mine.found.objective_s
+                        if found.found.memory_rows == 0 or flying == held:
                             known_s = -inf
-            if like is not None and known_s > max(a.answer.objective_s for a in answers) * (1 - _GAP) and known_s > like.answer.bound_s * (1 + _STAGE_GAP):
+            if like is not None and known_s > max(a.found.objective_s for a in answers) * (1 - _GAP) and known_s > like.found.bound_s * (1 + _STAGE_GAP):
                 like = self._solve_stage(here, stages, whole, roles, layout, model, held, like)
                 kinds.append((here, held, like))
             if like is None:
                 like = self._solve_stage(here, stages, whole, roles, layout, model, held, None)
                 if like.assignment is None:
-                    unfit = like.answer.status == "infeasible"
+                    unfit = like.found.status == "infeasible"
                     why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
                     return Unsolved(why, number, unfit)
                 kinds.append((here, held, like))
             answers.append(like)
-        times = [a.times for a in answers if a.times is not None]
-        return _simulated(layout, cuts, starts, tuple(answers), tuple(in_flight), times)
+        return simulate_stages(layout, cuts, starts, tuple(answers), tuple(in_flight))
 
     def _solve_stage(
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
@@ -234,7 +233,7 @@ class LayoutSolver:
         steer = Steer(inner_constraints(self.cases.constraints, layout.place), part_roles(roles, whole, case))
         left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
         found = solve_stage(case, layout.place.mesh, steer, model, self.limit_bytes, held, turn_weight(layout), left)
-        better = found.assignment is not None and (known is None or found.answer.objective_s < known.answer.objective_s)
+        better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known
 
 
@@ -321,11 +320,16 @@ def _transfer(other: Stage, stage: Stage, found: StageAnswer, cases: LayoutCases
     return replace(found, case=build_case(stage.graph, cases.case.rules), assignment=assignment)
 
 
-def _simulated(
-    layout: Layout, cuts: tuple[int, ...], starts: tuple[str, ...], answers: tuple[StageAnswer, ...], in_flight: tuple[float, ...], times: Sequence[StageTimes]
+def simulate_stages(
+    layout: Layout, cuts: tuple[int, ...], starts: tuple[str, ...], answers: tuple[StageAnswer, ...], in_flight: tuple[float, ...]
 ) -> Staged:
-    """The step by its schedule: all prepare, the pipeline runs, each stage updates when its last backward is over."""
+    """The step by its schedule: all prepare, the pipeline runs, each stage updates when its last backward is over.
+
+    Args:
+        answers: of all stages, with their times.
+    """
     stages, chunks = layout.place.num_stages, layout.chunks
+    times = [a.times for a in answers if a.times is not None]
     each = [times[rank] for rank in layout_ranks(layout)]
     order = build_order(layout.schedule if stages > 1 else "gpipe", stages, layout.num_microbatches, chunks)
     weight = tuple(t.weight_s / chunks for t in each) if splits_backward(layout.schedule) and stages > 1 else ()

@@ -337,7 +337,7 @@ class PipelineSearch:
             self._prune(print_layout(each.layout), staged.why)
             return
         if each.layout.place.num_stages == 1:
-            each.bound_s = max(each.bound_s, staged.stages[0].answer.bound_s)
+            each.bound_s = max(each.bound_s, staged.stages[0].found.bound_s)
         self.report(f"{print_layout(each.layout)}: {staged.step_s:.4g} s, guessed {each.guess_s:.4g} s, at least {each.bound_s:.4g} s")
         each.guess_s = staged.step_s
         if staged.step_s < self.best_s:

@@ -53,13 +53,19 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """A stage with its decisions. `assignment`: None where it has no plan (`answer` says why)."""
+    """A stage with its decisions. `assignment`: None where it has no plan (`answer` says why); `answer`: None where nobody searched for it."""
 
     case: Case
-    answer: MeshAnswer
+    answer: MeshAnswer | None
     assignment: Assignment | None
     memory: Memory | None
     times: StageTimes | None
+
+    @property
+    def found(self) -> MeshAnswer:
+        """What the search found, of a stage that was searched for."""
+        assert self.answer is not None, "a given stage has no answer"
+        return self.answer
 
 
 def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool, tp_takes_sequence: bool = True) -> Sharding:

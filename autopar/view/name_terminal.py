@@ -77,8 +77,8 @@ def _print_report(report: NameReport, console: Console) -> None:
         print_line(console, f"{c.kind} on {c.axis} ({c.phase}) of {c.value}: {ends}, {print_bytes(c.bytes)}{times}, {print_ms(c.seconds)}")
     if len(report.comms) > NUM_COMMS:
         print_line(console, f"and {len(report.comms) - NUM_COMMS} more communications", "dim")
-    if report.peak_bytes is not None:
-        print_line(console, f"holds {print_bytes(report.peak_bytes)} at the peak" if report.peak_bytes else "holds nothing at the peak")
+    whose = " of its stage" if any(what == "stage" for what, _ in report.about) else ""
+    print_line(console, f"holds {print_bytes(report.peak_bytes)} at the peak{whose}" if report.peak_bytes else f"holds nothing at the peak{whose}")
 
 
 def _print_offers(report: NameReport, console: Console) -> None:
