@@ -121,8 +121,8 @@ def _print_price(row: Priced, again: SolvedAgain) -> str:
     if row.status == REFUSED:
         return f"cannot be: {row.told}"
     if row.status != FITS:
-        size = f"the smallest plan found is {print_bytes(row.missing_bytes)} too large"
-        return f"does not fit; {size}" if row.status == TOO_LARGE else f"no plan that fits was found in {again.time_limit_s:g} s; {size}"
+        size = f"; the smallest plan found is {print_bytes(row.missing_bytes)} too large" if row.missing_bytes else ""
+        return f"does not fit{size}" if row.status == TOO_LARGE else f"no plan that fits was found in {again.time_limit_s:g} s{size}"
     assert row.extra_s is not None and row.at_least_s is not None
     told = _print_extra(row.extra_s, again.step_s)
     if _matters(row.extra_s - row.at_least_s, again.step_s, 1e-3):
