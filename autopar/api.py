@@ -371,7 +371,7 @@ def _price_given(case: Case, plan: Plan, cluster: Cluster, model: CostModel) -> 
     """What a given plan in pipeline stages decides, with its prices."""
     pipeline = plan.pipeline
     assert pipeline is not None
-    layout = given_layout(plan.num_stages, plan.assignment, pipeline.kind, pipeline.chunks)
+    layout = given_layout(plan.assignment, pipeline)
     return price_stages(case, plan.assignment, layout, pipeline.starts, _staged_model(model, plan.num_stages, cluster))
 
 

@@ -66,6 +66,15 @@ class ModuleStage:
 
 
 @dataclass(frozen=True, slots=True)
+class StageDegrees:
+    """A stage of the pipeline whose devices are divided in another way than those of the others: so many ranks of `dp` and `tp`."""
+
+    number: int
+    dp: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True)
 class Constraints:
     """Everything that a plan must be; what is not said stays free. Made by `constrain`, `parse_fix` or `load_constraints`.
 
@@ -80,6 +89,7 @@ class Constraints:
         whole: globs over module paths: split along the batch at most.
         alike: globs over module paths: every rank does the same.
         pins, modules, module_stages: see `Pin`, `ModuleForbid`, `ModuleStage`.
+        stage_degrees: see `StageDegrees`; `degrees` are those of the other stages.
     """
 
     degrees: tuple[tuple[str, int], ...] = ()
@@ -97,6 +107,7 @@ class Constraints:
     pins: tuple[Pin, ...] = ()
     modules: tuple[ModuleForbid, ...] = ()
     module_stages: tuple[ModuleStage, ...] = ()
+    stage_degrees: tuple[StageDegrees, ...] = ()
 
     def __bool__(self) -> bool:
         return self != Constraints()
@@ -176,7 +187,8 @@ def print_constraints(found: Constraints) -> tuple[str, ...]:
     lines += [f"{word} {glob}" for word in ("whole", "alike") for glob in getattr(found, word)]
     lines += [f"pin {pin.value} {pin.sharding}" + (f" on {pin.on}" if pin.on else "") for pin in found.pins]
     lines += [f"module {row.path} forbid {','.join(row.forbid)}" for row in found.modules]
-    return (*lines, *(f"module {row.path} stage {row.stage}" for row in found.module_stages))
+    lines += [f"module {row.path} stage {row.stage}" for row in found.module_stages]
+    return (*lines, *(f"stage {row.number} dp={row.dp} tp={row.tp}" for row in found.stage_degrees))
 
 
 def parse_lines(lines: Sequence[str], where: str = "constraints") -> Constraints:
@@ -198,6 +210,8 @@ def parse_lines(lines: Sequence[str], where: str = "constraints") -> Constraints
             one = _read({"module": [ModuleForbid(words[1], tuple(words[3].split(",")))]}, where)
         elif words[:1] == ["module"] and len(words) == 4 and words[2] == "stage" and words[3].isdigit():
             one = _read({"module": [ModuleStage(words[1], int(words[3]))]}, where)
+        elif (stage := re.fullmatch(r"stage (\d+) dp=(\d+) tp=(\d+)", line)) is not None:
+            one = _read({"stage": [StageDegrees(*map(int, stage.groups()))]}, where)
         else:
             raise ConstraintError(f"{where}: expected a line such as tp=2 or `pin wte.weight@0 S0 on tp`, found {line!r}")
         found = merge_constraints(found, one, where)
@@ -220,7 +234,7 @@ def merge_constraints(first: Constraints, second: Constraints, where: str = "--f
         if one is not None and other is not None and one != other:
             raise ConstraintError(f"{where}: {name} is both {one} and {other}; leave one out")
         words[name] = other if one is None else one
-    for name in ("require", "whole", "alike", "pins", "modules", "module_stages"):
+    for name in ("require", "whole", "alike", "pins", "modules", "module_stages", "stage_degrees"):
         words[name] = tuple(dict.fromkeys((*getattr(first, name), *getattr(second, name))))
     return _check(replace(first, **words), where)  # type: ignore[arg-type]
 
@@ -229,7 +243,7 @@ def merge_constraints(first: Constraints, second: Constraints, where: str = "--f
 
 _SCALAR = ("zero", "recompute", "sequence_parallel", "only", "vpp", "microbatches", "microbatch", "schedule")
 _FIX = (*ROLES, *_SCALAR)
-_KEYS = (*_FIX, "forbid", "require", "whole", "alike", "pin", "module")
+_KEYS = (*_FIX, "forbid", "require", "whole", "alike", "pin", "module", "stage")
 
 
 def _read(words: Mapping[str, object], where: str) -> Constraints:
@@ -266,6 +280,7 @@ def _read(words: Mapping[str, object], where: str) -> Constraints:
             _texts(words.get("whole", ()), where, "whole"), _texts(words.get("alike", ()), where, "alike"),
             tuple(_pin(item, where, f"pin[{k}]") for k, item in enumerate(_list(words.get("pin", ()), where, "pin"))),
             tuple(row for row in modules if isinstance(row, ModuleForbid)), tuple(row for row in modules if isinstance(row, ModuleStage)),
+            tuple(_stage(item, where, f"stage[{k}]") for k, item in enumerate(_list(words.get("stage", ()), where, "stage"))),
         ),
         where,
     )  # fmt: skip
@@ -283,9 +298,10 @@ def _check(found: Constraints, where: str) -> Constraints:
             raise ConstraintError(f"{where}: only=data leaves no rank for {', '.join(others)}; leave one out")
     if found.zero and degrees.get(DATA) == 1:
         raise ConstraintError(f"{where}: zero={found.zero} is about the axes of dp, but dp=1: there are none; give dp, or leave zero out")
-    _check_module_stages(found, where)
+    _check_stages(found, where)
     piped = [f"vpp={found.vpp}"] if (found.vpp or 1) > 1 else []
     piped += [f"module {row.path} stage {row.stage}" for row in found.module_stages if row.stage]
+    piped += [f"stage {row.number} dp={row.dp} tp={row.tp}" for row in found.stage_degrees]
     piped += [f"schedule={found.schedule}"] if found.schedule is not None else []
     if piped and (degrees.get(PIPELINE) == 1 or found.only is not None):
         one = "pp=1" if degrees.get(PIPELINE) == 1 else "only=data"
@@ -307,13 +323,19 @@ def _check(found: Constraints, where: str) -> Constraints:
     return found
 
 
-def _check_module_stages(found: Constraints, where: str) -> None:
+def _check_stages(found: Constraints, where: str) -> None:
     stages, known = dict(found.degrees).get(PIPELINE), dict[str, int]()
     for row in found.module_stages:
         if known.setdefault(row.path, row.stage) != row.stage:
             raise ConstraintError(f"{where}: module {row.path}: stage is both {known[row.path]} and {row.stage}; leave one out")
         if stages is not None and 1 < stages <= row.stage:
             raise ConstraintError(f"{where}: module {row.path} stage {row.stage}: pp={stages} has the stages 0 to {stages - 1}; take one of these, or another pp")
+    numbers = [row.number for row in found.stage_degrees]
+    for number in numbers:
+        if numbers.count(number) > 1:
+            raise ConstraintError(f"{where}: stage {number} is given twice; leave one out")
+        if stages is not None and 1 < stages <= number:
+            raise ConstraintError(f"{where}: stage {number}: pp={stages} has the stages 0 to {stages - 1}; take one of these, or another pp")
 
 
 def _nearest(found: object, known: Sequence[str]) -> str:
@@ -401,7 +423,7 @@ def _table(found: object, known: Sequence[str], where: str, key: str) -> Mapping
     return found
 
 
-def _fields(found: Pin | ModuleForbid | ModuleStage) -> Mapping[str, object]:
+def _fields(found: Pin | ModuleForbid | ModuleStage | StageDegrees) -> Mapping[str, object]:
     return {f.name: getattr(found, f.name) for f in fields(found)}
 
 
@@ -432,3 +454,11 @@ def _module(found: object, where: str, key: str) -> tuple[ModuleForbid | ModuleS
     if "stage" in table and (not isinstance(stage, int) or isinstance(stage, bool) or stage < 0):
         raise ConstraintError(f"{where}: {key}.stage: expected the number of a stage, 0 for the first, found {_show(stage)}")
     return (*((ModuleForbid(path, forbid),) if forbid else ()), *((ModuleStage(path, stage),) if isinstance(stage, int) else ()))
+
+
+def _stage(found: object, where: str, key: str) -> StageDegrees:
+    table = _fields(found) if isinstance(found, StageDegrees) else _table(found, ("number", DATA, TENSOR), where, key)
+    number = table.get("number")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ConstraintError(f"{where}: {key}.number: expected the number of a stage, 0 for the first, found {_show(number)}")
+    return StageDegrees(number, _count(table.get(DATA, 1), where, f"{key}.{DATA}"), _count(table.get(TENSOR, 1), where, f"{key}.{TENSOR}"))

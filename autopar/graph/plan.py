@@ -254,6 +254,7 @@ class StagePlan:
             weights alone and may wait.
         in_flight: microbatches between their forward and their backward, at most (all chunks of one count as one).
         holders, peak: who holds its peak, and when that is.
+        axes: the roles of the mesh's axes on this stage (`dp`, `tp`), where they are not the same on all stages; else ().
     """
 
     modules: tuple[str, ...]
@@ -266,6 +267,7 @@ class StagePlan:
     in_flight: float
     holders: tuple[Holder, ...] = ()
     peak: Peak | None = None
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

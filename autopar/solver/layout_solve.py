@@ -113,7 +113,7 @@ class LayoutSolver:
         if cuts is None:
             return Unsolved(why_no_cuts(turns.case.graph, self.cases.constraints, layout_ranks(layout)), proven=True)
         run = turns.run_units
-        kinds = _kinds_of_stages(cuts, len(costs.step_s), run, layout) if turns.more else None
+        kinds = _kinds_of_stages(cuts, len(costs.step_s), run, layout) if turns.more and not place.others else None
         inside = sum(n for kind in kinds or () for _, n, _ in kind)
         if kinds is None or inside + 1 >= run[1] - run[0]:
             return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, costs)
@@ -197,7 +197,7 @@ class LayoutSolver:
             here = number if place_of is None else place_of[number]
             like, known_s = None, inf
             for other, flying, found in kinds:
-                if flying >= held:  # it fits here, too
+                if flying >= held and place.stage_mesh(other) == place.stage_mesh(here):  # it fits here, too
                     mine = found if other == here else _transfer(stages[other], stages[here], found, self.cases)
                     if mine is not None and mine.found.objective_s < known_s:
                         like, known_s = mine, mine.found.objective_s
@@ -230,9 +230,10 @@ class LayoutSolver:
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
     ) -> StageAnswer:
         case = self.cases.refine(build_case(stages[number].graph, self.cases.case.rules))
-        steer = Steer(inner_constraints(self.cases.constraints, layout.place), part_roles(roles, whole, case))
+        place = layout.place
+        steer = Steer(inner_constraints(self.cases.constraints, place.stage_mesh(number)), part_roles(roles, whole, case))
         left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
-        found = solve_stage(case, layout.place.mesh, steer, model, self.limit_bytes, held, turn_weight(layout), left)
+        found = solve_stage(case, place.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=place.stage_mesh)
         better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known
 

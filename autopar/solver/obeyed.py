@@ -18,7 +18,7 @@ from ..graph.case import Case, case_roles, split_case
 from ..graph.choice import Assignment
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph, value_table
-from ..graph.mesh import num_ranks
+from ..graph.mesh import num_ranks, print_mesh
 from ..graph.node import Node, Phase
 from ..graph.partition import assigned_strategies, node_cuts
 from ..graph.recompute import list_recomputable
@@ -84,8 +84,8 @@ def check_obeyed_stages(case: Case, staged: Staged, constraints: Constraints) ->
     whole = split_case(case, staged.layout.num_microbatches)
     roles = case_roles(whole)
     found = [*_layout_faults(constraints, staged.layout, roles)]
-    inner = inner_constraints(constraints, staged.layout.place)
     for number, stage in enumerate(staged.stages):
+        inner = inner_constraints(constraints, staged.layout.place.stage_mesh(number))
         if stage.assignment is None:
             raise AssertionError(f"stage {number} of an answer has no assignment")
         mine = stage.case
@@ -120,6 +120,11 @@ def _layout_faults(constraints: Constraints, layout: Layout, roles: Roles) -> It
     for role, degree in degrees.items():
         if own[role] != degree:
             yield f"{role}={degree}: the plan has {own[role]}"
+    for row in constraints.stage_degrees:
+        mesh = place.stage_mesh(row.number)
+        there = {role: prod(a.size for a in mesh.axes if axis_role(a.name) == role) for role in (DATA, TENSOR)}
+        if row.number >= place.num_stages or there != {DATA: row.dp, TENSOR: row.tp}:
+            yield f"stage {row.number} dp={row.dp} tp={row.tp}: the plan has {print_mesh(mesh)} there"
     for role in constraints.require:
         if own[role] == 1:
             yield f"require {role}: " + ("the plan has one stage" if role == PIPELINE else "no axis has this role")
@@ -185,7 +190,7 @@ def _node_faults(
     why = why_role(steer, laws, node, index, strategy, roles)
     if why:
         yield f"{node.name} ({node.path}) chooses {' '.join(strategy.choices)}: {why}"
-    if node.phase is Phase.UPDATE:
+    if node.phase is Phase.UPDATE or node.op in (SEND, RECEIVE):
         return
     if any(names_node(glob, node) for glob in constraints.whole) and any(r not in ("", DATA) for r in roles):
         yield f"whole: {node.name} ({node.path}) chooses {' '.join(strategy.choices)}"

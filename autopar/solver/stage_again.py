@@ -64,7 +64,10 @@ class StageAgain:
         """
         layout, number = self.staged.layout, self.number
         tensors = None if limit_bytes is None else limit_bytes - self.model.reserve_bytes
-        found = solve_stage(self.case, layout.place.mesh, demands, self.model, tensors, self.staged.in_flight[number], turn_weight(layout), time_limit_s)
+        found = solve_stage(
+            self.case, layout.place.stage_mesh(number), demands, self.model, tensors, self.staged.in_flight[number], turn_weight(layout), time_limit_s,
+            mesh_of=layout.place.stage_mesh,
+        )  # fmt: skip
         if found.assignment is None:
             raise StageShortage(number, found.found.status == "infeasible")
         return found, self._with(found).step_s, self._bound_s(found)
@@ -92,14 +95,15 @@ def set_up_stages(plan: Plan, traced: Case, constraints: Constraints, model: Cos
     """
     pipeline = plan.pipeline
     assert pipeline is not None
-    layout = given_layout(plan.num_stages, plan.assignment, pipeline.kind, pipeline.chunks)
+    layout = given_layout(plan.assignment, pipeline)
     of_stages = staged_model(model, plan.num_stages, num_ranks(layout.place.mesh) * plan.num_stages)
     staged = price_stages(traced, plan.assignment, layout, pipeline.starts, of_stages)
     whole = split_case(traced, layout.num_microbatches)
-    roles, inner = case_roles(whole), inner_constraints(constraints, layout.place)
+    roles = case_roles(whole)
     found = []
     for number, stage in enumerate(staged.stages):
         assert stage.assignment is not None
+        inner = inner_constraints(constraints, layout.place.stage_mesh(number))
         case = replace(stage.case, fold=refine_fold(stage.case.graph, stage.case.fold, inner))
         found.append(StageAgain(number, case, stage.assignment, Steer(inner, part_roles(roles, whole, case)), of_stages, staged))
     return tuple(found)

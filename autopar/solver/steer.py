@@ -217,6 +217,8 @@ def why_role(steer: Steer, laws: AxisLaws, node: Node, index: int, strategy: Str
     Args:
         roles: by what the strategy splits the node, per axis (`role_of_choice`).
     """
+    if node.op in (SEND, RECEIVE):
+        return ""  # as both stages agreed (`stage_solve.crossing_choices`), whose axes may have other roles
     zero = steer.constraints.zero
     if any(roles[a] for a in laws.of[SPARE]):
         return "nothing is split along a spare axis"

@@ -7,6 +7,7 @@ those that only have a copy; so sums over units bound every stage, and every pla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -104,6 +105,20 @@ class PhaseCosts:
 
 
 COST_FIELDS = ("step_s", "fill_s", "once_s", "always", "waiting", "passing")
+
+
+def least_costs(rows: Sequence[UnitCosts]) -> UnitCosts:
+    """Of each figure the least: where stages have other meshes, whichever has a unit. Of what crosses only bytes are known there, not how it is split."""
+    first = rows[0]
+    if len(rows) == 1:
+        return first
+
+    def least(name: str) -> tuple[float, ...]:
+        return tuple(map(min, *(getattr(row, name) for row in rows)))
+
+    free = None if first.run is None else tuple(map(min, *(row.run.free_s for row in rows if row.run is not None)))
+    run = None if free is None or first.run is None else RunCosts(free, free, free, first.run.first)
+    return replace(first, run=run, **{name: least(name) for name in (*COST_FIELDS, "enter_s", "leave_s")})
 
 
 @dataclass(frozen=True, slots=True)
