@@ -197,7 +197,7 @@ class LayoutSolver:
             here = number if place_of is None else place_of[number]
             like, known_s = None, inf
             for other, flying, found in kinds:
-                if flying >= held and place.stage_mesh(other) == place.stage_mesh(here):  # it fits here, too
+                if flying >= held and not place.others:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
                     mine = found if other == here else _transfer(stages[other], stages[here], found, self.cases)
                     if mine is not None and mine.found.objective_s < known_s:
                         like, known_s = mine, mine.found.objective_s
