@@ -8,6 +8,7 @@ from math import fsum
 
 import pytest
 
+from autopar.constraints import ModuleStage, StageDegrees
 from autopar.errors import PlanError
 from autopar.graph.check_plan import check_plan
 from autopar.graph.plan_json import plan_from_json, plan_to_json
@@ -176,6 +177,24 @@ def test_a_tied_parameter_is_told_on_both_stages():
     assert [c.what for c in report.chosen if c.what.startswith("copy")] == ["copy on stage 1"]
     assert {n.node.partition("#")[0] for n in report.neighbours} >= {n.name.partition("#")[0] for n in plan.nodes if "embed.weight@0#1" in n.inputs}
     assert "at the peak of its stage" in names_text([report])
+
+
+def test_a_parameter_that_moves_to_another_stage_is_told():
+    words = {"pp": 2, "dp": 2, "microbatches": 4, "schedule": "1f1b", "zero": 0}
+    here, there = (make_staged_plan(**words, module=(ModuleStage("h.1", stage), ModuleStage("h.0", 0), ModuleStage("h.2", 1))) for stage in (0, 1))
+    moved = [row for row in diff_plans(here, there).params if row.roles == ("home",)]
+    assert {name for row in moved for name in row.members} == {"h.1.up", "h.1.down"}
+    assert {(row.a, row.b) for row in moved} == {("stage 0", "stage 1")}
+    assert not [row for row in diff_plans(here, here).params] and all(row.bytes_a == row.bytes_b > 0 for row in moved)
+
+
+def test_stages_that_are_divided_in_different_ways_say_so():
+    plan = make_staged_plan(pp=2, dp=2, tp=1, microbatches=2, schedule="1f1b", stage=(StageDegrees(1, 1, 2),))
+    check_plan(plan)
+    assert [row.modules.rpartition(" as ")[2] for row in list_stages(plan)] == ["dp=2", "tp=2"]
+    text = " ".join(plan_text(plan, 160).split())
+    assert "mesh mixed=2 for each of 2 stages" in text and " as tp=2" in text and "Stage 1 is divided as tp=2, the others as dp=2." in text
+    assert " as tp=2" in peak_text(explain_memory(plan), 160)
 
 
 def test_plans_with_and_without_stages_compare():
