@@ -152,7 +152,7 @@ def test_bad_fix(text, message):
     ("toml", "message"),
     [
         ("tp 2", "not valid TOML: "),
-        ("wole = ['a']", "unknown word 'wole'; expected one of " + WORDS + ", forbid, require, whole, alike, pin, module; did you mean whole?"),
+        ("wole = ['a']", "unknown word 'wole'; expected one of " + WORDS + ", forbid, require, whole, alike, pin, module, stage; did you mean whole?"),
         ("tp = true", "tp: expected a positive whole number, found true"),
         ("zero = true", "zero: expected 0, 1, 2 or 3, found true"),
         ('whole = "lm_head"', "whole: expected a list, found 'lm_head'"),
