@@ -19,7 +19,7 @@ _HOME = {
     "trace.discovery.register": ("register_rule",),
     "trace.load": ("load_workload",),
     "options": ("Options",),
-    "constraints": ("Constraints", "ModuleForbid", "Pin", "constrain", "load_constraints", "parse_fix"),
+    "constraints": ("Constraints", "ModuleForbid", "ModuleStage", "Pin", "StageDegrees", "constrain", "load_constraints", "parse_fix"),
     "cluster": ("Cluster", "parse_cluster"),
     "graph.plan": ("Plan",),
     "view.shown": ("load_plan", "ShownOpportunities", "ShownPlan"),

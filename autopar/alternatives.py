@@ -2,7 +2,8 @@
 
 In: a plan, the workload that it was made for, a name. Out: the reports of `view.explain_name` with their alternatives solved again: on the
 plan's own mesh, under its own constraints and memory limit, the alternative as one more thing that must be. Equal blocks decide alike, as in
-the plan, so the alternative holds for all of them. Invariants: every plan with an alternative is one of the plan's own search space, so none is
+the plan, so the alternative holds for all of them. Of a plan in stages the one that the name is on is solved again (`solver.stage_again`).
+Invariants: every plan with an alternative is one of the plan's own search space, so none is
 cheaper than the chosen plan by more than that plan's gap; a bound is a bound of the solver, never a guess.
 """
 
@@ -21,7 +22,7 @@ from .cost.machine import machine_here
 from .cost.model import CostModel, build_cost_model
 from .cost.prices import build_prices
 from .cost.rows_file import load_profile
-from .errors import AutoparError, ConstraintError, PlanError
+from .errors import AutoparError, ConstraintError
 from .graph.case import Case, build_case, copy_case, split_case
 from .graph.choice import Assignment
 from .graph.graph import check_graph, producer_table, use_table, value_table
@@ -37,6 +38,7 @@ from .solver.infeasible import MemoryShortage
 from .solver.prices import Prices
 from .solver.problem import Part, Problem
 from .solver.search import Question, SearchResult, search
+from .solver.stage_again import StageAgain, StageShortage, set_up_stages
 from .solver.steer import Steer, prepare_steer, refine_fold
 from .trace import Workload, trace_step
 from .trace.discovery.discover import CACHE_PATH, find_rows
@@ -50,10 +52,6 @@ NUM_PRICED, NUM_REPORTS = 4, 3
 _SAME = 1e-6  # of a step: steps that differ by less are the same
 FROM_OBJECTS = (
     "the plan was made from Python objects, so its model cannot be made again here; autopar.explain(plan, name, workload) solves again"
-)
-IN_STAGES = (
-    "the plan has pipeline stages, and a stage is not solved again alone, since what it gains another may wait for; the prices are those that the "
-    "plan has. To know what another choice costs, plan again with it pinned (--constraints)"
 )
 Way = Sharding | tuple[str, ...]  # an alternative: how a value lies, or what a node chooses
 Report = Callable[[str], None]
@@ -99,20 +97,37 @@ def explain(
     reports = explain_name(plan, name)
     if workload is None:
         return Explained(reports)
-    if plan.pipeline is not None:
-        return Explained(tuple(replace(report, why_not=IN_STAGES) for report in reports))
     bench = set_up(plan, workload, parse_cluster(plan.cluster.spec) if cluster is None else cluster, report=report)
     return Explained(price_alternatives(bench, reports, time_limit_s, report))
 
 
 @dataclass(frozen=True)
-class Bench:
-    """A plan with all that solving it again needs.
+class Found:
+    """A step that was solved again.
 
     Args:
+        lower_bound_s: no step with the same demands is faster.
+        seconds: by what they are for.
+        is_tight: memory may have made it dearer.
+    """
+
+    step_s: float
+    lower_bound_s: float
+    seconds: Mapping[CostRow, float]
+    is_tight: bool
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A plan, or a stage of one, with all that solving it again needs.
+
+    Args:
+        plan: of a stage: with the assignment of that stage alone.
         case: in the plan's turns, with equal blocks that decide alike under the plan's constraints; without what is run again.
         limit_bytes: the plan's.
-        step_s, seconds: of the plan's own program, by today's figures; `seconds` by what they are for.
+        step_s, seconds: of the plan's own program, by today's figures; `seconds` by what they are for, of a stage those of the stage.
+        solve: under other demands, a memory limit (None: without) and a time limit. It raises what `solve_again` raises.
+        where: on what it is solved: the mesh as text, with the stage.
     """
 
     plan: Plan
@@ -122,6 +137,8 @@ class Bench:
     limit_bytes: int
     step_s: float
     seconds: Mapping[CostRow, float]
+    solve: Callable[[Steer, int | None, float], Found]
+    where: str
 
 
 def set_up(
@@ -132,28 +149,50 @@ def set_up(
     report: Report | None = None,
     rows_path: Path = PROFILE_PATH,
     cache_path: Path | None = CACHE_PATH,
-) -> Bench:
-    """Trace and fold the step of a plan again, once for all alternatives.
+) -> tuple[Bench, ...]:
+    """Trace and fold the step of a plan again, once for all alternatives: one bench, or one for each pipeline stage.
 
     Args:
         rows_path, cache_path: as in `api.compile_workload`.
     Raises:
-        PlanError: the plan is of another model or cluster, or has pipeline stages.
+        PlanError: the plan is of another model or cluster.
     """
-    if plan.pipeline is not None:
-        raise PlanError(IN_STAGES)
     say = report or (lambda line: None)
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     say(f"tracing {plan.model.name} in {plan.model.precision}")
     graph = trace_step(workload, plan.model.precision).graph
     check_graph(graph)
     check_belongs(plan, graph, cluster, plan.model.precision)
-    case = split_case(build_case(graph, rules_in_force(find_rows(graph, plan.rules, cache_path))), plan.assignment.microbatches)
+    traced = build_case(graph, rules_in_force(find_rows(graph, plan.rules, cache_path)))
     constraints = parse_lines(plan.constraints)
+    model = build_cost_model(cluster, load_profile(rows_path, machine_here()) if cluster.device.kind == "cpu" else None)
+    if plan.pipeline is not None:
+        return tuple(_stage_bench(plan, stage) for stage in set_up_stages(plan, traced, constraints, model))
+    case = split_case(traced, plan.assignment.microbatches)
     steer = prepare_steer(case.graph, case.sites, case.signatures, case.cuts, constraints, case.whole_roles)
     case = replace(case, fold=refine_fold(case.graph, case.fold, constraints))
-    model = build_cost_model(cluster, load_profile(rows_path, machine_here()) if cluster.device.kind == "cpu" else None)
-    return Bench(plan, case, model, steer, plan.cluster.memory_bytes, *_cost_step(case, model, plan.assignment))
+    limit = plan.cluster.memory_bytes
+
+    def solve(demands: Steer, limit_bytes: int | None, time_limit_s: float) -> Found:
+        found = solve_again(plan, case, model, demands, limit_bytes, time_limit_s)
+        answer, step = found.meshes[0][1], _cost_step(case, model, found.assignment)
+        return Found(step[0], found.certificate.lower_bound_s, step[1], answer.status != "solved" or bool(answer.memory_rows or found.assignment.again))
+
+    return (Bench(plan, case, model, steer, limit, *_cost_step(case, model, plan.assignment), solve, print_mesh(plan.assignment.mesh)),)
+
+
+def _stage_bench(plan: Plan, stage: StageAgain) -> Bench:
+    mine, number = replace(plan, assignment=stage.assignment), stage.number
+    where = f"{print_mesh(plan.assignment.mesh)} of stage {number}, the other stages and what crosses as they are"
+
+    def solve(demands: Steer, limit_bytes: int | None, time_limit_s: float) -> Found:
+        answer, step_s, bound_s = stage.solve(demands, limit_bytes, time_limit_s)
+        assert answer.assignment is not None
+        _, seconds = _cost_step(stage.case, stage.model, answer.assignment)
+        return Found(step_s, bound_s, seconds, bool(answer.found.memory_rows or answer.assignment.again))
+
+    _, seconds = _cost_step(stage.case, stage.model, stage.assignment)
+    return Bench(mine, stage.case, stage.model, stage.steer, plan.cluster.memory_bytes, stage.step_s, seconds, solve, where)
 
 
 def _cost_step(case: Case, model: CostModel, assignment: Assignment) -> tuple[float, dict[CostRow, float]]:
@@ -168,29 +207,52 @@ def _cost_step(case: Case, model: CostModel, assignment: Assignment) -> tuple[fl
 
 
 def price_alternatives(
-    bench: Bench, reports: Sequence[NameReport], time_limit_s: float = TIME_LIMIT_S, report: Report | None = None
+    benches: Sequence[Bench], reports: Sequence[NameReport], time_limit_s: float = TIME_LIMIT_S, report: Report | None = None
 ) -> tuple[NameReport, ...]:
-    """The reports with their most promising alternatives solved again; of many names the first few."""
-    if not bench.plan.assignment.mesh.axes:
-        return tuple(replace(r, why_not="one rank: there is nothing else to choose") for r in reports)
-    case, mesh = bench.case, bench.plan.assignment.mesh
-    prices = build_prices(bench.model, mesh, case.graph, case.sites, case.signatures)
-    problem = _build(bench, prices)
+    """The reports with their most promising alternatives solved again; of many names the first few.
+
+    Args:
+        benches: of the plan (`set_up`).
+    """
+    if not benches[0].plan.assignment.mesh.axes:
+        return tuple(replace(r, why_not=f"{'one rank' if len(benches) == 1 else 'one rank a stage'}: there is nothing else to choose") for r in reports)
+    built: dict[int, tuple[Prices, Problem]] = {}
     known: dict[tuple, SolvedAgain] = {}  # several names may be one decision
     found = []
     for number, row in enumerate(reports):
         if number >= NUM_REPORTS:
             found.append(replace(row, why_not=f"only the first {NUM_REPORTS} of {len(reports)} kinds are; a narrower name says more"))
             continue
+        number_of = _find_bench(benches, row)
+        if number_of is None:
+            found.append(replace(row, why_not="it has no decision of its own: it is made of others where a stage reads it"))
+            continue
+        bench = benches[number_of]
+        if number_of not in built:
+            case = bench.case
+            prices = build_prices(bench.model, bench.plan.assignment.mesh, case.graph, case.sites, case.signatures)
+            built[number_of] = prices, _build(bench, prices)
+        prices, problem = built[number_of]
         subject = _find_subject(bench, problem, row)
         if isinstance(subject, str):
             found.append(replace(row, why_not=subject))
             continue
-        key = (subject.members, subject.is_node)
+        key = (number_of, subject.members, subject.is_node)
         if key not in known:
             known[key] = _price(bench, _price_alone(bench, prices, subject), subject, time_limit_s, report or (lambda line: None))
         found.append(replace(row, again=known[key]))
     return tuple(found)
+
+
+def _find_bench(benches: Sequence[Bench], row: NameReport) -> int | None:
+    """Which of them has what a report tells of: its first member."""
+    first = row.members[0]
+    for number, bench in enumerate(benches):
+        names = {v.name for v in bench.case.graph.values} | {n.name for n in bench.case.graph.nodes} | set(bench.plan.assignment.again)
+        names |= {f"{name}_again" for name in bench.plan.assignment.again}
+        if first in names or f"{first}@0" in names or len(benches) == 1:
+            return number
+    return None
 
 
 @dataclass(frozen=True)
@@ -302,9 +364,8 @@ def _price(bench: Bench, alone: Mapping[Way, float], subject: _Subject, time_lim
         say(f"solving again with {what} ({number} of {min(len(order), NUM_PRICED)})")
         priced.append(_price_one(bench, what, _steer_to(bench.steer, subject, way), time_limit_s))
     others = tuple(subject.print(way, plan) for way in order[NUM_PRICED:])
-    mesh = print_mesh(plan.assignment.mesh)
     gap = plan.solve.gap if isclose(step_s, plan.cost.step_s, rel_tol=_SAME) else None
-    return SolvedAgain(mesh, subject.members, step_s, gap, time_limit_s, tuple(sorted(priced, key=_dearness)), others)
+    return SolvedAgain(bench.where, subject.members, step_s, gap, time_limit_s, tuple(sorted(priced, key=_dearness)), others)
 
 
 def _dearness(row: Priced) -> float:
@@ -322,22 +383,20 @@ def _steer_to(steer: Steer, subject: _Subject, way: Way) -> Steer:
 def _price_one(bench: Bench, what: str, steer: Steer, time_limit_s: float) -> Priced:
     step_s = bench.step_s
     try:
-        found = solve_again(bench, steer, bench.limit_bytes, time_limit_s)
+        found = bench.solve(steer, bench.limit_bytes, time_limit_s)
     except ConstraintError as error:
         return Priced(what, REFUSED, None, None, None, 0, None, "", None, str(error))
-    except MemoryShortage as error:
+    except (MemoryShortage, StageShortage) as error:
         free = _free_step_s(bench, steer, time_limit_s)
         status = TOO_LARGE if error.proven else NOT_FOUND
         return Priced(what, status, None, None, None, error.missing_bytes, None if free is None else free - step_s, "memory", None)
-    other_s, seconds = _cost_step(bench.case, bench.model, found.assignment)
-    extra_s = other_s - step_s
-    at_least_s = min(found.certificate.lower_bound_s - step_s, extra_s)
+    extra_s = found.step_s - step_s
+    at_least_s = min(found.lower_bound_s - step_s, extra_s)
     mesh, hosts = bench.plan.assignment.mesh, bench.model.cluster.num_hosts
-    difference = compare_costs(bench.seconds, seconds, extra_s, mesh, hosts)
+    difference = compare_costs(bench.seconds, found.seconds, extra_s, mesh, hosts)
     free_extra_s, because = None, ""
     if extra_s > _SAME * step_s:
-        answer = found.meshes[0][1]
-        if answer.status != "solved" or answer.memory_rows or found.assignment.again:
+        if found.is_tight:
             free = _free_step_s(bench, steer, time_limit_s)
             free_extra_s = None if free is None else free - step_s
         because = _because(difference, extra_s, free_extra_s)
@@ -354,19 +413,19 @@ def _because(difference: Difference, extra_s: float, free_extra_s: float | None)
 def _free_step_s(bench: Bench, steer: Steer, time_limit_s: float) -> float | None:
     """The step without a memory limit."""
     try:
-        return solve_again(bench, steer, None, time_limit_s).certificate.objective_s
+        return bench.solve(steer, None, time_limit_s).step_s
     except AutoparError:
         return None
 
 
-def solve_again(bench: Bench, steer: Steer, limit_bytes: int | None, time_limit_s: float) -> SearchResult:
+def solve_again(plan: Plan, case: Case, model: CostModel, steer: Steer, limit_bytes: int | None, time_limit_s: float) -> SearchResult:
     """The best plan on the plan's own mesh under other demands.
 
     Raises:
         ConstraintError: the mesh cannot obey.
         MemoryShortage: nothing fits.
     """
-    case, mesh = bench.case, bench.plan.assignment.mesh
-    prices = build_prices(bench.model, mesh, case.graph, case.sites, case.signatures)
-    question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, limit_bytes, bench.model.reserve_bytes, steer=steer)
+    mesh = plan.assignment.mesh
+    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
+    question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, limit_bytes, model.reserve_bytes, steer=steer)
     return search(question, (mesh,), lambda _: prices, time_limit_s=time_limit_s)

@@ -48,6 +48,7 @@ from .runtime import Comm, Executable, ProcessComm, initial_state, read_torchrun
 from .solver.answer import Answered, build_answer
 from .solver.answer_stages import build_staged_answer
 from .solver.decide import Ask, Decision, decide
+from .solver.given_stages import given_layout, price_stages
 from .solver.infeasible import MemoryShortage
 from .solver.layout_solve import Staged
 from .solver.recognise import recognise
@@ -330,18 +331,21 @@ def plan_workload(
         decision, free_s = solved
         demanded = print_constraints(options.constraints)
         if decision.staged is not None:
-            given_plan = _staged_plan(decision, decision.staged, workload, cluster, model, options, precision, source)
-            given_plan = replace(given_plan, rules=rows, constraints=demanded, free_step_s=free_s, summary=given_plan.summary + _tell_norms(workload))
+            staged, certificate = decision.staged, decision.certificate
         else:
+            staged = None
             assert decision.assignment is not None
             case, assignment, certificate = decision.case, decision.assignment, decision.certificate
-    if given_plan is not None and given_plan.pipeline is not None:
-        check_plan(given_plan)
-        chosen = given_plan
+    else:
+        assignment, certificate, free_s, demanded = given_plan.assignment, given_plan.solve, given_plan.free_step_s, given_plan.constraints
+        staged = _price_given(case, given_plan, cluster, model) if given_plan.pipeline is not None else None
+    if staged is not None:
+        info, place = model_info(case, workload, precision, source), cluster_info(cluster, model, options, precision)
+        chosen = build_staged_answer(case, staged, certificate, _staged_model(model, staged.layout.place.num_stages, cluster), info, place)
+        chosen = replace(chosen, rules=rows, constraints=demanded, free_step_s=free_s, summary=chosen.summary + _tell_norms(workload))
+        check_plan(chosen)
         dump("assignment", lambda: _print_assignment(chosen.assignment))
         return Planned(workload, traced, case, show_plan(chosen), None, dump)
-    if given_plan is not None:
-        assignment, certificate, free_s, demanded = given_plan.assignment, given_plan.solve, given_plan.free_step_s, given_plan.constraints
     dump("assignment", lambda: _print_assignment(assignment))
 
     answered = answer_of(case, assignment, certificate, cluster, model, options, precision, source, workload, rows)
@@ -365,13 +369,17 @@ def _tell_norms(workload: Workload) -> str:
     return f" Batch norm takes its statistics from each of {workload.norm_turns} microbatches, not from the whole batch." if workload.norm_turns > 1 else ""
 
 
-def _staged_plan(
-    decision: Decision, staged: Staged, workload: Workload, cluster: Cluster, model: CostModel, options: Options, precision: str, source: ModelInfo | None
-) -> Plan:
-    """The plan of an answer in pipeline stages."""
-    info = model_info(decision.case, workload, precision, source)
-    of_stages = staged_model(model, staged.layout.place.num_stages, num_devices(cluster))
-    return build_staged_answer(decision.case, staged, decision.certificate, of_stages, info, cluster_info(cluster, model, options, precision))
+def _price_given(case: Case, plan: Plan, cluster: Cluster, model: CostModel) -> Staged:
+    """What a given plan in pipeline stages decides, with its prices."""
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    layout = given_layout(plan.assignment, pipeline)
+    return price_stages(case, plan.assignment, layout, pipeline.starts, _staged_model(model, plan.num_stages, cluster))
+
+
+def _staged_model(model: CostModel, num_stages: int, cluster: Cluster) -> CostModel:
+    """With the link between stages."""
+    return staged_model(model, num_stages, num_devices(cluster))
 
 
 def staged_programs(case: Case, plan: Plan, keep_grads: bool = False) -> tuple[tuple[StageProgram, ...], Schedule]:

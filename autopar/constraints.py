@@ -58,6 +58,23 @@ class ModuleForbid:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleStage:
+    """Modules (a glob over their path, with all that is inside them) that run on this stage of the pipeline; 0 is the first."""
+
+    path: str
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageDegrees:
+    """A stage of the pipeline whose devices are divided in another way than those of the others: so many ranks of `dp` and `tp`."""
+
+    number: int
+    dp: int
+    tp: int
+
+
+@dataclass(frozen=True, slots=True)
 class Constraints:
     """Everything that a plan must be; what is not said stays free. Made by `constrain`, `parse_fix` or `load_constraints`.
 
@@ -71,7 +88,8 @@ class Constraints:
         vpp, microbatches, microbatch, schedule: of a pipeline. The schedule is a name or the text of a grid (CSV).
         whole: globs over module paths: split along the batch at most.
         alike: globs over module paths: every rank does the same.
-        pins, modules: see `Pin`, `ModuleForbid`.
+        pins, modules, module_stages: see `Pin`, `ModuleForbid`, `ModuleStage`.
+        stage_degrees: see `StageDegrees`; `degrees` are those of the other stages.
     """
 
     degrees: tuple[tuple[str, int], ...] = ()
@@ -88,6 +106,8 @@ class Constraints:
     alike: tuple[str, ...] = ()
     pins: tuple[Pin, ...] = ()
     modules: tuple[ModuleForbid, ...] = ()
+    module_stages: tuple[ModuleStage, ...] = ()
+    stage_degrees: tuple[StageDegrees, ...] = ()
 
     def __bool__(self) -> bool:
         return self != Constraints()
@@ -118,7 +138,7 @@ def constrain(**words: object) -> Constraints:
     """Constraints from Python: `constrain(tp=2, zero=1, whole=["lm_head"], pin=[Pin("wte.weight", "S0", on="tp")])`.
 
     Args:
-        words: the keys of the TOML file (docs/constraints.md); `pin` and `module` may also hold `Pin` and `ModuleForbid` values.
+        words: the keys of the TOML file (docs/constraints.md); `pin` may also hold `Pin` values, `module` `ModuleForbid` and `ModuleStage`.
     Raises:
         ConstraintError: a word is unknown, or its value cannot be used.
     """
@@ -163,7 +183,7 @@ def load_constraints(path: str | os.PathLike[str]) -> Constraints:
 
 
 def print_constraints(found: Constraints) -> tuple[str, ...]:
-    """One line each: `dp=2`, `zero=1`, `whole lm_head`, `pin wte.weight@0 S0 on tp`, `module h.0 forbid tp`."""
+    """One line each: `dp=2`, `zero=1`, `whole lm_head`, `pin wte.weight@0 S0 on tp`, `module h.0 forbid tp`, `module h.0 stage 1`."""
     lines = [f"{role}={degree}" for role, degree in found.degrees]
     lines += [f"require {role}" for role in found.require]
     for name in _SCALAR:
@@ -173,7 +193,9 @@ def print_constraints(found: Constraints) -> tuple[str, ...]:
             lines.append(f"{name}={int(value) if isinstance(value, bool) else shown}")
     lines += [f"{word} {glob}" for word in ("whole", "alike") for glob in getattr(found, word)]
     lines += [f"pin {pin.value} {pin.sharding}" + (f" on {pin.on}" if pin.on else "") for pin in found.pins]
-    return (*lines, *(f"module {row.path} forbid {','.join(row.forbid)}" for row in found.modules))
+    lines += [f"module {row.path} forbid {','.join(row.forbid)}" for row in found.modules]
+    lines += [f"module {row.path} stage {row.stage}" for row in found.module_stages]
+    return (*lines, *(f"stage {row.number} dp={row.dp} tp={row.tp}" for row in found.stage_degrees))
 
 
 def parse_lines(lines: Sequence[str], where: str = "constraints") -> Constraints:
@@ -193,6 +215,10 @@ def parse_lines(lines: Sequence[str], where: str = "constraints") -> Constraints
             one = _read({"pin": [Pin(words[1], words[2], words[4] if len(words) == 5 else "")]}, where)
         elif words[:1] == ["module"] and len(words) == 4 and words[2] == "forbid":
             one = _read({"module": [ModuleForbid(words[1], tuple(words[3].split(",")))]}, where)
+        elif words[:1] == ["module"] and len(words) == 4 and words[2] == "stage" and words[3].isdigit():
+            one = _read({"module": [ModuleStage(words[1], int(words[3]))]}, where)
+        elif (stage := re.fullmatch(r"stage (\d+) dp=(\d+) tp=(\d+)", line)) is not None:
+            one = _read({"stage": [StageDegrees(*map(int, stage.groups()))]}, where)
         else:
             raise ConstraintError(f"{where}: expected a line such as tp=2 or `pin wte.weight@0 S0 on tp`, found {line!r}")
         found = merge_constraints(found, one, where)
@@ -215,7 +241,7 @@ def merge_constraints(first: Constraints, second: Constraints, where: str = "--f
         if one is not None and other is not None and one != other:
             raise ConstraintError(f"{where}: {name} is both {one} and {other}; leave one out")
         words[name] = other if one is None else one
-    for name in ("require", "whole", "alike", "pins", "modules"):
+    for name in ("require", "whole", "alike", "pins", "modules", "module_stages", "stage_degrees"):
         words[name] = tuple(dict.fromkeys((*getattr(first, name), *getattr(second, name))))
     return _check(replace(first, **words), where)  # type: ignore[arg-type]
 
@@ -225,7 +251,7 @@ def merge_constraints(first: Constraints, second: Constraints, where: str = "--f
 _FORWARD = re.compile(r"\dF\d")  # of a grid
 _SCALAR = ("zero", "recompute", "sequence_parallel", "only", "vpp", "microbatches", "microbatch", "schedule")
 _FIX = (*ROLES, *_SCALAR)
-_KEYS = (*_FIX, "forbid", "require", "whole", "alike", "pin", "module")
+_KEYS = (*_FIX, "forbid", "require", "whole", "alike", "pin", "module", "stage")
 
 
 def _read(words: Mapping[str, object], where: str) -> Constraints:
@@ -243,6 +269,7 @@ def _read(words: Mapping[str, object], where: str) -> Constraints:
             add(role, _count(words[role], where, role), role)
     for role in _roles(words.get("forbid", ()), where, "forbid"):
         add(role, 1, "forbid")
+    modules = [row for k, item in enumerate(_list(words.get("module", ()), where, "module")) for row in _module(item, where, f"module[{k}]")]
     required = words.get("require", ())
     if isinstance(required, Mapping):
         for role, degree in required.items():
@@ -260,7 +287,8 @@ def _read(words: Mapping[str, object], where: str) -> Constraints:
             _schedule(words.get("schedule"), where),
             _texts(words.get("whole", ()), where, "whole"), _texts(words.get("alike", ()), where, "alike"),
             tuple(_pin(item, where, f"pin[{k}]") for k, item in enumerate(_list(words.get("pin", ()), where, "pin"))),
-            tuple(_module(item, where, f"module[{k}]") for k, item in enumerate(_list(words.get("module", ()), where, "module"))),
+            tuple(row for row in modules if isinstance(row, ModuleForbid)), tuple(row for row in modules if isinstance(row, ModuleStage)),
+            tuple(_stage(item, where, f"stage[{k}]") for k, item in enumerate(_list(words.get("stage", ()), where, "stage"))),
         ),
         where,
     )  # fmt: skip
@@ -278,7 +306,10 @@ def _check(found: Constraints, where: str) -> Constraints:
             raise ConstraintError(f"{where}: only=data leaves no rank for {', '.join(others)}; leave one out")
     if found.zero and degrees.get(DATA) == 1:
         raise ConstraintError(f"{where}: zero={found.zero} is about the axes of dp, but dp=1: there are none; give dp, or leave zero out")
+    _check_stages(found, where)
     piped = [f"vpp={found.vpp}"] if (found.vpp or 1) > 1 else []
+    piped += [f"module {row.path} stage {row.stage}" for row in found.module_stages if row.stage]
+    piped += [f"stage {row.number} dp={row.dp} tp={row.tp}" for row in found.stage_degrees]
     piped += [f"schedule={found.schedule}"] if found.schedule is not None else []
     if piped and (degrees.get(PIPELINE) == 1 or found.only is not None):
         one = "pp=1" if degrees.get(PIPELINE) == 1 else "only=data"
@@ -298,6 +329,21 @@ def _check(found: Constraints, where: str) -> Constraints:
     if found.sequence_parallel and (degrees.get(TENSOR) == 1 or found.only is not None):
         raise ConstraintError(f"{where}: sequence_parallel=1 is about the axes of tp, but there are none; give tp, or leave sequence_parallel out")
     return found
+
+
+def _check_stages(found: Constraints, where: str) -> None:
+    stages, known = dict(found.degrees).get(PIPELINE), dict[str, int]()
+    for row in found.module_stages:
+        if known.setdefault(row.path, row.stage) != row.stage:
+            raise ConstraintError(f"{where}: module {row.path}: stage is both {known[row.path]} and {row.stage}; leave one out")
+        if stages is not None and 1 < stages <= row.stage:
+            raise ConstraintError(f"{where}: module {row.path} stage {row.stage}: pp={stages} has the stages 0 to {stages - 1}; take one of these, or another pp")
+    numbers = [row.number for row in found.stage_degrees]
+    for number in numbers:
+        if numbers.count(number) > 1:
+            raise ConstraintError(f"{where}: stage {number} is given twice; leave one out")
+        if stages is not None and 1 < stages <= number:
+            raise ConstraintError(f"{where}: stage {number}: pp={stages} has the stages 0 to {stages - 1}; take one of these, or another pp")
 
 
 def _nearest(found: object, known: Sequence[str]) -> str:
@@ -388,7 +434,7 @@ def _table(found: object, known: Sequence[str], where: str, key: str) -> Mapping
     return found
 
 
-def _fields(found: Pin | ModuleForbid) -> Mapping[str, object]:
+def _fields(found: Pin | ModuleForbid | ModuleStage | StageDegrees) -> Mapping[str, object]:
     return {f.name: getattr(found, f.name) for f in fields(found)}
 
 
@@ -409,10 +455,21 @@ def _pin(found: object, where: str, key: str) -> Pin:
     return Pin(value, ",".join(parts), on)
 
 
-def _module(found: object, where: str, key: str) -> ModuleForbid:
-    table = _fields(found) if isinstance(found, ModuleForbid) else _table(found, ("path", "forbid"), where, key)
-    path = _texts((table.get("path"),), where, f"{key}.path")[0]
+def _module(found: object, where: str, key: str) -> tuple[ModuleForbid | ModuleStage, ...]:
+    """What one table says of its modules: roles that they take no part in, the stage that they are on, or both."""
+    table = _fields(found) if isinstance(found, (ModuleForbid, ModuleStage)) else _table(found, ("path", "forbid", "stage"), where, key)
+    path, stage = _texts((table.get("path"),), where, f"{key}.path")[0], table.get("stage")
     forbid = _roles(table.get("forbid", ()), where, f"{key}.forbid")
-    if not forbid or PIPELINE in forbid:
+    if PIPELINE in forbid or not (forbid or "stage" in table):
         raise ConstraintError(f"{where}: {key}.forbid: expected some of {DATA}, {TENSOR}, {SEQUENCE}, found {_show(table.get('forbid', ()))}")
-    return ModuleForbid(path, forbid)
+    if "stage" in table and (not isinstance(stage, int) or isinstance(stage, bool) or stage < 0):
+        raise ConstraintError(f"{where}: {key}.stage: expected the number of a stage, 0 for the first, found {_show(stage)}")
+    return (*((ModuleForbid(path, forbid),) if forbid else ()), *((ModuleStage(path, stage),) if isinstance(stage, int) else ()))
+
+
+def _stage(found: object, where: str, key: str) -> StageDegrees:
+    table = _fields(found) if isinstance(found, StageDegrees) else _table(found, ("number", DATA, TENSOR), where, key)
+    number = table.get("number")
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ConstraintError(f"{where}: {key}.number: expected the number of a stage, 0 for the first, found {_show(number)}")
+    return StageDegrees(number, _count(table.get(DATA, 1), where, f"{key}.{DATA}"), _count(table.get(TENSOR, 1), where, f"{key}.{TENSOR}"))

@@ -151,19 +151,17 @@ def explain_plan(path: str, name: str | None, memory: bool, quick: bool, time_li
 
 def _solve_again(plan: Plan, path: str, reports: tuple[NameReport, ...], time_limit: float | None, say: Talk) -> tuple[NameReport, ...]:
     """The reports with their alternatives solved again; where the model cannot be made again they say so."""
-    from ..alternatives import FROM_OBJECTS, IN_STAGES, TIME_LIMIT_S, price_alternatives, set_up
+    from ..alternatives import FROM_OBJECTS, TIME_LIMIT_S, price_alternatives, set_up
 
     try:
-        if plan.pipeline is not None:
-            raise PlanError(IN_STAGES)
         if not plan.model.source:
             raise PlanError(FROM_OBJECTS)
         say(f"making {plan.model.name} again from {plan.model.source}")
         workload, _ = load_again(plan, path)
-        bench = set_up(plan, workload, cluster_again(plan, path), report=say)
+        benches = set_up(plan, workload, cluster_again(plan, path), report=say)
     except AutoparError as error:
         return tuple(replace(report, why_not=str(error)) for report in reports)
-    return price_alternatives(bench, reports, time_limit or TIME_LIMIT_S, say)
+    return price_alternatives(benches, reports, time_limit or TIME_LIMIT_S, say)
 
 
 def emit_program(word: str, asked: Asked, cluster: str | None, options: Options, given: Sequence[str], folder: str, say: Talk) -> Outcome:

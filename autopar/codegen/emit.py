@@ -290,7 +290,8 @@ def leaving_text(program: Program, body: Body, name: str) -> str:
 def print_train(plan: Plan) -> str:
     """The text of `train.py`."""
     ranks = num_ranks(plan_mesh(plan))
-    return f'''"""Train {plan.model.name} with the program beside this file: torchrun --nproc-per-node {ranks} train.py --steps 10
+    verb = "Train" if any(node.phase is Phase.BACKWARD for node in plan.nodes) else "Run"
+    return f'''"""{verb} {plan.model.name} with the program beside this file: torchrun --nproc-per-node {ranks} train.py --steps 10
 
 Edit `batches` to feed your data: it yields, on every rank alike, the WHOLE batch as a tuple of tensors in the order, shapes and dtypes of
 program.BATCH; each rank takes its own piece.

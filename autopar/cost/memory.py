@@ -83,6 +83,21 @@ def _whole_kind(program: Program, values: dict[str, Value], whole: str) -> Kind 
     return values[whole].kind if whole in values else None
 
 
+def waiting_bytes(program: Program, in_flight: float) -> dict[str, int]:
+    """Bytes of each piece that other microbatches hold between their forward and their backward, through all turns.
+
+    Args:
+        in_flight: as of `estimate_memory`.
+    """
+    graph = program.graph
+    span = loop_span(graph)
+    if span is None or in_flight <= 1:
+        return {}
+    turn = next((i for i, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), len(graph.nodes))
+    lives = (life for life in list_lives(program) if span[0] <= life.first < turn <= life.last <= span[1])
+    return {life.name: ceil((in_flight - 1) * life.bytes) for life in lives}
+
+
 def scratch_bytes(program: Program, node: Node, values: dict[str, Value]) -> int:
     """Bytes that a collective holds beside its input and output while it runs."""
     if not node.op.startswith("comm."):
@@ -123,11 +138,9 @@ def estimate_memory(program: Program, reserve_bytes: int, in_flight: float = 1.0
     starts: dict[int, list[Life]] = {}
     ends: dict[int, list[Life]] = {}
     waiting = [0] * len(HOLDERS)
-    span = loop_span(graph)
-    turn = next((i for i, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), len(graph.nodes))
+    span, each = loop_span(graph), waiting_bytes(program, in_flight)
     for life in list_lives(program):
-        if span is not None and span[0] <= life.first < turn <= life.last <= span[1]:
-            waiting[column[life.holder]] += ceil((in_flight - 1) * life.bytes)
+        waiting[column[life.holder]] += each.get(life.name, 0)
         starts.setdefault(life.first, []).append(life)
         ends.setdefault(life.last, []).append(life)
     for life in starts.get(-1, ()):

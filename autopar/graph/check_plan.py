@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from ..errors import PlanError
 from .mesh import axis_sizes, num_ranks
 from .node import Phase
-from .plan import FORMAT, Holder, Plan, TensorPlan
+from .plan import FORMAT, Holder, Peak, Plan, TensorPlan
 from .registry import ORIGINS
 from .reshard import StepKind
 from .schedules.known import why_impossible
@@ -353,17 +353,28 @@ def _memory_faults(plan: Plan) -> Faults:
 
 
 def _peak_faults(plan: Plan) -> Faults:
+    for i, stage in enumerate(plan.pipeline.stages if plan.pipeline is not None else ()):
+        place = f"pipeline.stages[{i}]"
+        if stage.holders and _sum_holders(stage.holders) != plan.cost.peak_bytes[i]:
+            yield f"{place}.holders", f"expected a sum of {plan.cost.peak_bytes[i]}, as in cost.peak_bytes[{i}], found {_sum_holders(stage.holders)}"
+        if stage.peak is not None:
+            yield from _one_peak_faults(plan, stage.peak, stage.holders, f"{place}.peak")
     if plan.peak is None:
         return
-    tensors = {t.name: t for t in plan.tensors}
-    sizes = axis_sizes(plan.assignment.mesh)
     top = max(plan.cost.peak_bytes)
     moment = next((m for m in plan.cost.moments if m.node == plan.peak.node and m.bytes == top), None)
     if plan.cost.moments and moment is None:
         yield "peak.node", f"expected the node of the moment that holds the peak of {top}, found {plan.peak.node!r}"
-    sums = {h.name: 0 for h in plan.cost.holders if h.name != "reserve"}
-    for i, row in enumerate(plan.peak.tensors):
-        place = f"peak.tensors[{i}] ({row.tensor or 'scratch'})"
+    yield from _one_peak_faults(plan, plan.peak, plan.cost.holders, "peak")
+
+
+def _one_peak_faults(plan: Plan, peak: Peak, holders: tuple[Holder, ...], where: str) -> Faults:
+    """Of the tensors that are held at a peak."""
+    tensors = {t.name: t for t in plan.tensors}
+    sizes = axis_sizes(plan.assignment.mesh)
+    sums = {h.name: 0 for h in holders if h.name != "reserve"}
+    for i, row in enumerate(peak.tensors):
+        place = f"{where}.tensors[{i}] ({row.tensor or 'scratch'})"
         if row.holder not in sums:
             yield f"{place}.holder", f"expected a holder of the peak ({', '.join(sums)}), found {row.holder!r}"
             continue
@@ -382,11 +393,13 @@ def _peak_faults(plan: Plan) -> Faults:
             if fault:
                 yield f"{place}.sharding", fault
             expected = num_elements(local_shape(whole.shape, row.sharding, sizes)) * DTYPE_BYTES[whole.dtype]
-            if row.bytes != expected:
-                yield f"{place}.bytes", f"expected {expected} ({whole.dtype}{list(whole.shape)} as {row.sharding}), found {row.bytes}"
-    for holder in plan.cost.holders:
+            own = row.bytes - row.waiting_bytes
+            if own != expected and (own or not row.waiting_bytes):
+                beside = f" beside {row.waiting_bytes} of other microbatches" if row.waiting_bytes else ""
+                yield f"{place}.bytes", f"expected {expected} ({whole.dtype}{list(whole.shape)} as {row.sharding}){beside}, found {own}"
+    for holder in holders:
         if holder.name in sums and sums[holder.name] != holder.bytes:
-            yield "peak.tensors", f"expected {holder.bytes} bytes of {holder.name} together, as in cost.holders, found {sums[holder.name]}"
+            yield f"{where}.tensors", f"expected {holder.bytes} bytes of {holder.name} together, as in cost.holders, found {sums[holder.name]}"
 
 
 def _certificate_faults(plan: Plan) -> Faults:

@@ -84,8 +84,10 @@ class PeakTensor:
         tensor: the whole graph's value of which it is a piece; "" for the buffer through which a collective packs (`sharding` None).
         sharding: of this piece: of a gathered parameter not the one in which it is stored.
         holder: names as in `Holder`.
+        bytes: with those of other microbatches in flight.
         made_by: node of the program; "" where it enters the step.
         last_read: node of the program after which it is dropped; "" where it is held to the end of the step.
+        waiting_bytes: of other microbatches in flight, which wait for their backward pass; all of the bytes where this one holds nothing there.
     """
 
     tensor: str
@@ -94,6 +96,7 @@ class PeakTensor:
     bytes: int
     made_by: str
     last_read: str
+    waiting_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +253,8 @@ class StagePlan:
         prepare_s, update_s: once a step. forward_s, backward_s: of one microbatch, all its chunks; weight_s: of the backward, what is for the
             weights alone and may wait.
         in_flight: microbatches between their forward and their backward, at most (all chunks of one count as one).
+        holders, peak: who holds its peak, and when that is.
+        axes: the roles of the mesh's axes on this stage (`dp`, `tp`), where they are not the same on all stages; else ().
     """
 
     modules: tuple[str, ...]
@@ -260,6 +265,9 @@ class StagePlan:
     weight_s: float
     update_s: float
     in_flight: float
+    holders: tuple[Holder, ...] = ()
+    peak: Peak | None = None
+    axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +295,8 @@ class Plan:
     `constraints`: what the user demanded, one line each; `free_step_s`: the step without them, as the solver adds it, None where nobody asked.
 
     A plan in stages (`pipeline`): the mesh is that of each stage; nodes, tensors and comms are those of all stages; of the costs `compute_s`,
-    `exposed_comm_s` and `bubble_s` are the average device's, so that they add up to the step; moments are those of the stage with the highest peak.
+    `exposed_comm_s` and `bubble_s` are the average device's, so that they add up to the step; holders, moments and `peak`
+    are those of the stage with the highest one.
     """
 
     format: str

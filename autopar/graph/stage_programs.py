@@ -58,7 +58,7 @@ def plan_mesh(plan: Plan) -> Mesh:
     return pipeline_mesh(plan.assignment.mesh, plan.num_stages)
 
 
-def _stage_cases(turns: Case, assignment: Assignment, starts: Sequence[str], ranks: Sequence[int]) -> tuple[tuple[Stage, Case, Assignment], ...]:
+def stage_cases(turns: Case, assignment: Assignment, starts: Sequence[str], ranks: Sequence[int]) -> tuple[tuple[Stage, Case, Assignment], ...]:
     """Each stage, the case of its graph with its copies, and its own part of the assignment.
 
     Args:
@@ -100,7 +100,7 @@ def build_stage_programs(
         PlanError: the assignment is not that of these stages.
     """
     turns = split_case(case, assignment.microbatches)
-    parts = _stage_cases(turns, assignment, starts, ranks)
+    parts = stage_cases(turns, assignment, starts, ranks)
     numbers = _number_messages([stage for stage, _, _ in parts])
     chunks = _chunk_table(turns.graph, starts, tuple(ranks))
     found = []

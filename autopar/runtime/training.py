@@ -37,7 +37,7 @@ def run_training(
     record: str | os.PathLike | None = None,
     profile: str | os.PathLike | None = None,
 ) -> list[float]:
-    """Train under torchrun; rank 0 prints the loss of each step.
+    """Train under torchrun, or run a model without a loss; rank 0 prints the loss of each step, if there is one.
 
     Args:
         program: the emitted `program` module.
@@ -51,7 +51,7 @@ def run_training(
         profile: file for a trace of the third step (or the last, if there are fewer) on rank 0, for Perfetto; other ranks write beside it, with their number.
         record: file for what the steps took and held (`runtime.recording`); None: nobody looks.
     Returns:
-        the losses. On an error that the user can act on, its text goes to stderr and the process exits with 2.
+        the losses; none where the program returns outputs. On an error that the user can act on, its text goes to stderr and the process exits with 2.
     """
     try:
         env = read_torchrun_env()
@@ -68,11 +68,13 @@ def run_training(
         for number, batch in zip(range(num_steps), batches):
             own = executable.local_batch(*_on_device(batch, comm.device))
             if profile is not None and number == min(PROFILED, num_steps - 1):
-                losses.append(float(trace_step(executable, own, _of_rank(profile, comm.rank))))
+                result = trace_step(executable, own, _of_rank(profile, comm.rank))
             else:
-                losses.append(float(executable.step(*own) if recorder is None else recorder.step(*own)))
+                result = executable.step(*own) if recorder is None else recorder.step(*own)
+            if executable.program.output is None:
+                losses.append(float(result))
             if comm.rank == 0:
-                print(f"step {number}  loss {losses[-1]:.6f}", flush=True)
+                print(f"step {number}" + (f"  loss {losses[-1]:.6f}" if losses else ""), flush=True)
             if recorder is not None and recorder.full:
                 recorder, unwritten = None, recorder.write()
         if checkpoint_dir is not None:

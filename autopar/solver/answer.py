@@ -83,7 +83,7 @@ def build_answer(
         _node_plans(case, program, assignment, strategies, made, seconds, prices),
         _comm_plans(program, seconds, hidden_seconds(model, program, seconds)),
         tuple(RepeatPlan(r.family, r.phase, tuple(tuple(graph.nodes[i].name for i in b.nodes) for b in r.blocks)) for r in case.repeats),
-        peak=list_peak(program, max(cost.moments, key=lambda m: m.bytes).node) if cost.moments else None,
+        peak=list_peak(program, max(cost.moments, key=lambda m: m.bytes).node, in_flight) if cost.moments else None,
     )  # fmt: skip
     return Answered(plan, program)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..graph.case import Case, copy_case
 from ..graph.choice import Assignment
 from ..graph.graph import Graph, count_params
+from ..graph.mesh import Mesh, MeshAxis
 from ..graph.node import Phase
 from ..graph.plan import Certificate, ClusterInfo, Cost, ModelInfo, ParamPlan, Pipeline, Plan, StagePlan
 from ..graph.schedules.known import kind_name
@@ -21,15 +23,29 @@ from ..graph.stages import COPY, stage_table
 from ..graph.tensor import STATE_KINDS
 from .answer import build_answer
 from .layout_solve import Staged
-from .layouts import Layout, layout_ranks
+from .layouts import Layout, Place, layout_ranks
 from .recognise import recognise
+from .role_meshes import axis_role
+
+MIXED = "mixed"  # an axis that has one role on some stages and another on others
+
+
+def plan_axes(place: Place) -> Mesh:
+    """The mesh of all stages: an axis bears its role, or `mixed` where that is not the same on all."""
+    axes: list[MeshAxis] = []
+    for k, axis in enumerate(place.mesh.axes):
+        same = len({axis_role(mesh.axes[k].name) for mesh in place.meshes}) == 1
+        role = axis_role(axis.name) if same and place.others else MIXED
+        count = sum(a.name.partition("_")[0] == role for a in axes)
+        axes.append(replace(axis, name=f"{role}_{count + 1}" if count else role) if place.others else axis)
+    return Mesh(tuple(axes))
 
 
 def join_assignments(staged: Staged) -> Assignment:
     """One assignment of all stages."""
     found = [s.assignment for s in staged.stages if s.assignment is not None]
     return Assignment(
-        found[0].mesh,
+        plan_axes(staged.layout.place),
         tuple(row for a in found for row in a.storages),
         tuple(row for a in found for row in a.strategies),
         tuple(name for a in found for name in a.again),
@@ -51,14 +67,18 @@ def build_staged_answer(
     middle = len(staged.stages) // 2
     for number, (stage, held) in enumerate(zip(staged.stages, staged.in_flight)):
         assert stage.assignment is not None
-        mine = copy_case(stage.case, stage.assignment.again)
+        assignment = replace(stage.assignment, mesh=plan_axes(staged.layout.place))
+        mine = copy_case(stage.case, assignment.again)
         if number == middle:
-            told = recognise(mine.graph, mine.sites, mine.signatures, mine.cuts, stage.assignment)
-        prices = build_prices(model, stage.assignment.mesh, mine.graph, mine.sites, mine.signatures)
-        plans.append(build_answer(mine, stage.assignment, certificate, model, prices, (), "", model_info, cluster, held).plan)
+            told = recognise(mine.graph, mine.sites, mine.signatures, mine.cuts, assignment)
+        prices = build_prices(model, assignment.mesh, mine.graph, mine.sites, mine.signatures)
+        plans.append(build_answer(mine, assignment, certificate, model, prices, (), "", model_info, cluster, held).plan)
     assert told is not None
     labels, summary = told
-    pipeline = Pipeline(staged.layout.schedule, staged.layout.chunks, staged.starts, _stage_rows(case, staged))
+    place = staged.layout.place
+    axes = [tuple(axis_role(a.name) for a in place.stage_mesh(s).axes) if place.others else () for s in range(len(plans))]
+    rows = tuple(replace(row, holders=p.cost.holders, peak=p.peak, axes=own) for row, p, own in zip(_stage_rows(case, staged), plans, axes))
+    pipeline = Pipeline(staged.layout.schedule, staged.layout.chunks, staged.starts, rows)
     return Plan(
         plans[0].format, model_info, cluster, join_assignments(staged), len(plans),
         (*labels, ("pipeline", (_label(staged),))), f"{_sentence(staged)} {summary}", staged.layout.num_microbatches, print_schedule(staged.layout),
@@ -66,7 +86,7 @@ def build_staged_answer(
         tuple(replace(t, stage=s) for s, p in enumerate(plans) for t in p.tensors),
         _join_params(plans),
         tuple(n for p in plans for n in p.nodes), tuple(c for p in plans for c in p.comms), tuple(r for p in plans for r in p.repeats),
-        pipeline=pipeline,
+        peak=max(plans, key=lambda p: p.cost.peak_bytes[0]).peak, pipeline=pipeline,
     )  # fmt: skip
 
 
@@ -83,11 +103,19 @@ def _label(staged: Staged) -> str:
 def _sentence(staged: Staged) -> str:
     layout = staged.layout
     chunks = f", each running {layout.chunks} chunks of the model in turn" if layout.chunks > 1 else ""
+    meshes = [f" Stage {s} is divided as {print_degrees(m)}, the others as {print_degrees(layout.place.mesh)}." for s, m in layout.place.others]
+    inside = f"{''.join(meshes)} Inside of stage {len(staged.stages) // 2}:" if meshes else " Inside of a stage:"
     turns = f"{layout.num_microbatches} microbatches pass" if layout.num_microbatches > 1 else "the whole batch passes"
     return (
         f"Pipeline parallelism: the model is cut into {layout.place.num_stages} stages{chunks}; {turns} through them by "
-        f"{_NAMES[kind_name(layout.schedule)]}, with at most {max(staged.in_flight):.3g} in flight on a stage. Inside of a stage:"
+        f"{_NAMES[kind_name(layout.schedule)]}, with at most {max(staged.in_flight):.3g} in flight on a stage.{inside}"
     )
+
+
+def print_degrees(mesh: Mesh) -> str:
+    """`dp=4`, `dp=2 tp=2`: axes of one role together."""
+    roles = dict.fromkeys(axis_role(axis.name) for axis in mesh.axes)
+    return " ".join(f"{role}={prod(a.size for a in mesh.axes if axis_role(a.name) == role)}" for role in roles)
 
 
 _NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "interleaved 1F1B", "zero-bubble": "the zero-bubble schedule ZB-H1",

@@ -28,7 +28,7 @@ from ..graph.stages import list_units
 from ..graph.turns import has_backward
 from .layout_cases import LayoutCases
 from .layout_solve import Staged
-from .layouts import num_samples
+from .layouts import least_stages, num_samples
 from .obeyed import require_obeyed, require_obeyed_stages
 from .pipeline import PipelineSearch, StagedResult
 from .role_meshes import label_meshes
@@ -171,7 +171,7 @@ class _Decide:
         phases = found.certificate.phases if found is not None else ()
         phases = (*phases, ("layouts_s", layouts.wall_s)) if layouts is not None else phases
         pruned = (*(found.certificate.pruned if found is not None else ()), *(layouts.pruned if layouts is not None else ()))
-        count = max([found.certificate.num_variables if found is not None else 0, *(s.answer.num_variables for s in (staged.stages if staged else ()))])
+        count = max([found.certificate.num_variables if found is not None else 0, *(s.found.num_variables for s in (staged.stages if staged else ()))])
         gap = (objective - bound) / objective if objective > 0 else 0.0
         certificate = Certificate(objective, bound, gap, time.monotonic() - began, phases, count, "; and ".join(spaces), pruned)
         if staged is not None and self.ask.constraints:
@@ -207,7 +207,7 @@ def _asks_plain(ask: Ask) -> bool:
     """One stage and one microbatch may be an answer."""
     c = ask.constraints
     words = (dict(c.degrees).get(PIPELINE, 1) > 1, (c.vpp or 1) > 1, (c.microbatches or 1) > 1, c.microbatch is not None, c.schedule is not None, PIPELINE in c.require)
-    return not any(words)
+    return not any(words) and least_stages(c) == 1
 
 
 def _asks_layouts(ask: Ask) -> bool:

@@ -17,6 +17,7 @@ from ..graph.stages import list_units
 from .run_costs import RunParts
 from .steer import refine_fold
 from .unit_costs import Units, find_units
+from .unit_stages import unit_homes
 
 _KEPT_UNITS = 4  # of a run of equal ones, where only its price is asked for
 _SHORTER = 3000  # nodes; a smaller graph is not shortened
@@ -29,6 +30,7 @@ class Turned:
     Args:
         parts: of the longest run of equal units.
         more: so many more of them has the whole model.
+        homes: the stage that each unit of the model must be on (`unit_stages`).
     """
 
     case: Case
@@ -36,6 +38,7 @@ class Turned:
     units: Units
     parts: RunParts
     more: int
+    homes: tuple[int, ...]
 
     def expand(self, row: Sequence) -> tuple:
         """What is said of each unit of the shortened graph, said of each unit of the model."""
@@ -79,7 +82,8 @@ class LayoutCases:
             return str(error)
         roles = self.roles(case)
         units = find_units(case, roles)
-        return Turned(case, roles, units, RunParts(case, roles, *_longest_run(units.kinds)), more)
+        homes = unit_homes(case.graph, self.constraints)
+        return Turned(case, roles, units, RunParts(case, roles, *_longest_run(units.kinds)), more, homes)
 
     def shorten(self, keep: int) -> tuple[Case, int, int]:
         """The case with `keep` units of its longest run of equal ones: (case, the unit that is repeated, how many are left out)."""
@@ -89,7 +93,7 @@ class LayoutCases:
 
     def _make_short(self, keep: int) -> tuple[Case, int, int]:
         graph, fold = self.case.graph, self.case.fold
-        if len(graph.nodes) < _SHORTER or self.names_some():
+        if len(graph.nodes) < _SHORTER or self.names_some() or self.constraints.module_stages:
             return self.case, -1, 0
         rows = list_units(graph)
         members = unit_members(graph, rows)

@@ -5,31 +5,32 @@ In: a layout, the costs of its units (`layout_prices`). Out: seconds. Invariant:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import inf
 
 import numpy as np
 
 from ..graph.schedules.held import peak_held
-from ..graph.schedules.known import build_order, goes_back, is_grid, runs_backward, splits_backward
+from ..graph.schedules.known import build_order, is_grid, runs_backward, splits_backward
 from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, simulate
 from .layouts import Layout, layout_ranks
 from .stage_cuts import bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts
 from .unit_costs import PhaseCosts, UnitCosts
+from .unit_stages import segment_fits
 
 _AGAIN_FACTOR, _KEPT_SHARE = 1.2, 0.2  # recomputing: what it costs in time, and what it leaves of activations, to rank layouts by
 
 
 def bound_layout(layout: Layout, costs: UnitCosts) -> float:
     """No plan of a layout is faster; infinity where the model has too few units for it."""
-    stages = layout.place.num_stages
+    stages, ranks = layout.place.num_stages, layout_ranks(layout)
     if stages > len(costs.step_s):
         return inf
     if layout.chunks > 1:
-        return _bound_chunks(costs, stages, stages * layout.chunks - goes_back(layout.schedule))  # where it turns back nothing is cut
-    return bound_cuts(segments_of(costs), costs.fill_s, stages)
+        return _bound_chunks(costs, stages, tuple(rank for k, rank in enumerate(ranks) if ranks[k - 1] != rank or k == 0))  # where it turns back nothing is cut
+    return bound_cuts(_tables(costs, segments_of(costs), ranks), costs.fill_s)
 
 
 @lru_cache(maxsize=256)
@@ -44,9 +45,17 @@ def likely_segments(costs: UnitCosts) -> np.ndarray:
     return costs.segments(likely=True)
 
 
+def _tables(costs: UnitCosts, segments: np.ndarray, ranks: Sequence[int]) -> list[np.ndarray]:
+    """The segments of each chunk: infinite where a unit must be on another stage than the one that runs the chunk."""
+    if not costs.homes:
+        return [segments] * len(ranks)
+    known = {rank: np.where(segment_fits(costs.homes, rank), segments, inf) for rank in set(ranks)}
+    return [known[rank] for rank in ranks]
+
+
 @lru_cache(maxsize=1 << 10)
-def _bound_chunks(costs: UnitCosts, stages: int, chunks: int) -> float:
-    return bound_chunks(segments_of(costs), costs.fill_s, stages, chunks)
+def _bound_chunks(costs: UnitCosts, stages: int, ranks: tuple[int, ...]) -> float:
+    return bound_chunks(_tables(costs, segments_of(costs), ranks), costs.fill_s, stages)
 
 
 def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float:
@@ -57,31 +66,40 @@ def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float
     """
     stages = layout.place.num_stages
     if layout.chunks > 1 and layout.schedule == "interleaved":
-        cuts = cut_units(costs, stages * layout.chunks)
+        cuts = cut_units(costs, layout_ranks(layout))
+        if cuts is None:
+            return inf
         return max(bound_layout(layout, costs), bound_turns(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, cuts, stages))
     if layout.chunks > 1 or splits_backward(layout.schedule) or not runs_backward(layout.schedule) or stages == 1:
         return bound_layout(layout, costs)
-    return bound_drain(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, stages)
+    tables = _tables(costs, segments_of(costs), layout_ranks(layout))
+    return bound_drain(tables, costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s)
 
 
-Cut = Callable[[UnitCosts, int], tuple[int, ...]]  # costs, number of chunks -> the first unit of the second and every later chunk
+Cut = Callable[[UnitCosts, tuple[int, ...]], "tuple[int, ...] | None"]  # costs, stage of each chunk -> the first unit of the second and every later chunk
 
 
 @lru_cache(maxsize=1 << 10)
-def cut_units(costs: UnitCosts, num_chunks: int) -> tuple[int, ...]:
-    """The best cuts by the costs of units (`stage_cuts.choose_cuts`)."""
-    return choose_cuts(likely_segments(costs), num_chunks)
+def cut_units(costs: UnitCosts, ranks: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The best cuts by the costs of units (`stage_cuts.choose_cuts`); None where no cuts obey.
+
+    Args:
+        ranks: the stage of each chunk.
+    """
+    return choose_cuts(_tables(costs, likely_segments(costs), ranks))
 
 
-def cut_evenly(costs: UnitCosts, num_chunks: int) -> tuple[int, ...]:
+def cut_evenly(costs: UnitCosts, ranks: tuple[int, ...]) -> tuple[int, ...] | None:
     """Cuts as people make them: as many layers for each chunk, what is before and after the layers (a unit each) beside the first and the last of them; or,
-    where only that divides, with one layer fewer there; else the best ones."""
-    units = len(costs.step_s)
+    where only that divides, with one layer fewer there; else, and where units must be on certain stages, the best ones."""
+    units, num_chunks = len(costs.step_s), len(ranks)
+    if costs.homes:
+        return cut_units(costs, ranks)
     if (units - 2) % num_chunks == 0:
         return tuple(1 + k * (units - 2) // num_chunks for k in range(1, num_chunks))
     if units % num_chunks == 0:
         return tuple(k * units // num_chunks for k in range(1, num_chunks))
-    return cut_units(costs, num_chunks)
+    return cut_units(costs, ranks)
 
 
 def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:

@@ -22,7 +22,7 @@ from .build import Shared
 from .layout_cases import LayoutCases, Turned
 from .layouts import Place, inner_constraints, working_mesh, working_ranks
 from .run_costs import fill_run, price_run
-from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, crossing_seconds, price_kind, price_phases
+from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, crossing_seconds, least_costs, price_kind, price_phases
 
 
 class Tier(IntEnum):
@@ -56,19 +56,21 @@ class LayoutPrices:
         Raises:
             ConstraintError: the place cannot obey.
         """
+        if place.others:
+            return least_costs([self.costs(Place(place.num_stages, mesh), count, tier, chunks) for mesh in place.meshes])
         turned = self._turned(count)
         mesh = working_mesh(place)
         known = self._kinds.setdefault((mesh, count), {})
         kinds = turned.units.kinds
         wanted = {Tier.FLOOR: (), Tier.MAIN: (max(set(kinds), key=kinds.count),)}.get(tier, tuple(range(len(turned.units.cases))))
-        inner = inner_constraints(self.cases.constraints, place)
+        inner = inner_constraints(self.cases.constraints, place.mesh)
         for kind in wanted:
             if kind not in known:
                 shared = self._shared.setdefault(mesh, Shared())
                 known[kind] = price_kind(turned.units, kind, mesh, self.model, inner, count, shared)
         floors = self._floors(place, count)
         rows = [known.get(kind) or floors[kind] for kind in kinds]
-        costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))))
+        costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))), homes=turned.homes)
         return self._with_run(costs, place, count, chunks) if tier is Tier.RUN else costs
 
     def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: int) -> UnitCosts:
@@ -87,13 +89,16 @@ class LayoutPrices:
         most = -(-(last - first) // (stages * chunks))
         for each in {most, (last - first) // (stages * chunks)} - {0} if chunks > 1 else {most}:
             if each not in known:
-                inner, shared = inner_constraints(self.cases.constraints, place), self._between.setdefault(mesh, Shared())
+                inner, shared = inner_constraints(self.cases.constraints, place.mesh), self._between.setdefault(mesh, Shared())
                 known[each] = price_run(turned.parts, each, mesh, model, inner, count, shared)
         return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
     def phases(self, place: Place, count: int) -> PhaseCosts:
         """Costs of the units by phase, of a place that obeys."""
-        turned, inner, mesh = self._turned(count), inner_constraints(self.cases.constraints, place), working_mesh(place)
+        if place.others:
+            rows = [self.phases(Place(place.num_stages, mesh), count) for mesh in place.meshes]
+            return PhaseCosts(*(tuple(map(min, *(getattr(row, name) for row in rows))) for name in ("loop_s", "once_s", "drain_s")))
+        turned, inner, mesh = self._turned(count), inner_constraints(self.cases.constraints, place.mesh), working_mesh(place)
         shared = self._shared.setdefault(mesh, Shared())
         per_kind = [price_phases(turned.units, kind, mesh, self.model, inner, count, shared) for kind in range(len(turned.units.cases))]
         return PhaseCosts(*(turned.expand([per_kind[kind][k] for kind in turned.units.kinds]) for k in range(3)))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from math import comb, inf
+from math import inf
 
 from ..cost.model import CostModel, staged_model
 from ..errors import ConstraintError, MicrobatchError
@@ -23,9 +23,10 @@ from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
 from .layout_guess import Cut, count_flying, cut_units
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
-from .stage_solve import StageAnswer, StageTimes, align, solve_stage
+from .stage_solve import StageAnswer, align, solve_stage
 from .steer import Steer
 from .unit_costs import UnitCosts, part_roles
+from .unit_stages import count_cuts, obey_homes, why_no_cuts
 
 ChunkKind = tuple[tuple[int, ...], int, bool]  # units outside of the run of equal ones, how many of the run, whether the next chunk is on the same stage
 StageKind = tuple[ChunkKind, ...]  # of each of its chunks
@@ -110,35 +111,42 @@ class LayoutSolver:
         chunks = place.num_stages * layout.chunks
         if chunks > len(costs.step_s):
             return Unsolved(f"the model has {len(costs.step_s)} units between which it may be cut", proven=True)
-        cuts = self.cut(costs, chunks)
+        cuts = self.cut(costs, layout_ranks(layout))
+        if cuts is None:
+            return Unsolved(why_no_cuts(turns.case.graph, self.cases.constraints, layout_ranks(layout)), proven=True)
         run = turns.run_units
-        kinds = _kinds_of_stages(cuts, len(costs.step_s), run, layout) if turns.more else None
+        kinds = _kinds_of_stages(cuts, len(costs.step_s), run, layout) if turns.more and not place.others else None
         inside = sum(n for kind in kinds or () for _, n, _ in kind)
         if kinds is None or inside + 1 >= run[1] - run[0]:
-            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
+            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, costs)
         small = _small_cuts(cuts, kinds, len(costs.step_s), run, layout)
         units = sum(len(outside) + n for kind in kinds for outside, n, _ in kind)
         case = self.cases.with_run(inside, count)
         if case is None or len(list_units(case.graph)) != units:
-            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, len(costs.step_s))
+            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, costs)
         found = self._solve_cuts(case, layout, model, *small)
         return replace(found, proven=found.proven and not cuts) if isinstance(found, Unsolved) else replace(found, cuts=cuts)
 
-    def _move_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], num_units: int) -> Staged | Unsolved:
+    def _move_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], costs: UnitCosts) -> Staged | Unsolved:
         """Solve the stages of these cuts; then hand units of the stage that does not fit, or of the slowest, to its neighbours as long as that is faster,
         and as there is time.
 
         The cuts are best for units with ample memory; what stages really take is known only now.
         """
         began, best = time.monotonic(), self._solve_cuts(whole, layout, model, cuts, None)
-        tried, at, every = {cuts: best}, cuts, comb(num_units - 1, len(cuts))
+        num_units, ranks = len(costs.step_s), layout_ranks(layout)
+        tried, at, every = {cuts: best}, cuts, count_cuts(num_units, ranks, costs.homes)
+
+        def is_fresh(found: tuple[int, ...]) -> bool:
+            return found not in tried and (not costs.homes or obey_homes(found, ranks, costs.homes))
+
         while cuts and self.cut is cut_units and len(tried) < _MOST_CUTS and (time.monotonic() - began) / len(tried) * _CUT_SHARES < self.deadline - time.monotonic():
             stage = best.stage if isinstance(best, Unsolved) else max(range(len(best.stages)), key=lambda s: _busy_seconds(best, s))
             if stage is None or (layout.chunks > 1 and isinstance(best, Staged)):
                 break
-            fresh = [c for c in _handed_over(at, stage, layout_ranks(layout), num_units) if c not in tried]
+            fresh = [c for c in _handed_over(at, stage, ranks, num_units) if is_fresh(c)]
             if not fresh and isinstance(best, Unsolved) and every <= _MOST_CUTS:
-                fresh = [c for c in combinations(range(1, num_units), len(cuts)) if c not in tried][:1]
+                fresh = [c for c in combinations(range(1, num_units), len(cuts)) if is_fresh(c)][:1]
             if not fresh:
                 break
             found = {c: self._solve_cuts(whole, layout, model, c, None) for c in fresh}
@@ -191,25 +199,24 @@ class LayoutSolver:
             here = number if place_of is None else place_of[number]
             like, known_s = None, inf
             for other, flying, found in kinds:
-                if flying >= held:  # it fits here, too
+                if flying >= held and not place.others:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
                     mine = found if other == here else _transfer(stages[other], stages[here], found, self.cases)
-                    if mine is not None and mine.answer.objective_s < known_s:
-                        like, known_s = mine, mine.answer.objective_s
-                        if found.answer.memory_rows == 0 or flying == held:
+                    if mine is not None and mine.found.objective_s < known_s:
+                        like, known_s = mine, mine.found.objective_s
+                        if found.found.memory_rows == 0 or flying == held:
                             known_s = -inf
-            if like is not None and known_s > max(a.answer.objective_s for a in answers) * (1 - _GAP) and known_s > like.answer.bound_s * (1 + _STAGE_GAP):
+            if like is not None and known_s > max(a.found.objective_s for a in answers) * (1 - _GAP) and known_s > like.found.bound_s * (1 + _STAGE_GAP):
                 like = self._solve_stage(here, stages, whole, roles, layout, model, held, like)
                 kinds.append((here, held, like))
             if like is None:
                 like = self._solve_stage(here, stages, whole, roles, layout, model, held, None)
                 if like.assignment is None:
-                    unfit = like.answer.status == "infeasible"
+                    unfit = like.found.status == "infeasible"
                     why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
                     return Unsolved(why, number, unfit)
                 kinds.append((here, held, like))
             answers.append(like)
-        times = [a.times for a in answers if a.times is not None]
-        return _simulated(layout, cuts, starts, tuple(answers), tuple(in_flight), times)
+        return simulate_stages(layout, cuts, starts, tuple(answers), tuple(in_flight))
 
     def _solve_stage(
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
@@ -225,10 +232,11 @@ class LayoutSolver:
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
     ) -> StageAnswer:
         case = self.cases.refine(build_case(stages[number].graph, self.cases.case.rules))
-        steer = Steer(inner_constraints(self.cases.constraints, layout.place), part_roles(roles, whole, case))
+        place = layout.place
+        steer = Steer(inner_constraints(self.cases.constraints, place.stage_mesh(number)), part_roles(roles, whole, case))
         left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
-        found = solve_stage(case, layout.place.mesh, steer, model, self.limit_bytes, held, turn_weight(layout), left)
-        better = found.assignment is not None and (known is None or found.answer.objective_s < known.answer.objective_s)
+        found = solve_stage(case, place.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=place.stage_mesh)
+        better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known
 
 
@@ -315,11 +323,16 @@ def _transfer(other: Stage, stage: Stage, found: StageAnswer, cases: LayoutCases
     return replace(found, case=build_case(stage.graph, cases.case.rules), assignment=assignment)
 
 
-def _simulated(
-    layout: Layout, cuts: tuple[int, ...], starts: tuple[str, ...], answers: tuple[StageAnswer, ...], in_flight: tuple[float, ...], times: Sequence[StageTimes]
+def simulate_stages(
+    layout: Layout, cuts: tuple[int, ...], starts: tuple[str, ...], answers: tuple[StageAnswer, ...], in_flight: tuple[float, ...]
 ) -> Staged:
-    """The step by its schedule: all prepare, the pipeline runs, each stage updates when its last backward is over."""
+    """The step by its schedule: all prepare, the pipeline runs, each stage updates when its last backward is over.
+
+    Args:
+        answers: of all stages, with their times.
+    """
     stages, chunks = layout.place.num_stages, layout.chunks
+    times = [a.times for a in answers if a.times is not None]
     each = [times[rank] for rank in layout_ranks(layout)]
     order = build_order(layout.schedule if stages > 1 else "gpipe", stages, layout.num_microbatches, chunks)
     weight = tuple(t.weight_s / chunks for t in each) if splits_backward(layout.schedule) and stages > 1 else ()

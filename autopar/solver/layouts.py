@@ -6,7 +6,7 @@ splits the batch (dp) and another, between the devices that are closest, anythin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -21,10 +21,25 @@ MOST_CHUNKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the stages are: how many, and the mesh of each."""
+    """Where the stages are: how many, and the mesh of each.
+
+    Args:
+        mesh: of all stages but the others.
+        others: (number, mesh) of the stages on which the same axes have other roles.
+    """
 
     num_stages: int
     mesh: Mesh
+    others: tuple[tuple[int, Mesh], ...] = ()
+
+    def stage_mesh(self, stage: int) -> Mesh:
+        """The mesh of one stage."""
+        return dict(self.others).get(stage, self.mesh)
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Those that differ."""
+        return tuple(dict.fromkeys((self.mesh, *(mesh for _, mesh in self.others))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +56,10 @@ def print_layout(layout: Layout) -> str:
     """`pp=8 dp=16 tp=8, 96 microbatches, interleaved 2`."""
     place = layout.place
     stages = f"pp={place.num_stages} " if place.num_stages > 1 else ""
+    others = "".join(f" (stage {number} {print_mesh(mesh)})" for number, mesh in place.others)
     turns = f"{layout.num_microbatches} microbatch{'es' if layout.num_microbatches > 1 else ''}"
     how = f", {kind_name(layout.schedule)}{f' {layout.chunks}' if layout.chunks > 1 else ''}" if place.num_stages > 1 else ""
-    return f"{stages}{print_mesh(place.mesh)}, {turns}{how}"
+    return f"{stages}{print_mesh(place.mesh)}{others}, {turns}{how}"
 
 
 def layout_ranks(layout: Layout) -> tuple[int, ...]:
@@ -64,19 +80,44 @@ def list_places(num_devices: int, devices_per_host: int, num_units: int, constra
         inside = num_devices // stages
         if inside % spare:
             continue
-        if stages > num_units or degrees.get(PIPELINE, stages) != stages or (inside % devices_per_host and devices_per_host % inside):
+        if not least_stages(constraints) <= stages <= num_units or degrees.get(PIPELINE, stages) != stages or (inside % devices_per_host and devices_per_host % inside):
             continue
         for tp in divisors(inside // spare):
             dp = inside // spare // tp
             near = devices_per_host % tp == 0
             if degrees.get(TENSOR, tp) != tp or degrees.get(DATA, dp) != dp or not (near or TENSOR in degrees):
                 continue
+            rows = {row.number: row for row in constraints.stage_degrees}
+            every = all(s in rows for s in range(stages))  # then no stage is left to be divided as the others
+            if rows and (any(row.dp * row.tp != inside for row in rows.values()) or spare > 1 or (every and tp != rows[0].tp)):
+                continue
             if any({DATA: dp, TENSOR: tp, PIPELINE: stages}.get(role, 1) == 1 for role in needed) or (constraints.only is not None and tp > 1):
                 continue
             axes = [MeshAxis(SPARE, spare, "inside" if devices_per_host % inside == 0 else "across")] if spare > 1 else []
             axes += [MeshAxis(DATA, dp, "inside" if devices_per_host % (tp * dp) == 0 else "across")] if dp > 1 else []
             axes += [MeshAxis(TENSOR, tp, "inside" if near else "across")] if tp > 1 else []
-            found.append(Place(stages, Mesh(tuple(axes))))
+            if not rows:
+                found.append(Place(stages, Mesh(tuple(axes))))
+            elif (meshes := _divide(inside, (tp, *(row.tp for row in rows.values())), devices_per_host)) is not None:
+                found.append(Place(stages, meshes[0], tuple((number, mesh) for number, mesh in zip(rows, meshes[1:]) if mesh != meshes[0])))
+    return tuple(found)
+
+
+def _divide(ranks: int, tps: Sequence[int], devices_per_host: int) -> tuple[Mesh, ...] | None:
+    """One grid of ranks as several meshes, with so many ranks of tp each, the closest ones; None where there is no such grid: one must divide the next."""
+    steps = sorted({1, *tps, ranks})
+    if any(b % a for a, b in zip(steps, steps[1:])):
+        return None
+    rows = [(b // a, b, "inside" if devices_per_host % b == 0 else "across") for a, b in zip(steps, steps[1:])][::-1]
+    found = []
+    for tp in tps:
+        count: dict[str, int] = {}
+        axes = []
+        for size, inner, link in rows:
+            role = TENSOR if inner <= tp else DATA
+            count[role] = count.get(role, 0) + 1
+            axes.append(MeshAxis(role if count[role] == 1 else f"{role}_{count[role]}", size, link))
+        found.append(Mesh(tuple(axes)))
     return tuple(found)
 
 
@@ -84,16 +125,21 @@ def _needed_roles(constraints: Constraints) -> frozenset[str]:
     """Roles that a layout must have. There is none with an axis of its own for the sequence."""
     found = [*constraints.require, *(role for role, degree in constraints.degrees if degree > 1), *(pin.on for pin in constraints.pins if pin.on in ROLES)]
     found += [DATA] * bool(constraints.zero) + [TENSOR] * bool(constraints.sequence_parallel)
-    found += [PIPELINE] * ((constraints.vpp or 1) > 1 or constraints.schedule is not None)
+    found += [PIPELINE] * ((constraints.vpp or 1) > 1 or constraints.schedule is not None or least_stages(constraints) > 1)
     return frozenset(found)
+
+
+def least_stages(constraints: Constraints) -> int:
+    """As many as it takes to have those that are named."""
+    return max([1, *(row.stage + 1 for row in constraints.module_stages), *(max(2, row.number + 1) for row in constraints.stage_degrees)])
 
 
 def list_turns(place: Place, batch: int, constraints: Constraints) -> tuple[int, ...]:
     """Every number of microbatches of which each rank of dp gets the same number of samples."""
-    dp = data_degree(place)
-    if batch % dp:
+    dp, most = data_degree(place.mesh), max(map(data_degree, place.meshes))  # the others divide the largest
+    if batch % most:
         return ()
-    found = tuple(divisors(batch // dp))
+    found = tuple(divisors(batch // most))
     if constraints.microbatches is not None:
         return tuple(n for n in found if n == constraints.microbatches)
     if constraints.microbatch is not None:
@@ -116,9 +162,9 @@ def working_mesh(place: Place) -> Mesh:
     return Mesh(tuple(a for a in place.mesh.axes if a.name != SPARE))
 
 
-def data_degree(place: Place) -> int:
+def data_degree(mesh: Mesh) -> int:
     """Ranks of a stage that divide the batch."""
-    return prod(a.size for a in place.mesh.axes if a.name.partition("_")[0] == DATA)
+    return prod(a.size for a in mesh.axes if a.name.partition("_")[0] == DATA)
 
 
 def list_schedules(place: Place, turns: int, num_units: int, constraints: Constraints, trains: bool = True) -> Iterator[Layout]:
@@ -167,11 +213,11 @@ def divisors(number: int) -> Iterator[int]:
     return (d for d in range(1, number + 1) if number % d == 0)
 
 
-def inner_constraints(constraints: Constraints, place: Place) -> Constraints:
+def inner_constraints(constraints: Constraints, mesh: Mesh) -> Constraints:
     """What holds inside of a stage: the degrees of its axes, and what the user said of everything else."""
-    sizes = {role: prod(a.size for a in place.mesh.axes if a.name.partition("_")[0] == role) for role in (DATA, TENSOR, SEQUENCE)}
+    sizes = {role: prod(a.size for a in mesh.axes if a.name.partition("_")[0] == role) for role in (DATA, TENSOR, SEQUENCE)}
     degrees = tuple((role, size) for role, size in sizes.items())
-    return replace(constraints, degrees=degrees, microbatch=None, microbatches=None, schedule=None, vpp=None, only=None, require=())
+    return replace(constraints, degrees=degrees, microbatch=None, microbatches=None, schedule=None, vpp=None, only=None, require=(), module_stages=(), stage_degrees=())
 
 
 def stage_roles(

@@ -18,7 +18,7 @@ from ..graph.case import Case, case_roles, split_case
 from ..graph.choice import Assignment
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph, value_table
-from ..graph.mesh import num_ranks
+from ..graph.mesh import num_ranks, print_mesh
 from ..graph.node import Node, Phase
 from ..graph.partition import assigned_strategies, node_cuts
 from ..graph.recompute import list_recomputable
@@ -29,7 +29,7 @@ from ..graph.sharding import Partial, Shard, Sharding
 from ..graph.stages import COPY
 from ..graph.strategy import REPLICATED, Strategy, build_strategy
 from ..graph.tensor import STATE_KINDS, Kind
-from ..graph.turns import ACCUMULATE
+from ..graph.turns import ACCUMULATE, RECEIVE, SEND
 from .layout_solve import Staged
 from .layouts import Layout, inner_constraints, num_samples
 from .role_meshes import axis_role, named_degrees
@@ -84,8 +84,8 @@ def check_obeyed_stages(case: Case, staged: Staged, constraints: Constraints) ->
     whole = split_case(case, staged.layout.num_microbatches)
     roles = case_roles(whole)
     found = [*_layout_faults(constraints, staged.layout, roles)]
-    inner = inner_constraints(constraints, staged.layout.place)
     for number, stage in enumerate(staged.stages):
+        inner = inner_constraints(constraints, staged.layout.place.stage_mesh(number))
         if stage.assignment is None:
             raise AssertionError(f"stage {number} of an answer has no assignment")
         mine = stage.case
@@ -93,7 +93,7 @@ def check_obeyed_stages(case: Case, staged: Staged, constraints: Constraints) ->
         faults = check_obeyed(mine.graph, mine.sites, mine.signatures, mine.cuts, stage.assignment, steer)
         faults += tuple(_copy_faults(inner, mine.graph, stage.assignment))
         found += [f"stage {number}: {fault}" if len(staged.stages) > 1 else fault for fault in faults]
-    return tuple(found)
+    return (*found, *_module_faults(constraints, staged))
 
 
 def require_obeyed_stages(case: Case, staged: Staged, constraints: Constraints) -> None:
@@ -120,6 +120,11 @@ def _layout_faults(constraints: Constraints, layout: Layout, roles: Roles) -> It
     for role, degree in degrees.items():
         if own[role] != degree:
             yield f"{role}={degree}: the plan has {own[role]}"
+    for row in constraints.stage_degrees:
+        mesh = place.stage_mesh(row.number)
+        there = {role: prod(a.size for a in mesh.axes if axis_role(a.name) == role) for role in (DATA, TENSOR)}
+        if row.number >= place.num_stages or there != {DATA: row.dp, TENSOR: row.tp}:
+            yield f"stage {row.number} dp={row.dp} tp={row.tp}: the plan has {print_mesh(mesh)} there"
     for role in constraints.require:
         if own[role] == 1:
             yield f"require {role}: " + ("the plan has one stage" if role == PIPELINE else "no axis has this role")
@@ -139,6 +144,18 @@ def _layout_faults(constraints: Constraints, layout: Layout, roles: Roles) -> It
         yield f"schedule={kind_name(constraints.schedule)}: the plan has one stage, and no schedule"
     elif constraints.schedule not in (None, layout.schedule):
         yield f"schedule={kind_name(constraints.schedule)}: the plan has {kind_name(layout.schedule)}"
+
+
+def _module_faults(constraints: Constraints, staged: Staged) -> Iterator[str]:
+    """Ops of the forward pass that are on another stage than their module should be; what is on several stages is where it is read."""
+    places: dict[tuple[str, str], list[int]] = {}
+    for number, stage in enumerate(staged.stages):
+        for node in (n for n in stage.case.graph.nodes if n.phase is Phase.FORWARD and n.op not in (SEND, RECEIVE)):
+            places.setdefault((node.name.partition(COPY)[0], node.path), []).append(number)
+    for row in constraints.module_stages:
+        for (name, path), stages in places.items():
+            if len(stages) == 1 and stages[0] != row.stage and names_module(row.path, path):
+                yield f"module {row.path} stage {row.stage}: {name} ({path}) is on stage {stages[0]}"
 
 
 def _copy_faults(constraints: Constraints, graph: Graph, assignment: Assignment) -> Iterator[str]:
@@ -173,7 +190,7 @@ def _node_faults(
     why = why_role(steer, laws, node, index, strategy, roles)
     if why:
         yield f"{node.name} ({node.path}) chooses {' '.join(strategy.choices)}: {why}"
-    if node.phase is Phase.UPDATE:
+    if node.phase is Phase.UPDATE or node.op in (SEND, RECEIVE):
         return
     if any(names_node(glob, node) for glob in constraints.whole) and any(r not in ("", DATA) for r in roles):
         yield f"whole: {node.name} ({node.path}) chooses {' '.join(strategy.choices)}"

@@ -23,12 +23,24 @@ from ..errors import ConstraintError, MicrobatchError
 from ..graph.plan import Pruned
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
-from .layout_cases import LayoutCases
+from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
-from .layouts import Layout, Place, divisors, least_seconds, list_places, list_schedules, list_turns, num_samples, print_layout
+from .layouts import (
+    Layout,
+    Place,
+    divisors,
+    layout_ranks,
+    least_seconds,
+    list_places,
+    list_schedules,
+    list_turns,
+    num_samples,
+    print_layout,
+)
 from .unit_costs import UnitCosts
+from .unit_stages import count_cuts, why_no_cuts
 
 _GAP = 1e-3
 _CLOSE = 0.005  # a gap at which nobody looks for a better bound
@@ -162,6 +174,8 @@ class PipelineSearch:
         layouts = list(self._list_layouts(batch, 1))
         if not self.cases.constraints and self.prices.is_launch_bound(devices):
             layouts += [each for spare in divisors(devices) if spare > 1 for each in self._list_layouts(batch, spare)]
+        if found.homes:
+            layouts = self._keep_cut(layouts, found)
         several = sorted({each.num_microbatches for each in layouts} - {1})
         if several:
             told = self.cases.turned(several[0])
@@ -170,6 +184,16 @@ class PipelineSearch:
                 layouts = [each for each in layouts if each.num_microbatches == 1]
         self.prices.counts = tuple(sorted({each.num_microbatches for each in layouts}))
         return [_Open(each, least_seconds(each, *self.prices.floor_s(each.place, each.num_microbatches))) for each in layouts]
+
+    def _keep_cut(self, layouts: list[Layout], turned: Turned) -> list[Layout]:
+        """The layouts of which some cuts put every module on its stage."""
+        kept, words = [], self.cases.constraints
+        for each in layouts:
+            if count_cuts(len(turned.homes), layout_ranks(each), turned.homes):
+                kept.append(each)
+            elif not kept:
+                self._prune(print_layout(each), why_no_cuts(turned.case.graph, words, layout_ranks(each)))
+        return kept
 
     def _list_layouts(self, batch: int, spare: int) -> Iterable[Layout]:
         rows, cluster = list_units(self.cases.case.graph), self.model.cluster
@@ -233,8 +257,9 @@ class PipelineSearch:
     def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts) -> None:
         each.bound_s = max(each.bound_s, bound_layout(each.layout, costs))
         chunks = each.layout.place.num_stages * each.layout.chunks
-        if not each.solved and chunks <= len(costs.step_s) and not self._is_beaten(each):
-            guess = guess_seconds(each.layout, costs, self.cut(cut_by, chunks), self.limit_bytes)
+        cuts = self.cut(cut_by, layout_ranks(each.layout)) if chunks <= len(costs.step_s) else None
+        if cuts is not None and not each.solved and not self._is_beaten(each):
+            guess = guess_seconds(each.layout, costs, cuts, self.limit_bytes)
             each.guess_s, each.simulated = max(guess, each.bound_s), False
 
     # --- plans
@@ -281,7 +306,8 @@ class PipelineSearch:
 
     def _simulate(self, place: _Place, each: _Open) -> None:
         costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, each.layout.chunks)
-        cuts = self.cut(costs, each.layout.place.num_stages * each.layout.chunks)
+        cuts = self.cut(costs, layout_ranks(each.layout))
+        assert cuts is not None, "what has no cuts is not guessed"
         each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts, self.limit_bytes))
 
     def _raise_bounds(self, places: list[_Place]) -> None:
@@ -328,7 +354,7 @@ class PipelineSearch:
             self._prune(print_layout(each.layout), staged.why)
             return
         if each.layout.place.num_stages == 1:
-            each.bound_s = max(each.bound_s, staged.stages[0].answer.bound_s)
+            each.bound_s = max(each.bound_s, staged.stages[0].found.bound_s)
         self.report(f"{print_layout(each.layout)}: {staged.step_s:.4g} s, guessed {each.guess_s:.4g} s, at least {each.bound_s:.4g} s")
         each.guess_s = staged.step_s
         if staged.step_s < self.best_s:

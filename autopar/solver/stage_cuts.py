@@ -24,25 +24,30 @@ def sum_segments(row: Sequence[float]) -> np.ndarray:
     return total[None, :] - total[:, None]
 
 
-def choose_cuts(segments: np.ndarray, num_stages: int) -> tuple[int, ...]:
-    """The first unit of the second and every later stage, such that the slowest segment is fastest; of equal ones the most even.
+def some_units(num_units: int) -> np.ndarray:
+    """True at [a, b] where there are units from `a` to before `b`."""
+    return np.arange(num_units + 1)[:, None] < np.arange(num_units + 1)[None, :]
+
+
+def choose_cuts(tables: Sequence[np.ndarray]) -> tuple[int, ...] | None:
+    """The first unit of the second and every later stage, such that the slowest segment is fastest; of equal ones the most even. None: there are none.
 
     Args:
-        segments: seconds of the units from `a` to before `b`, at [a, b]; at least as many units as stages.
+        tables: of each stage the seconds of the units from `a` to before `b`, at [a, b]; infinite where these may not be its units.
     """
-    count = len(segments) - 1
-    fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
-    cost = np.where(fits, segments, np.inf)
-    best, squares = cost[0], np.where(fits, segments, 0.0)[0] ** 2  # best[k]: of the first k units on the stages so far, each with one at least
-    spreads = np.where(fits, segments, 0.0) ** 2
+    count = len(tables[0]) - 1
+    rows = [np.where(some_units(count), table, np.inf) for table in tables]
+    best, squares = rows[0][0], rows[0][0] ** 2  # best[k]: of the first k units on the stages so far, each with one at least
     chosen: list[np.ndarray] = []
-    for _ in range(1, num_stages):
+    for cost in rows[1:]:
         worst = np.maximum(best[:, None], cost)
         low = worst.min(axis=0)
-        ties = np.where(worst <= low * (1 + 1e-9), squares[:, None] + spreads, np.inf)
+        ties = np.where(worst <= low * (1 + 1e-9), squares[:, None] + cost**2, np.inf)
         pick = ties.argmin(axis=0)
         chosen.append(pick)
         best, squares = low, ties.min(axis=0)
+    if not np.isfinite(best[count]):
+        return None
     cuts: list[int] = []
     end = count
     for pick in reversed(chosen):
@@ -51,21 +56,24 @@ def choose_cuts(segments: np.ndarray, num_stages: int) -> tuple[int, ...]:
     return tuple(reversed(cuts))
 
 
-def bound_chunks(segments: np.ndarray, fill_s: Sequence[float], num_stages: int, num_chunks: int) -> float:
+def bound_chunks(tables: Sequence[np.ndarray], fill_s: Sequence[float], num_stages: int) -> float:
     """No cuts into chunks, of which each stage runs several in turn, give a step that is faster.
 
     A stage runs all its chunks, after as many chunks as there are stages before it have run their first forward; a chunk has at least one unit. The
     slowest stage takes at least the average of all, and at least the largest unit.
+
+    Args:
+        tables: of each chunk, as in `choose_cuts`, at least.
     """
-    count = len(segments) - 1
-    if num_chunks > count:
+    count = len(fill_s)
+    if len(tables) > count:
         return float(np.inf)
-    cost = np.where(np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :], segments, np.inf)
-    least = cost[0]  # least[k]: the sum over all chunks so far, of the first k units
-    for _ in range(1, num_chunks):
+    rows = [np.where(some_units(count), table, np.inf) for table in tables]
+    least = rows[0][0]  # least[k]: the sum over all chunks so far, of the first k units
+    for cost in rows[1:]:
         least = (least[:, None] + cost).min(axis=0)
     fill = np.concatenate([[0.0], np.cumsum(fill_s)])[:num_stages]
-    alone = np.diagonal(segments, 1)
+    alone = np.min([np.diagonal(table, 1) for table in tables], axis=0)
     return max((float(least[count]) + float(np.sum(fill))) / num_stages, float(np.max(alone, initial=0.0)))
 
 
@@ -95,51 +103,49 @@ def bound_turns(
     return found
 
 
-def bound_cuts(segments: np.ndarray, fill_s: Sequence[float], num_stages: int) -> float:
+def bound_cuts(tables: Sequence[np.ndarray], fill_s: Sequence[float]) -> float:
     """No cuts give a step that is faster.
 
     Args:
-        segments: seconds of a step, at least.
+        tables: of each stage, as in `choose_cuts`: seconds of a step, at least.
         fill_s: per unit, of one forward, at least.
     """
-    count = len(segments) - 1
+    count = len(fill_s)
     before = np.concatenate([[0.0], np.cumsum(fill_s)])
-    fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
-    cost = np.where(fits, segments + before[:, None], np.inf)
-    best = cost[0]
-    for _ in range(1, num_stages):
+    rows = [np.where(some_units(count), table + before[:, None], np.inf) for table in tables]
+    best = rows[0][0]
+    for cost in rows[1:]:
         best = np.maximum(best[:, None], cost).min(axis=0)
     return float(best[count])
 
 
 def bound_drain(
-    segments: np.ndarray, fill_s: Sequence[float], loop_s: Sequence[float], once_s: Sequence[float], drain_s: Sequence[float], num_stages: int
+    tables: Sequence[np.ndarray], fill_s: Sequence[float], loop_s: Sequence[float], once_s: Sequence[float], drain_s: Sequence[float]
 ) -> float:
     """`bound_cuts`, with the drain: what a stage does once begins when its own last backward is over, which waits for those of all later stages.
 
     Not for schedules that split the backward.
 
     Args:
-        segments: seconds of a step, at least.
+        tables: of each stage, as in `choose_cuts`: seconds of a step, at least.
         fill_s: per unit, of one forward, at least.
         loop_s, once_s, drain_s: of all turns, of what is done once, and of one backward, at least, each as if only it counted.
     """
     count, steps = len(fill_s), 12
     fill, loop, once, drain = (np.concatenate([[0.0], np.cumsum(row)]) for row in (fill_s, loop_s, once_s, drain_s))
-    fits = np.arange(count + 1)[:, None] < np.arange(count + 1)[None, :]
-    own = np.where(fits, segments + fill[:, None], np.inf)
+    own = [np.where(some_units(count), table + fill[:, None], np.inf) for table in tables]
     turns = loop[None, :] - loop[:, None] + fill[:, None]
     tail, back = once[None, :] - once[:, None], drain[None, :] - drain[:, None]
 
     def reaches(most: float) -> bool:
         """Some cuts may give a step of so many seconds: `owed` is the least that is still to run when the turns of the last stage so far are over."""
-        owed = np.where(own[0] <= most, tail[0] + back[0], np.inf)
-        for _ in range(1, num_stages):
+        owed = np.where(own[0][0] <= most, tail[0] + back[0], np.inf)
+        for seconds in own[1:]:
             waits = np.maximum(tail, owed[:, None])
-            owed = np.where((own <= most) & (turns + waits <= most), waits + back, np.inf).min(axis=0)
+            owed = np.where((seconds <= most) & (turns + waits <= most), waits + back, np.inf).min(axis=0)
         return bool(np.isfinite(owed[count]))
 
-    low = bound_cuts(segments, fill_s, num_stages)
+    low = bound_cuts(tables, fill_s)
     high = low + float(loop[-1] + once[-1])
     if reaches(low) or not reaches(high):
         return low

@@ -8,6 +8,7 @@ along the axes of dp, then any dim along all others; so every rank sends its own
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -54,13 +55,19 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class StageAnswer:
-    """A stage with its decisions. `assignment`: None where it has no plan (`answer` says why)."""
+    """A stage with its decisions. `assignment`: None where it has no plan (`answer` says why); `answer`: None where nobody searched for it."""
 
     case: Case
-    answer: MeshAnswer
+    answer: MeshAnswer | None
     assignment: Assignment | None
     memory: Memory | None
     times: StageTimes | None
+
+    @property
+    def found(self) -> MeshAnswer:
+        """What the search found, of a stage that was searched for."""
+        assert self.answer is not None, "a given stage has no answer"
+        return self.answer
 
 
 def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool, tp_takes_sequence: bool = True) -> Sharding:
@@ -90,14 +97,22 @@ def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool
     return Sharding(tuple(placements))
 
 
-def crossing_choices(case: Case, mesh: Mesh, roles: Roles, constraints: Constraints = Constraints()) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The strategy of every send and receive: that of its value's crossing sharding, or the nearest that the rule has."""
+def crossing_choices(
+    case: Case, mesh: Mesh, roles: Roles, constraints: Constraints = Constraints(), mesh_of: Callable[[int], Mesh] | None = None
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The strategy of every send and receive: that of its value's crossing sharding, or the nearest that the rule has.
+
+    Args:
+        mesh_of: of a stage by its number, where not all have this one. Both ends must agree: an axis that is dp on either is dp for what crosses.
+    """
     values = {v.name: v for v in case.graph.values}
     found = []
     for node, site, signature in zip(case.graph.nodes, case.sites, case.signatures):
         if node.op in (SEND, RECEIVE):
             dp_takes_any = constraints.zero != 0 and node.phase not in (Phase.PREPARE, Phase.FORWARD)
-            wanted = crossing_sharding(values[node.outputs[0]], mesh, roles, dp_takes_any, constraints.sequence_parallel is not False)
+            other = mesh_of(int(dict(node.args)["stage"])) if mesh_of is not None else mesh  # type: ignore[call-overload]
+            between = Mesh(tuple(b if axis_role(b.name) == DATA else a for a, b in zip(mesh.axes, other.axes)))
+            wanted = crossing_sharding(values[node.outputs[0]], between, roles, dp_takes_any, constraints.sequence_parallel is not False)
             menu = list_strategies(signature, site, axis_sizes(mesh), node_cuts(site, signature, case.cuts))[0]
             best = max(menu, key=lambda s: sum(a == b for a, b in zip(s.outputs[0].placements, wanted.placements)))
             found.append((node.name, best.choices))
@@ -114,6 +129,7 @@ def solve_stage(
     weight: float,
     time_limit_s: float,
     cutoff_s: float = inf,
+    mesh_of: Callable[[int], Mesh] | None = None,
 ) -> StageAnswer:
     """Solve one stage.
 
@@ -122,11 +138,12 @@ def solve_stage(
         steer: the constraints inside of the stage, with its roles; what crosses is added here.
         limit_bytes: for tensors.
         weight: what one turn counts (`layouts.turn_weight`).
+        mesh_of: as of `crossing_choices`.
     Raises:
         ConstraintError: the mesh cannot obey.
     """
     deadline = time.monotonic() + time_limit_s
-    steer = replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles, steer.constraints)))
+    steer = replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles, steer.constraints, mesh_of)))
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     said = steer.constraints.recompute or "free"
 

@@ -103,7 +103,7 @@ def check_names(graph: Graph, constraints: Constraints) -> None:
         parts = node.path.split(".")
         paths.update((".".join(parts[: k + 1]), None) for k in range(len(parts)) if node.path)
     said = [(f"{word} {glob}", glob) for word in ("whole", "alike") for glob in getattr(constraints, word)]
-    for text, glob in (*said, *((f"module {row.path}", row.path) for row in constraints.modules)):
+    for text, glob in (*said, *((f"module {row.path}", row.path) for row in (*constraints.modules, *constraints.module_stages))):
         if not any(names_module(glob, node.path) for node in graph.nodes):
             raise ConstraintError(f"{text}: names no module of {graph.name} that runs an op{_near(glob, paths)}")
     for pin in constraints.pins:
@@ -217,6 +217,8 @@ def why_role(steer: Steer, laws: AxisLaws, node: Node, index: int, strategy: Str
     Args:
         roles: by what the strategy splits the node, per axis (`role_of_choice`).
     """
+    if node.op in (SEND, RECEIVE):
+        return ""  # as both stages agreed (`stage_solve.crossing_choices`), whose axes may have other roles
     zero = steer.constraints.zero
     if any(roles[a] for a in laws.of[SPARE]):
         return "nothing is split along a spare axis"

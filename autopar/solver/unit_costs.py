@@ -7,6 +7,7 @@ those that only have a copy; so sums over units bound every stage, and every pla
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -54,6 +55,7 @@ class UnitCosts:
         step_s, fill_s: seconds of a step, and of one forward, at least.
         once_s: of the fastest plan's step, what is done once: before and after the turns.
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
+        homes: the stage that each must be on (`unit_stages`); (): any.
         enter_s, leave_s: of a step, what is received at least from the unit before, and from the one after, where a stage begins or ends there.
     """
 
@@ -66,6 +68,7 @@ class UnitCosts:
     enter_s: tuple[float, ...] = ()
     leave_s: tuple[float, ...] = ()
     run: RunCosts | None = None
+    homes: tuple[int, ...] = ()
 
     def segments(self, likely: bool = False) -> np.ndarray:
         """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least.
@@ -102,6 +105,20 @@ class PhaseCosts:
 
 
 COST_FIELDS = ("step_s", "fill_s", "once_s", "always", "waiting", "passing")
+
+
+def least_costs(rows: Sequence[UnitCosts]) -> UnitCosts:
+    """Of each figure the least: where stages have other meshes, whichever has a unit. Of what crosses only bytes are known there, not how it is split."""
+    first = rows[0]
+    if len(rows) == 1:
+        return first
+
+    def least(name: str) -> tuple[float, ...]:
+        return tuple(map(min, *(getattr(row, name) for row in rows)))
+
+    free = None if first.run is None else tuple(map(min, *(row.run.free_s for row in rows if row.run is not None)))
+    run = None if free is None or first.run is None else RunCosts(free, free, free, first.run.first)
+    return replace(first, run=run, **{name: least(name) for name in (*COST_FIELDS, "enter_s", "leave_s")})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
-from ..constraints import DATA, FORWARD_ONLY, PIPELINE, TENSOR, Constraints
+from ..constraints import DATA, FORWARD_ONLY, PIPELINE, TENSOR, Constraints, print_constraints
 from ..errors import ScheduleError
 from ..graph.mesh import print_mesh
 from ..graph.schedules.known import grid_sizes, is_grid, kind_name, runs_backward, why_impossible
-from .layouts import MOST_CHUNKS, Place, list_places, list_schedules, list_turns
+from .layouts import MOST_CHUNKS, Place, least_stages, list_places, list_schedules, list_turns
 
 _MOST_SHOWN = 6
 
@@ -26,6 +26,13 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
         batch: samples, of which each rank of dp gets the same number in each microbatch.
     """
     places = list_places(num_devices, devices_per_host, num_units, constraints)
+    if not places and least_stages(constraints) > 1:
+        free = replace(constraints, module_stages=(), stage_degrees=())
+        there = [p for p in list_places(num_devices, devices_per_host, num_units, free) if p.num_stages > 1]
+        if there:
+            said = ", ".join(print_constraints(Constraints(module_stages=constraints.module_stages, stage_degrees=constraints.stage_degrees)))
+            more = f"{least_stages(constraints)} stages or more" + (", each of dp x tp devices of which tp divides that of the others" if constraints.stage_degrees else "")
+            return f"{said}: needs {more}; {_offer(map(_print_place, there))}"
     if not places:
         named = [(role, degree) for role, degree in constraints.degrees if role in (PIPELINE, DATA, TENSOR) and degree > 1]
         free = replace(constraints, degrees=tuple((role, degree) for role, degree in constraints.degrees if (role, degree) not in named))

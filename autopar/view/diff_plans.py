@@ -11,7 +11,7 @@ along the same axes is alike, even where these are longer in one plan, and only 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
@@ -20,7 +20,7 @@ from ..graph.plan import CommPlan, NodePlan, ParamPlan, Plan, counted
 from ..graph.tensor import Kind
 from .fold import fold_names, fold_places
 from .split_text import print_choices, print_op, print_split
-from .stages import PIPE, StageRow, comm_times, list_stages, print_steps
+from .stages import PIPE, StageRow, comm_times, list_stages, param_stages, print_steps
 from .units import print_bytes, print_count, print_percent
 
 _ROLES = (("param", "param", "param_bytes"), ("grad", "grad", "grad_bytes"), ("optimizer", "optim", "optim_bytes"))
@@ -48,7 +48,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class ParamChange:
-    """Parameters (equal blocks folded) whose `roles` (param, grad, optimizer) lie otherwise; bytes of them, of all members, on a rank."""
+    """Parameters (equal blocks folded) whose `roles` (param, grad, optimizer; home: the stage that keeps it) lie otherwise; bytes of them, of all members, on a rank."""
 
     name: str
     members: tuple[str, ...]
@@ -310,7 +310,8 @@ def _list_layout(a: Plan, b: Plan) -> tuple[Fact, ...]:
 def _compare_params(a: Plan, b: Plan, sized: bool) -> tuple[tuple[ParamChange, ...], int, Resized]:
     other = {p.name: p for p in b.params}
     common = [(p, other[p.name]) for p in a.params if p.name in other]
-    changes = [_param_changes(p, q, a.assignment.mesh, b.assignment.mesh, sized) for p, q in common]
+    homes = (param_stages(a), param_stages(b)) if a.num_stages == b.num_stages > 1 else ({}, {})
+    changes = [(*_param_changes(p, q, a.assignment.mesh, b.assignment.mesh, sized), *_move(p, q, *homes)) for p, q in common]
     changed = [(p.name, rows) for (p, _), rows in zip(common, changes) if rows]
     result = []
     for fold in fold_names([name for name, _ in changed], [rows for _, rows in changed]):
@@ -340,6 +341,12 @@ def _param_changes(
             roles, bytes_a, bytes_b = rows.get((before, after), ((), 0, 0))
             rows[before, after] = ((*roles, role), bytes_a + getattr(p, size), bytes_b + getattr(q, size))
     return tuple((roles, before, after, bytes_a, bytes_b) for (before, after), (roles, bytes_a, bytes_b) in rows.items())
+
+
+def _move(p: ParamPlan, q: ParamPlan, homes_a: Mapping[str, int], homes_b: Mapping[str, int]) -> tuple[tuple[tuple[str, ...], str, str, int, int], ...]:
+    """A row where another stage keeps it: of plans with as many stages."""
+    here, there = homes_a.get(p.name), homes_b.get(q.name)
+    return ((("home",), f"stage {here}", f"stage {there}", _sum_bytes(p), _sum_bytes(q)),) if here != there else ()
 
 
 def _print_shape(shape: Sequence[int]) -> str:

@@ -6,17 +6,18 @@ rows). Pieces that equal blocks hold alike are one row.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import fsum
 
 from ..graph.mesh import axis_sizes
 from ..graph.node import Phase
-from ..graph.plan import CommPlan, Moment, NodePlan, PeakTensor, Plan, TensorPlan
+from ..graph.plan import CommPlan, Holder, Moment, NodePlan, Peak, PeakTensor, Plan, TensorPlan
 from ..graph.sharding import local_shape
 from .fold import fold_places
 from .split_text import print_op, print_split
 from .stages import StageRow, list_stages, top_stage
+from .units import print_bytes
 
 ORDER = (
     "reserve",
@@ -67,6 +68,20 @@ class HolderReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePeak:
+    """The peak of one of several stages: when it is, and who holds it."""
+
+    stage: int
+    bytes: int
+    node: str
+    op: str
+    phase: str
+    path: str
+    source: str
+    holders: tuple[HolderReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PeakReport:
     """The peak of a plan.
 
@@ -77,6 +92,7 @@ class PeakReport:
         phase_s: predicted seconds of each phase, there.
         known: the plan says which tensors are held.
         stage: whose devices these are; None where there are no stages. stages: all of them.
+        others: the peaks of the stages that hold less.
         num_microbatches: of the step; the moments are those of one, with what is in flight of the others.
     """
 
@@ -96,6 +112,7 @@ class PeakReport:
     known: bool
     stage: int | None
     stages: tuple[StageRow, ...]
+    others: tuple[StagePeak, ...]
     num_microbatches: int
 
 
@@ -104,13 +121,7 @@ def explain_memory(plan: Plan) -> PeakReport:
     names = _Names(plan)
     peak, top = plan.peak, max(plan.cost.peak_bytes)
     position = next((i for i, m in enumerate(plan.cost.moments) if m.bytes == top), 0)
-    held: dict[str, list[PeakTensor]] = {}
-    for row in peak.tensors if peak else ():
-        held.setdefault(row.holder, []).append(row)
-    holders = tuple(
-        HolderReport(h.name, h.bytes, _fold_rows(plan, names, held.get(h.name, [])))
-        for h in sorted(plan.cost.holders, key=lambda h: -h.bytes)
-    )  # fmt: skip
+    holders = _list_holders(plan, names, plan.cost.holders, peak)
     moment = plan.cost.moments[position] if plan.cost.moments else None
     node = peak.node if peak else moment.node if moment else ""
     made = names.node_of(node)
@@ -120,8 +131,26 @@ def explain_memory(plan: Plan) -> PeakReport:
         peak.path if peak else made.path if made else "", peak.source if peak else made.source if made else "",
         position, holders, plan.cost.moments,
         tuple((phase.value, _phase_s(plan, phase)) for phase in Phase), peak is not None,
-        top_stage(plan) if plan.pipeline else None, list_stages(plan), plan.num_microbatches,
+        top_stage(plan) if plan.pipeline else None, list_stages(plan), _list_others(plan, names), plan.num_microbatches,
     )  # fmt: skip
+
+
+def _list_holders(plan: Plan, names: _Names, holders: Sequence[Holder], peak: Peak | None) -> tuple[HolderReport, ...]:
+    """The largest first, each with its tensors, if they are known."""
+    held: dict[str, list[PeakTensor]] = {}
+    for row in peak.tensors if peak else ():
+        held.setdefault(row.holder, []).append(row)
+    return tuple(HolderReport(h.name, h.bytes, _fold_rows(plan, names, held.get(h.name, []))) for h in sorted(holders, key=lambda h: -h.bytes))
+
+
+def _list_others(plan: Plan, names: _Names) -> tuple[StagePeak, ...]:
+    found = []
+    for number, stage in enumerate(plan.pipeline.stages if plan.pipeline is not None else ()):
+        peak = stage.peak
+        if peak is not None and number != top_stage(plan):
+            holders = _list_holders(plan, names, stage.holders, peak)
+            found.append(StagePeak(number, plan.cost.peak_bytes[number], peak.node, names.what(peak.node), peak.phase.value, peak.path, peak.source, holders))
+    return tuple(found)
 
 
 def _phase_s(plan: Plan, phase: Phase) -> float:
@@ -172,7 +201,7 @@ def _fold_rows(plan: Plan, names: _Names, rows: list[PeakTensor]) -> tuple[HeldR
         named = not row.made_by or row.holder in ("gathered", "gradients")  # people know the names of states and of their gradients
         path = row.tensor.removesuffix("@0") if named else maker.path if maker else ""
         titles.append(path)
-        keys.append((named, row.sharding, row.bytes, _shape(names, row), names.tell(row.made_by), names.tell(row.last_read)))
+        keys.append((named, row.sharding, row.bytes, row.waiting_bytes, _shape(names, row), names.tell(row.made_by), names.tell(row.last_read)))
     held = [_held_row(plan, names, fold.name, [rows[i] for i in fold.members]) for fold in fold_places(titles, keys)]
     return tuple(sorted(held, key=lambda row: (-row.bytes * len(row.tensors), row.name)))
 
@@ -197,6 +226,9 @@ def _held_row(plan: Plan, names: _Names, place: str, rows: list[PeakTensor]) -> 
     else:
         where = f" in {place}" if len(rows) == 1 and not named and place else ""
         why = f"made by {made_by}{where}; " + (f"last read by {last_read}" if last_read else "held to the end of the step")
+    if first.waiting_bytes:
+        share = "all of it" if first.waiting_bytes == first.bytes else f"{print_bytes(first.waiting_bytes)} of it"
+        why += f"; {share} of microbatches that wait for their backward pass"
     return HeldRow(
         title, tuple(row.tensor for row in rows), first.bytes, tensor.shape, local_shape(tensor.shape, first.sharding, axis_sizes(mesh)),
         tensor.dtype, print_split(tensor.shape, first.sharding, mesh), made_by, last_read, why,

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from ..errors import OptionsError
 from ..graph.node import Phase
-from ..graph.plan import CommPlan, NodePlan, ParamPlan, Plan, TensorPlan
+from ..graph.plan import CommPlan, NodePlan, ParamPlan, Peak, Plan, TensorPlan
 from ..graph.sharding import Sharding
 from ..graph.stages import COPY
 from ..graph.tensor import Kind
@@ -138,7 +138,7 @@ class NameReport:
         name: with the numbers of equal blocks folded; `members`: all of them, the first of which is told.
         sort: `parameter`, `tensor` or `op`.
         about: shape, dtype, place.
-        peak_bytes: what it holds at the peak of the plan; None where the plan, which has stages, does not say.
+        peak_bytes: what it holds at the peak of the plan, or of its stage.
         times: how often an op runs in a step: `seconds` are of all, those of `offers` of one time.
         again: its alternatives after solving again; None where nobody did, and `why_not` says why ("": nobody asked).
     """
@@ -154,7 +154,7 @@ class NameReport:
     refused: tuple[str, ...]
     neighbours: tuple[Neighbour, ...]
     comms: tuple[CommAt, ...]
-    peak_bytes: int | None
+    peak_bytes: int
     again: SolvedAgain | None = None
     why_not: str = ""
     times: int = 1
@@ -249,9 +249,8 @@ class _Tables:
             self.maker.update((out, node) for out in node.outputs if out)
             for name in dict.fromkeys(node.inputs):
                 self.readers.setdefault(name, []).append(node)
-        self.held: dict[str, int] = {}
-        for row in plan.peak.tensors if plan.peak else ():
-            self.held[row.tensor] = self.held.get(row.tensor, 0) + row.bytes
+        peaks = [s.peak for s in plan.pipeline.stages if s.peak is not None] if plan.pipeline is not None else [plan.peak] if plan.peak is not None else []
+        self.held = [_sum_tensors(peak) for peak in peaks]
 
     def report(self, name: str) -> NameReport:
         """A parameter before an op before a tensor, where several bear the name."""
@@ -287,10 +286,10 @@ class _Tables:
         """For `about`: where it is, if there are stages."""
         return (("stage", f"stage {tensor.stage}"),) if self.plan.pipeline is not None and tensor is not None else ()
 
-    def _held(self, names: Iterable[str]) -> int | None:
-        if self.plan.peak is None and self.plan.pipeline is not None:
-            return None
-        return sum(self.held.get(name, 0) for name in names)
+    def _held(self, names: Iterable[str]) -> int:
+        """On one device, of several stages the one on which it is most."""
+        mine = tuple(names)
+        return max((sum(held.get(name, 0) for name in mine) for held in self.held), default=0)
 
     def _is_grad(self, name: str, p: ParamPlan) -> bool:
         """True for what the backward phase made in the shape of the parameter (the sum of two gradients is of no kind of its own)."""
@@ -347,6 +346,13 @@ class _Tables:
             ends = self._split(shape, c.source_sharding), self._split(shape, c.target_sharding)
             rows.append(CommAt(c.name, c.kind, c.axis, c.phase.value, c.value, c.reader, *ends, c.bytes, c.seconds, comm_times(self.plan, c)))
         return tuple(rows)
+
+
+def _sum_tensors(peak: Peak) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in peak.tensors:
+        found[row.tensor] = found.get(row.tensor, 0) + row.bytes
+    return found
 
 
 def _print_shape(shape: tuple[int, ...]) -> str:

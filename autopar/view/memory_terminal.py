@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .explain_memory import ORDER, HeldRow, HolderReport, PeakReport
+from .explain_memory import ORDER, HeldRow, HolderReport, PeakReport, StagePeak
 from .lines import Column, print_heading, print_line, print_rows, print_text
 from .memory_chart import draw_chart, holder_letters
 from .units import print_bytes, print_percent
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..graph.plan_json import Json
 
-TENSOR_ROWS = 5
+TENSOR_ROWS, OTHER_ROWS = 5, 2
 CHART_WIDTH = 100
 
 
@@ -36,9 +36,7 @@ def print_peak(report: PeakReport, console: Console) -> None:
     console.print(Text(f"{report.model} on {report.cluster}: memory of one device{whose}", style="bold"))
     print_line(console, f"peak  {print_bytes(used)} of {print_bytes(limit)}, {print_percent(used / limit)}: {room}")
     if report.node:
-        place = ", ".join(part for part in (f"in {report.path}" if report.path else "", report.source) if part)
-        number = f"moment {report.position + 1:,} of {len(report.moments):,}"
-        print_line(console, f"when  {report.op} ({report.node}), {report.phase}{', ' + place if place else ''}; {number}")
+        print_line(console, f"when  {_print_when(report)}; moment {report.position + 1:,} of {len(report.moments):,}")
     names = [name for name in ORDER if any(h.name == name and h.bytes for m in report.moments for h in m.holders)]
     names += sorted({h.name for m in report.moments for h in m.holders if h.bytes} - set(names))
     letters = holder_letters(names)
@@ -48,12 +46,28 @@ def print_peak(report: PeakReport, console: Console) -> None:
     for holder in report.holders:
         if holder.bytes:
             _print_holder(holder, used, console)
-    if report.stages:
-        print_line(console, "a plan in stages says who holds how much, not which tensors these are", "dim")
-    elif not report.known:
+    if not report.known:
         print_line(console, "the plan does not say which tensors these are: make it again with `autopar plan`", "yellow")
+    for other in report.others:
+        _print_other(other, report, console)
     _print_stages(report, console)
     print_line(console, "not counted: scratch space inside kernels, fragmentation, other programs", "dim")
+
+
+def _print_when(peak: PeakReport | StagePeak) -> str:
+    place = ", ".join(part for part in (f"in {peak.path}" if peak.path else "", peak.source) if part)
+    return f"{peak.op} ({peak.node}), {peak.phase}{', ' + place if place else ''}"
+
+
+def _print_other(peak: StagePeak, report: PeakReport, console: Console) -> None:
+    """The peak of a stage that holds less: when, and the largest of each holder."""
+    row = report.stages[peak.stage]
+    print_heading(console, f"Stage {peak.stage}", f"peak of {print_bytes(peak.bytes)}, {print_percent(peak.bytes / report.limit_bytes)} of the limit")
+    print_line(console, f"runs  {row.modules}; holds {row.in_flight:.3g} of {report.num_microbatches} microbatches")
+    print_line(console, f"when  {_print_when(peak)}")
+    for holder in peak.holders:
+        if holder.bytes:
+            _print_holder(holder, peak.bytes, console, OTHER_ROWS)
 
 
 def _print_flight(report: PeakReport, console: Console) -> None:
@@ -111,13 +125,13 @@ def _print_chart(report: PeakReport, letters: dict[str, str], console: Console) 
     print_line(console, "  ".join(f"{letter}={name}" for name, letter in reversed(shown.items())), "dim")
 
 
-def _print_holder(holder: HolderReport, whole: int, console: Console) -> None:
+def _print_holder(holder: HolderReport, whole: int, console: Console, most: int = TENSOR_ROWS) -> None:
     print_line(console, f"{holder.name}  {print_bytes(holder.bytes)}, {print_percent(holder.bytes / whole)}", "bold")
     if holder.name == "reserve":
         print_line(console, "what the device and the allocator keep for themselves", "dim", indent=6)
-    for row in holder.rows[:TENSOR_ROWS]:
+    for row in holder.rows[:most]:
         _print_held(row, console)
-    rest = holder.rows[TENSOR_ROWS:]
+    rest = holder.rows[most:]
     if rest:
         size = sum(row.bytes * len(row.tensors) for row in rest)
         print_line(console, f"and {sum(len(row.tensors) for row in rest):,} smaller, {print_bytes(size)}", "dim", indent=4)

@@ -77,8 +77,8 @@ def _print_report(report: NameReport, console: Console) -> None:
         print_line(console, f"{c.kind} on {c.axis} ({c.phase}) of {c.value}: {ends}, {print_bytes(c.bytes)}{times}, {print_ms(c.seconds)}")
     if len(report.comms) > NUM_COMMS:
         print_line(console, f"and {len(report.comms) - NUM_COMMS} more communications", "dim")
-    if report.peak_bytes is not None:
-        print_line(console, f"holds {print_bytes(report.peak_bytes)} at the peak" if report.peak_bytes else "holds nothing at the peak")
+    whose = " of its stage" if any(what == "stage" for what, _ in report.about) else ""
+    print_line(console, f"holds {print_bytes(report.peak_bytes)} at the peak{whose}" if report.peak_bytes else f"holds nothing at the peak{whose}")
 
 
 def _print_offers(report: NameReport, console: Console) -> None:
@@ -122,8 +122,8 @@ def _print_price(row: Priced, again: SolvedAgain) -> str:
     if row.status == REFUSED:
         return f"cannot be: {row.told}"
     if row.status != FITS:
-        size = f"the smallest plan found is {print_bytes(row.missing_bytes)} too large"
-        return f"does not fit; {size}" if row.status == TOO_LARGE else f"no plan that fits was found in {again.time_limit_s:g} s; {size}"
+        size = f"; the smallest plan found is {print_bytes(row.missing_bytes)} too large" if row.missing_bytes else ""
+        return f"does not fit{size}" if row.status == TOO_LARGE else f"no plan that fits was found in {again.time_limit_s:g} s{size}"
     assert row.extra_s is not None and row.at_least_s is not None
     told = _print_extra(row.extra_s, again.step_s)
     if _matters(row.extra_s - row.at_least_s, again.step_s, 1e-3):

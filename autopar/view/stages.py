@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
-from ..graph.plan import CommPlan, ParamPlan, Pipeline, Plan
+from ..graph.plan import CommPlan, ParamPlan, Pipeline, Plan, StagePlan
 from ..graph.schedules.known import build_order, build_schedule, chunk_ranks, splits_backward
 from ..graph.schedules.schedule import settle_slots
 from ..graph.schedules.timeline import Durations, action_times
@@ -25,7 +26,8 @@ MOST_BOXES = 2000  # of a schedule that is drawn over time
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """One stage. Seconds: forward and backward of one microbatch, the others of a step; `busy`: the share of the step in which it works."""
+    """One stage. `modules`: with its degrees, where stages are divided in different ways. Seconds: forward and backward of one microbatch, the others of a
+    step; `busy`: the share of the step in which it works."""
 
     number: int
     modules: str
@@ -78,12 +80,19 @@ def list_stages(plan: Plan) -> tuple[StageRow, ...]:
         works = s.prepare_s + plan.num_microbatches * (s.forward_s + s.backward_s) + s.update_s
         rows.append(
             StageRow(
-                number, "; ".join(s.modules), s.num_params, s.prepare_s, s.forward_s, s.backward_s, s.update_s,
+                number, "; ".join(s.modules) + _print_degrees(plan, s), s.num_params, s.prepare_s, s.forward_s, s.backward_s, s.update_s,
                 works / plan.cost.step_s if plan.cost.step_s else 0.0, s.in_flight, plan.cost.peak_bytes[number],
                 plan.cost.state_bytes[number], plan.cost.activation_bytes[number],
             )
         )  # fmt: skip
     return tuple(rows)
+
+
+def _print_degrees(plan: Plan, stage: StagePlan) -> str:
+    """` as dp=4`, where stages are divided in different ways."""
+    sizes = [(role, axis.size) for role, axis in zip(stage.axes, plan.assignment.mesh.axes)]
+    degrees = {role: prod(size for other, size in sizes if other == role) for role, _ in sizes}
+    return f" as {' '.join(f'{role}={degree}' for role, degree in degrees.items())}" if degrees else ""
 
 
 def top_stage(plan: Plan) -> int:

@@ -9,10 +9,10 @@ from math import inf
 import pytest
 
 from autopar.cluster import parse_cluster
+from autopar.constraints import constrain, names_layout
 from autopar.cost.attention import attention_seconds
 from autopar.cost.matmul import find_matmul_rates
 from autopar.cost.model import build_cost_model
-from autopar.constraints import constrain, names_layout
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.pipeline import PipelineSearch
 from tests.solver.blocks import build_block_case

@@ -3,13 +3,20 @@
 All models, schedules and numbers of microbatches: benchmarks/pipeline_numbers.py.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.verify import describe_failure  # noqa: E402
+import autopar  # noqa: E402
+from autopar.constraints import StageDegrees, constrain  # noqa: E402
+from autopar.verify import describe_failure, verify_workload  # noqa: E402
 
-from .staged_models import Case, compare_case, list_cases  # noqa: E402
+from .staged_models import Case, compare_case, gpt, list_cases  # noqa: E402
 from .test_processes import run_ranks  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -42,12 +49,37 @@ def test_the_matrix_has_every_model_in_every_schedule_and_stage_count():
 
 
 @pytest.mark.gloo
-@pytest.mark.parametrize("fix", ["pp=2,tp=2,microbatches=4,schedule=1f1b", "pp=2,dp=2,microbatches=2,schedule=zbv"])
+@pytest.mark.parametrize(
+    "fix", ["pp=2,tp=2,microbatches=4,schedule=1f1b", "pp=2,dp=2,microbatches=2,schedule=zbv", "pp=2,dp=2,tp=1,zero=1,microbatches=2;stage 1 dp=1 tp=2"]
+)
 def test_five_adamw_steps_of_four_ranks_equal_plain_pytorch(tmp_path, fix):
     other = "pp=1,dp=4,microbatches=1"
     for code, _, err in run_ranks(4, "pipeline", tmp_path, fix, other, timeout=280):
         assert code == 0, err
     assert {"plan.json", "program.py", "schedule.csv", "stage_0.py", "train.py", "weights.pt"} <= {p.name for p in (tmp_path / "program").iterdir()}
+
+
+def test_stages_with_other_degrees_equal_plain_pytorch():
+    """The first stage splits the batch, the second one weights; what crosses is resharded on the way."""
+    words = constrain(pp=2, dp=2, tp=1, microbatches=2, schedule="zbv", stage=[StageDegrees(1, dp=1, tp=2)])
+    torch.manual_seed(0)
+    report = verify_workload(gpt(), "cpu:4", autopar.Options(constraints=words, price=False, time_limit_s=30.0))
+    assert not report.failures, describe_failure(report)
+    assert report.num_ranks == 4
+
+
+@pytest.mark.gloo
+def test_a_program_without_a_loss_is_run(tmp_path):
+    """Its train.py prints no loss."""
+    workload = autopar.Workload(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)), (torch.randn(4, 8),), name="forward")
+    files = autopar.compile_workload(workload, "cpu:1", autopar.Options()).files
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    torch.save(workload.model.state_dict(), tmp_path / "weights.pt")
+    env = {**os.environ, "PYTHONPATH": str(Path(autopar.__file__).parents[1])}
+    run = subprocess.run([sys.executable, str(tmp_path / "train.py"), "--steps", "2"], env=env, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["step", "0", "step", "1"] and '"""Run forward with the program' in files["train.py"]
 
 
 @pytest.mark.gloo

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import autopar
 from autopar.api import model_facts
 from autopar.codegen.emit import print_files
-from autopar.constraints import parse_fix
+from autopar.constraints import merge_constraints, parse_fix, parse_lines
 from autopar.demo.model import Gpt, token_loss
 from autopar.demo.run import predicted_bytes
 from autopar.errors import AutoparError
@@ -238,9 +238,10 @@ def follower(model):
 
 
 def compile_gpt(model, batch, fix):
-    """The executable of a GPT whose targets do not all count, under the words of `--fix`."""
+    """The executable of a GPT whose targets do not all count, under the words of `--fix`, and after a semicolon lines of finer ones."""
     inputs, targets = batch
-    options = autopar.Options(constraints=parse_fix(fix), time_limit_s=60.0)
+    words, *finer = fix.split(";")
+    options = autopar.Options(constraints=merge_constraints(parse_fix(words), parse_lines(finer)), time_limit_s=60.0)
     return autopar.compile(
         model, f"cpu:{os.environ['WORLD_SIZE']}", example_inputs=(inputs,), example_targets=(targets,), loss=token_loss_of_counted, optimizer=ADAMW,
         options=options,

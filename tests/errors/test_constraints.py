@@ -7,6 +7,7 @@ import pytest
 from autopar.constraints import (
     Constraints,
     ModuleForbid,
+    ModuleStage,
     Pin,
     constrain,
     load_constraints,
@@ -66,6 +67,33 @@ def test_finer_words_in_file_and_python(tmp_path):
     )  # fmt: skip
     lines = ("tp=2", "require dp", "whole lm_head*", "alike router", "pin h.*.w@0 S0 on tp", "pin x S0/4,R", "module embed forbid tp,sp")
     assert print_constraints(found) == lines and parse_lines(lines) == found
+
+
+def test_the_stage_of_a_module_in_file_and_python(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('pp = 2\n[[module]]\npath = "h.0"\nstage = 1\n[[module]]\npath = "head"\nstage = 0\nforbid = ["tp"]\n')
+    found = load_constraints(path)
+    assert found == constrain(pp=2, module=[ModuleStage("h.0", 1), ModuleForbid("head", ("tp",)), ModuleStage("head", 0)])
+    lines = ("pp=2", "module head forbid tp", "module h.0 stage 1", "module head stage 0")
+    assert print_constraints(found) == lines and parse_lines(lines) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"module": [{"path": "h.0", "stage": -1}]}, "module[0].stage: expected the number of a stage, 0 for the first, found -1"),
+        ({"module": [{"path": "h.0", "stage": True}]}, "module[0].stage: expected the number of a stage, 0 for the first, found true"),
+        ({"module": [{"path": "h.0", "stages": 1}]}, "module[0].stages: unknown key; expected one of path, forbid, stage; did you mean stage?"),
+        ({"module": [ModuleStage("h.0", 1), ModuleStage("h.0", 0)]}, "module h.0: stage is both 1 and 0; leave one out"),
+        ({"pp": 2, "module": [ModuleStage("h.0", 2)]}, "module h.0 stage 2: pp=2 has the stages 0 to 1; take one of these, or another pp"),
+        ({"pp": 1, "module": [ModuleStage("h.0", 1)]}, "module h.0 stage 1: of a pipeline, but pp=1 leaves one stage; give pp, or leave it out"),
+        ({"only": "data", "module": [ModuleStage("h.0", 1)]}, "module h.0 stage 1: of a pipeline, but only=data leaves one stage; give pp, or leave it out"),
+    ],
+)
+def test_bad_stages_of_modules(words, message):
+    with pytest.raises(ConstraintError) as error:
+        constrain(**words)
+    assert str(error.value) == f"constraints: {message}"
 
 
 def test_globs():
@@ -130,7 +158,7 @@ def test_a_file_without_a_schedule(tmp_path):
     ("toml", "message"),
     [
         ("tp 2", "not valid TOML: "),
-        ("wole = ['a']", "unknown word 'wole'; expected one of " + WORDS + ", forbid, require, whole, alike, pin, module; did you mean whole?"),
+        ("wole = ['a']", "unknown word 'wole'; expected one of " + WORDS + ", forbid, require, whole, alike, pin, module, stage; did you mean whole?"),
         ("tp = true", "tp: expected a positive whole number, found true"),
         ("zero = true", "zero: expected 0, 1, 2 or 3, found true"),
         ('whole = "lm_head"', "whole: expected a list, found 'lm_head'"),

@@ -15,7 +15,7 @@ from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_guess import bound_layout, cut_evenly, cut_units, guess_seconds, simulate_guess
 from autopar.solver.layout_prices import Tier
 from autopar.solver.layout_solve import Staged, Unsolved, _handed_over
-from autopar.solver.layouts import print_layout
+from autopar.solver.layouts import layout_ranks, print_layout
 from autopar.solver.one_mesh import MeshAnswer
 from autopar.solver.pipeline import PipelineSearch
 from autopar.solver.stage_solve import _narrowed
@@ -57,7 +57,7 @@ def test_guesses_are_near_what_solving_gives(words):
     for each in search.list_open():
         layout = each.layout
         costs = search.prices.costs(layout.place, layout.num_microbatches, Tier.RUN, layout.chunks)
-        cuts = cut_units(costs, layout.place.num_stages * layout.chunks)
+        cuts = cut_units(costs, layout_ranks(layout))
         staged = search.solver.solve(layout, costs, 60.0)
         assert isinstance(staged, Staged)
         assert guess_seconds(layout, costs, cuts, search.limit_bytes) == pytest.approx(staged.step_s, rel=0.15)
@@ -110,7 +110,7 @@ def test_even_cuts_count_layers():
     costs = search.prices.costs(layouts[0].layout.place, layouts[0].layout.num_microbatches, Tier.FLOOR)
     units = len(costs.step_s)
     for chunks in range(1, units):
-        cuts = cut_evenly(costs, chunks)
+        cuts = cut_evenly(costs, tuple(range(chunks)))
         assert len(cuts) == chunks - 1 and list(cuts) == sorted(set(cuts))
         sizes = [b - a for a, b in zip((0, *cuts), (*cuts, units))]
         if (units - 2) % chunks == 0 and chunks > 1:

@@ -34,18 +34,18 @@ def test_cuts_equal_every_way_to_cut(seed):
     stages = rng.randint(1, min(4, count))
     step = draw_row(rng, count)
     turn = [s * rng.random() / 4 for s in step]
-    found = choose_cuts(sum_segments(step), stages)
+    found = choose_cuts([sum_segments(step)] * stages)
     ways = list(every_cut(count, stages))
     worst = {cuts: max(sum(step[k] for k in mine) for mine in parts) for cuts, parts in ways}
     assert worst[found] == pytest.approx(min(worst.values()), rel=1e-9)
     spread = {cuts: sum(sum(step[k] for k in mine) ** 2 for mine in parts) for cuts, parts in ways if cuts == found}
     assert set(spread) == {found}
     bound = min(max(sum(step[k] for k in mine) + sum(turn[: mine[0]]) for mine in parts) for _, parts in ways)
-    assert bound_cuts(sum_segments(step), turn, stages) == pytest.approx(bound, rel=1e-9, abs=1e-300)
+    assert bound_cuts([sum_segments(step)] * stages, turn) == pytest.approx(bound, rel=1e-9, abs=1e-300)
 
 
 def test_every_stage_has_a_unit_even_where_units_cost_nothing():
-    assert choose_cuts(sum_segments([0.0, 1.0]), 2) == (1,)
+    assert choose_cuts([sum_segments([0.0, 1.0])] * 2) == (1,)
 
 
 def draw_pipeline(rng, kind, has_updates):
@@ -87,12 +87,12 @@ def check_bounds(layout, forward, backward, update, step, cuts):
         busy = [layout.num_microbatches * sum(turn[k] for a, b in mine for k in range(a, b)) for mine in stages_of(cuts, len(turn), stages)]
         assert own >= max(busy) * (1 - 1e-9)
     if layout.chunks > 1:
-        assert bound_chunks(sum_segments(steps), forward, stages, stages * layout.chunks - goes_back(layout.schedule)) <= step * (1 + 1e-9)
+        assert bound_chunks([sum_segments(steps)] * (stages * layout.chunks - goes_back(layout.schedule)), forward, stages) <= step * (1 + 1e-9)
         return
-    low = bound_cuts(sum_segments(steps), forward, stages)
+    low = bound_cuts([sum_segments(steps)] * stages, forward)
     assert low <= step * (1 + 1e-9)
     if not splits_backward(layout.schedule):
-        assert low <= bound_drain(sum_segments(steps), forward, loops, update, backward, stages) <= step * (1 + 1e-9)
+        assert low <= bound_drain([sum_segments(steps)] * stages, forward, loops, update, backward) <= step * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
@@ -142,7 +142,7 @@ def test_the_bound_with_the_drain_equals_every_way_to_cut(seed):
         return max(ends)
 
     least = min(last(parts) for _, parts in every_cut(count, stages))
-    low, found = bound_cuts(sum_segments(steps), forward, stages), bound_drain(sum_segments(steps), forward, loops, update, backward, stages)
+    low, found = bound_cuts([sum_segments(steps)] * stages, forward), bound_drain([sum_segments(steps)] * stages, forward, loops, update, backward)
     assert found <= least * (1 + 1e-9)
     assert found >= least - (sum(loops) + sum(update)) / 4000  # it halves twelve times
     assert low <= found * (1 + 1e-9)
@@ -157,7 +157,7 @@ def test_the_bound_of_chunks_knows_what_each_segment_costs(seed):
     chunks = 2 * stages
     sums = [sum(segments[a, b] for a, b in zip((0, *cuts), (*cuts, count))) for cuts, _ in every_cut(count, chunks)]
     alone = max(segments[k, k + 1] for k in range(count))
-    assert bound_chunks(segments, [0.0] * count, stages, chunks) == pytest.approx(max(min(sums) / stages, alone))
+    assert bound_chunks([segments] * chunks, [0.0] * count, stages) == pytest.approx(max(min(sums) / stages, alone))
 
 
 def test_the_bound_of_given_chunks_is_reached_by_equal_ones():
@@ -176,4 +176,4 @@ def test_the_bound_is_reached_by_equal_stages():
         for turns in (stages, 2 * stages, 12):
             order = build_order("1f1b", stages, turns)
             line = simulate(order, Durations((1.0,) * stages, (2.0,) * stages))
-            assert bound_cuts(sum_segments([3.0 * turns] * stages), [3.0] * stages, stages) == line.makespan_s
+            assert bound_cuts([sum_segments([3.0 * turns] * stages)] * stages, [3.0] * stages) == line.makespan_s

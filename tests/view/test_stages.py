@@ -8,6 +8,7 @@ from math import fsum
 
 import pytest
 
+from autopar.constraints import ModuleStage, StageDegrees
 from autopar.errors import PlanError
 from autopar.graph.check_plan import check_plan
 from autopar.graph.plan_json import plan_from_json, plan_to_json
@@ -127,22 +128,73 @@ def test_memory_names_the_stage_and_what_is_in_flight():
     plan = make_staged_plan(**TWO)
     report = explain_memory(plan)
     row = plan.pipeline.stages[report.stage]
-    assert report.bytes == plan.cost.peak_bytes[report.stage] == max(plan.cost.peak_bytes) and not report.known
+    assert report.bytes == plan.cost.peak_bytes[report.stage] == max(plan.cost.peak_bytes) and report.known
     assert dict(report.phase_s) == {"prepare": row.prepare_s, "forward": 4 * row.forward_s, "backward": 4 * row.backward_s, "update": row.update_s}
     assert report.phase == plan.cost.moments[report.position].phase.value
     text = " ".join(peak_text(report, 120).split())
     assert f"memory of one device of stage {report.stage}, which holds most of 2" in text
     assert f"holds {row.in_flight:.3g} of 4 microbatches between their forward and their backward" in text
-    assert "a plan in stages says who holds how much, not which tensors these are" in text and "make it again" not in text
+    assert "make it again" not in text
+
+
+def test_every_stage_says_who_holds_its_peak_and_when():
+    plan = make_staged_plan(**TWO)
+    report = explain_memory(plan)
+    assert [p.stage for p in report.others] == [s for s in range(2) if s != report.stage]
+    text = " ".join(peak_text(report, 120).split())
+    for number, stage in enumerate(plan.pipeline.stages):
+        told = report if number == report.stage else report.others[0]
+        assert told.node == stage.peak.node and told.bytes == plan.cost.peak_bytes[number]
+        assert sum(h.bytes for h in told.holders) == told.bytes
+        for holder in told.holders:
+            assert holder.name == "reserve" or sum(row.bytes * len(row.tensors) for row in holder.rows) == holder.bytes
+        own = {t.name for t in plan.tensors if t.stage == number}
+        assert {row.tensor for row in stage.peak.tensors if row.tensor} <= own
+        assert f"when {told.op} ({told.node}), {told.phase}" in text
+    first = plan.pipeline.stages[0]
+    waits = [row for row in first.peak.tensors if row.waiting_bytes]
+    assert first.in_flight == 2 and waits and all(row.bytes in (row.waiting_bytes, 2 * row.waiting_bytes) for row in waits)
+    assert "of microbatches that wait for their backward pass" in text
+
+
+@pytest.mark.parametrize("change", ["holders", "tensors"])
+def test_a_stage_whose_holders_do_not_add_up_is_refused(change):
+    plan = make_staged_plan(**TWO)
+    first, *rest = plan.pipeline.stages
+    if change == "holders":
+        first = dataclasses.replace(first, holders=first.holders[1:])
+    else:
+        first = dataclasses.replace(first, peak=dataclasses.replace(first.peak, tensors=first.peak.tensors[1:]))
+    text = {"holders": r"pipeline.stages\[0\].holders: expected a sum of", "tensors": r"pipeline.stages\[0\].peak.tensors: expected .* bytes of"}[change]
+    with pytest.raises(PlanError, match=text):
+        check_plan(dataclasses.replace(plan, pipeline=dataclasses.replace(plan.pipeline, stages=(first, *rest))))
 
 
 def test_a_tied_parameter_is_told_on_both_stages():
     plan = make_staged_plan(**TWO)
     (report,) = explain_name(plan, "embed.weight")
-    assert ("stage", "stage 0") in report.about and report.peak_bytes is None
+    assert ("stage", "stage 0") in report.about and report.peak_bytes > 0
     assert [c.what for c in report.chosen if c.what.startswith("copy")] == ["copy on stage 1"]
     assert {n.node.partition("#")[0] for n in report.neighbours} >= {n.name.partition("#")[0] for n in plan.nodes if "embed.weight@0#1" in n.inputs}
-    assert "at the peak" not in names_text([report])
+    assert "at the peak of its stage" in names_text([report])
+
+
+def test_a_parameter_that_moves_to_another_stage_is_told():
+    words = {"pp": 2, "dp": 2, "microbatches": 4, "schedule": "1f1b", "zero": 0}
+    here, there = (make_staged_plan(**words, module=(ModuleStage("h.1", stage), ModuleStage("h.0", 0), ModuleStage("h.2", 1))) for stage in (0, 1))
+    moved = [row for row in diff_plans(here, there).params if row.roles == ("home",)]
+    assert {name for row in moved for name in row.members} == {"h.1.up", "h.1.down"}
+    assert {(row.a, row.b) for row in moved} == {("stage 0", "stage 1")}
+    assert not [row for row in diff_plans(here, here).params] and all(row.bytes_a == row.bytes_b > 0 for row in moved)
+
+
+def test_stages_that_are_divided_in_different_ways_say_so():
+    plan = make_staged_plan(pp=2, dp=2, tp=1, microbatches=2, schedule="1f1b", stage=(StageDegrees(1, 1, 2),))
+    check_plan(plan)
+    assert [row.modules.rpartition(" as ")[2] for row in list_stages(plan)] == ["dp=2", "tp=2"]
+    text = " ".join(plan_text(plan, 160).split())
+    assert "mesh mixed=2 for each of 2 stages" in text and " as tp=2" in text and "Stage 1 is divided as tp=2, the others as dp=2." in text
+    assert " as tp=2" in peak_text(explain_memory(plan), 160)
 
 
 def test_plans_with_and_without_stages_compare():
