@@ -14,21 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import fsum
 
 from ..graph.graph import value_table
+from ..graph.mesh import joint_group
 from ..graph.node import Node, Phase, get_arg
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.overlap_memory import overlap_within
-from ..graph.program import STARTS, WAIT, Program
+from ..graph.program import CUTS, STARTS, WAIT, Program
+from ..graph.reshard import StepKind
 from ..graph.sections import phase_sections
-from ..graph.tensor import Value, size_bytes
+from ..graph.tensor import size_bytes
 from ..graph.turns import LOOP, count_microbatches, times_of
 from ..graph.update_parts import Part, update_parts
 from .memory import comm_step
 from .model import CostModel
-from .streams import CommStream, Piece, Role
-from .wires import axis_link, estimate_comm_s, step_copied_bytes
+from .streams import CommStreams, Piece, Role
+from .wires import AxisLink, axis_link, estimate_comm_s, step_copied_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def replay_order(model: CostModel, program: Program, seconds: Mapping[str, float
         for phase in LOOP:
             walk.run(by_phase[phase])
     _run_update(walk)
-    walk.stand(walk.stream.free_s)
+    walk.stand(walk.stream.over_s())
     return ProgramOrder(walk.now, walk.compute_s, walk.comm_s, walk.now - walk.compute_s)
 
 
@@ -134,9 +135,8 @@ class _Walk:
         turns = count_microbatches(before.graph)
         self.model, self.program, self.nodes = model, program, program.graph.nodes
         self.values = value_table(program.graph)
-        self.links = {axis.name: axis_link(model, program.mesh, k) for k, axis in enumerate(program.mesh.axes)}
         self.seconds = {node.name: seconds[node.name] / times_of(node.phase, turns) for node in before.graph.nodes}
-        self.stream = CommStream(model.exposed_share, 0.0)
+        self.stream = CommStreams(model.exposed_share)
         self.now = self.compute_s = self.comm_s = 0.0
         self._priced: dict[tuple[int, ...], tuple[float, float]] = {}
         self._over: dict[str, float] = {}  # value under way -> when it is there
@@ -149,7 +149,7 @@ class _Walk:
                 self.start_lot([[i]])
             elif node.op == WAIT:
                 self.stand(self._over[node.inputs[0]])
-            elif node.op.startswith("comm.") and node.op not in ("comm.slice", "comm.keep"):
+            elif node.op.startswith("comm.") and node.op not in CUTS:
                 self.start_lot([[i]])
                 self.stand(self._over[node.outputs[0]])
             else:
@@ -159,9 +159,11 @@ class _Walk:
         """Queue a collective for each row of alike nodes."""
         for row in rows:
             wire_s, copies_s = self._price(tuple(row))
+            axis = get_arg(self.nodes[row[0]], "axis")
+            axes = axis if isinstance(axis, tuple) else (axis,)
             self.compute(copies_s, for_comm=True)
             self.comm_s += wire_s
-            over = self.stream.start(Piece(self.nodes[row[0]].name, Role.BLOCKING, wire_s), self.now)
+            over = self.stream.start(Piece(self.nodes[row[0]].name, Role.BLOCKING, wire_s, "", axes), self.now)  # type: ignore[arg-type]
             self._over.update((out, over) for i in row for out in self.nodes[i].outputs)
 
     def compute(self, seconds: float, for_comm: bool = False) -> None:
@@ -180,30 +182,32 @@ class _Walk:
     def _price(self, row: tuple[int, ...]) -> tuple[float, float]:
         """(seconds on the wire, of copies) of one collective for all tensors of these nodes."""
         if row not in self._priced:
-            singles = [single for i in row for single in _singles(self.nodes[i])]
-            kind, *_ = comm_step(self.program, singles[0])
-            link = self.links[str(get_arg(singles[0], "axis"))]
-            ends = [(self.values[n.inputs[0]], self.values[n.outputs[0]]) for n in singles]
-            sides = fsum(size_bytes(a) for a, _ in ends), fsum(size_bytes(b) for _, b in ends)
-            wire_s = estimate_comm_s(self.model, kind, link, int(sides[0]), int(sides[1]))
-            copied = sum(self._copied(node, *pair) for node, pair in zip(singles, ends))
-            whole_s = estimate_comm_s(self.model, kind, link, int(sides[0]), int(sides[1]), copied)
-            self._priced[row] = wire_s, whole_s - wire_s
+            first = self.nodes[row[0]]
+            kind = StepKind(first.op.replace("start_", "").removeprefix("comm."))
+            ends = [(self.values[a], self.values[b]) for i in row for a, b in zip(self.nodes[i].inputs, self.nodes[i].outputs)]
+            sides = sum(size_bytes(a) for a, _ in ends), sum(size_bytes(b) for _, b in ends)
+            link, copied = self._link(get_arg(first, "axis")), sum(self._copied_bytes(self.nodes[i]) for i in row)
+            wire_s = estimate_comm_s(self.model, kind, link, *sides)
+            self._priced[row] = wire_s, estimate_comm_s(self.model, kind, link, *sides, copied) - wire_s
         return self._priced[row]
 
-    def _copied(self, node: Node, before: Value, after: Value) -> int:
-        kind, size, ends = comm_step(self.program, node)
+    def _link(self, axis: object) -> AxisLink:
+        """The way of a collective; of several axes that of the ranks of all."""
+        mesh, per_host = self.program.mesh, self.model.cluster.devices_per_host
+        if not isinstance(axis, tuple):
+            return axis_link(self.model, mesh, [a.name for a in mesh.axes].index(str(axis)))
+        ranks = joint_group(mesh, [str(name) for name in axis], 0)
+        return AxisLink(len(ranks), sum(r < per_host for r in ranks), ranks[1] - ranks[0])
+
+    def _copied_bytes(self, node: Node) -> int:
+        """Of what is read and written once more; along several axes as for one after the other, which copies the whole at the end at least."""
+        if isinstance(get_arg(node, "axis"), tuple):
+            return sum(max(size_bytes(self.values[a]), size_bytes(self.values[b])) for a, b in zip(node.inputs, node.outputs))
+        return sum(self._copied_once(node, number) for number in range(len(node.inputs)))
+
+    def _copied_once(self, node: Node, number: int) -> int:
+        digits = [(name, arg[number] if node.op in STARTS else arg) for name, arg in node.args if name in ("dim", "stride")]  # type: ignore[index]
+        single = node if node.op not in STARTS else replace(node, op=node.op.replace("start_", ""), args=(("axis", get_arg(node, "axis")), *digits))
+        kind, size, ends = comm_step(self.program, single)
+        before, after = self.values[node.inputs[number]], self.values[node.outputs[number]]
         return step_copied_bytes(kind, before.shape, after.shape, before.dtype, size, ends)
-
-
-def _singles(node: Node) -> list[Node]:
-    """A collective of several tensors as one for each, with the op that blocks."""
-    op = node.op.replace("start_", "")
-    if node.op not in STARTS:
-        return [node]
-    many = {name: get_arg(node, name) for name in ("dim", "stride") if get_arg(node, name) is not None}
-    rest = tuple((name, arg) for name, arg in node.args if name not in many)
-    return [
-        replace(node, op=op, inputs=(a,), outputs=(b,), args=(*rest, *((name, of[k]) for name, of in many.items())))  # type: ignore[index]
-        for k, (a, b) in enumerate(zip(node.inputs, node.outputs))
-    ]

@@ -120,9 +120,10 @@ def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
     nodes = [n for n in plan.nodes if plan.num_stages == 1 or _stage_of(n, stage_of) == stage]
     mine = {n.name for n in nodes}
     before, after = _around(plan, nodes, [c for c in plan.comms if c.reader in mine or c.reader == "end"])
+    together = _together(plan.comms)
     labels: dict[str, str] = {}
     passes: dict[Phase, Pass] = {}
-    backlog = 0.0
+    backlog: tuple[tuple[str, float], ...] = ()
     for phase in PHASES:
         turns = plan.num_microbatches if phase in (Phase.FORWARD, Phase.BACKWARD) else 1
         pieces: list[Piece] = []
@@ -139,14 +140,14 @@ def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
                 else:
                     role = _role(row, phase, kinds)
                     labels[row.name] = _print_comm(row, kinds) if role is not Role.COMPUTE else "cutting local pieces"
-                pieces.append(Piece(row.name, role, row.seconds / turns, block))
-        first = run_pass(pieces, share, backlog if phase is Phase.UPDATE else 0.0)
-        if phase is Phase.UPDATE and backlog > 0:  # the update reads what the reductions bring: they end first
-            first = run_pass([Piece("reductions that trail", Role.BLOCKING, backlog), *pieces], share)
+                pieces.append(Piece(row.name, role, row.seconds / turns, block, together.get(row.name, (row.axis,)) if isinstance(row, CommPlan) else ("",)))
+        if phase is Phase.UPDATE and backlog:  # the update reads what the reductions bring: they end first
+            pieces.insert(0, Piece("reductions that trail", Role.BLOCKING, max(seconds for _, seconds in backlog)))
             labels["reductions that trail"] = "gradients that are still under way"
-        passes[phase] = run_pass(pieces, share, first.left_s) if turns > 1 and first.left_s > 0 else first
+        first = run_pass(pieces, share)
+        passes[phase] = run_pass(pieces, share, first.left) if turns > 1 and first.left else first
         if phase is Phase.BACKWARD:
-            backlog = passes[phase].left_s
+            backlog = passes[phase].left
     return StagePasses(tuple(passes[p] for p in PHASES)), labels
 
 
@@ -166,6 +167,16 @@ def _around(plan: Plan, nodes: Sequence[NodePlan], comms: Sequence[CommPlan]) ->
         side = after if row.value in makes.get(where, ()) or row.reader not in makes else before
         side.setdefault(where, []).append(row)
     return before, after
+
+
+def _together(comms: Sequence[CommPlan]) -> dict[str, tuple[str, ...]]:
+    """Of what a reader gets of one value along several axes: collective -> its own axis, and the others. Programs start them as one (`graph.overlap`), so they wait
+    for each other and for all that runs along any of these axes."""
+    chains: dict[tuple[str, str, Phase], list[CommPlan]] = {}
+    for row in comms:
+        if row.kind not in (StepKind.SLICE.value, StepKind.KEEP.value):
+            chains.setdefault((row.value, row.reader, row.phase), []).append(row)
+    return {row.name: (row.axis, *(r.axis for r in rows if r.axis != row.axis)) for rows in chains.values() for row in rows}
 
 
 def _role(row: CommPlan, phase: Phase, kinds: Mapping[str, tuple[Kind, int]]) -> Role:

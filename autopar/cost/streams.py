@@ -8,8 +8,8 @@ rules are those by which plans are priced (docs/design/cost.md), applied to the 
     prefetch   brings a stored state: may start as soon as compute enters the block before its reader's; the reader waits for its end
     trailing   reduces a final gradient: starts when it is there, nobody waits for it before the pass is over
 
-Collectives run one after the other, in the order in which they may start. While one runs beside compute, compute is slower by `share` of its time:
-a collective of t seconds that is wholly hidden lengthens the pass by share * t.
+Collectives along one mesh axis run one after the other, in the order in which they may start; those of another axis have a stream of their own, as its process
+group has. While any runs beside compute, compute is slower by `share` of its time: a collective of t seconds that is wholly hidden lengthens the pass by share * t.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ class Piece:
 
     Args:
         block: of the numbered module it belongs to, any text that changes from block to block; "" outside of them.
+        axes: of a collective, along which it runs: it waits for what runs along any of them.
     """
 
     name: str
     role: Role
     seconds: float
     block: str = ""
+    axes: tuple[str, ...] = ("",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +60,30 @@ class Pass:
 
     Args:
         seconds: until the compute stream is done.
-        left_s: that trailing collectives still run then.
+        left: (axis, seconds that trailing collectives still run along it then), none of 0.
         ran: in the order of their starts on each stream.
         waits: (name of a collective, seconds that compute stood still for it or was slowed by it), in program order, none of 0.
     """
 
     seconds: float
-    left_s: float
+    left: tuple[tuple[str, float], ...]
     ran: tuple[Ran, ...]
     waits: tuple[tuple[str, float], ...]
 
+    @property
+    def left_s(self) -> float:
+        """Until all of them are over."""
+        return max((seconds for _, seconds in self.left), default=0.0)
 
-def run_pass(pieces: Sequence[Piece], share: float, backlog_s: float = 0.0) -> Pass:
+
+def run_pass(pieces: Sequence[Piece], share: float, backlog: Sequence[tuple[str, float]] = ()) -> Pass:
     """Run a pass.
 
     Args:
         share: of a hidden collective's seconds that lengthen compute; 1: nothing hides.
-        backlog_s: that the collectives of the pass before still take at its begin.
+        backlog: (axis, seconds) that the collectives of the pass before still take at its begin.
     """
-    stream = CommStream(share, backlog_s)
+    stream = CommStreams(share, backlog)
     early = _issue_places(pieces)
     now, done_at = 0.0, {}
     ran: list[Ran] = []
@@ -95,7 +102,8 @@ def run_pass(pieces: Sequence[Piece], share: float, backlog_s: float = 0.0) -> P
             if end > now:
                 waits[piece.name] = waits.get(piece.name, 0.0) + end - now
                 now = end
-    return Pass(now, max(0.0, stream.free_s - now), tuple(sorted((*ran, *stream.ran), key=lambda r: r.start_s)), tuple((n, s) for n, s in waits.items() if s > 0))
+    left = tuple((axis, free_s - now) for axis, free_s in stream.free_s.items() if free_s > now)
+    return Pass(now, left, tuple(sorted((*ran, *stream.ran), key=lambda r: r.start_s)), tuple((n, s) for n, s in waits.items() if s > 0))
 
 
 def _issue_places(pieces: Sequence[Piece]) -> dict[int, list[int]]:
@@ -115,23 +123,48 @@ def _issue_places(pieces: Sequence[Piece]) -> dict[int, list[int]]:
     return found
 
 
-class CommStream:
-    """The communication stream; lives for one pass."""
+class CommStreams:
+    """The communication streams, one for each axis.
 
-    def __init__(self, share: float, backlog_s: float) -> None:
-        self.share, self.free_s = share, backlog_s
+    Args:
+        free_s: of each, when it has nothing more to do.
+    """
+
+    def __init__(self, share: float, backlog: Sequence[tuple[str, float]] = ()) -> None:
+        self.share, self.free_s = share, dict(backlog)
         self.ran: list[Ran] = []
-        self.busy: list[tuple[float, float, str]] = [(0.0, backlog_s, "what the pass before left")] if backlog_s > 0 else []
+        self.busy: list[tuple[float, float, str]] = []  # when any of them runs, in order, nothing twice
         self.first = 0  # of `busy`, what compute has not passed yet
+        for _, seconds in backlog:
+            self._occupy(0.0, seconds, "what the pass before left")
 
     def start(self, piece: Piece, now: float) -> float:
         """Queue a collective that may start now; returns its end."""
-        begin = max(now, self.free_s)
-        self.free_s = begin + piece.seconds
+        begin = max(now, *(self.free_s.get(axis, 0.0) for axis in piece.axes))
+        end = begin + piece.seconds
+        self.free_s.update((axis, end) for axis in piece.axes)
         if piece.seconds > 0:
-            self.busy.append((begin, self.free_s, piece.name))
-            self.ran.append(Ran(piece, begin, self.free_s))
-        return self.free_s
+            self._occupy(begin, end, piece.name)
+            self.ran.append(Ran(piece, begin, end))
+        return end
+
+    def over_s(self) -> float:
+        """When all is done."""
+        return max(self.free_s.values(), default=0.0)
+
+    def _occupy(self, begin: float, end: float, name: str) -> None:
+        """Add what of it no other collective fills."""
+        at = len(self.busy)
+        while at > self.first and self.busy[at - 1][1] > begin:
+            at -= 1
+        later, fresh = self.busy[at:], []
+        for start, stop, _ in later:
+            if begin < min(start, end):
+                fresh.append((begin, min(start, end), name))
+            begin = max(begin, stop)
+        if begin < end:
+            fresh.append((begin, end, name))
+        self.busy[at:] = sorted((*later, *fresh))
 
     def compute(self, now: float, seconds: float, waits: dict[str, float]) -> tuple[float, float]:
         """(when so much compute is done, by how much it was slowed)."""
@@ -140,7 +173,7 @@ class CommStream:
                 if end > now:
                     waits[name] = waits.get(name, 0.0) + end - max(now, begin)
             self.first = len(self.busy)
-            begin = max(now, self.free_s)
+            begin = max(now, self.over_s())
             return begin + seconds, begin - now
         left, at, slowed = seconds, now, 0.0
         while left > 0 and self.first < len(self.busy):

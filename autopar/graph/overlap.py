@@ -14,12 +14,13 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
                is waited for where it stood. So the gathered states of one block at most are held ahead.
     trailing   the reduction of what only the update reads: starts where it stands, is waited for in the update. What a reduce-scatter reads is held
                until it is done, so it goes alone: the one before is finished first.
+    turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of its block, where the sum then is made.
     update     in the update of one parameter alone, the reduction of a sum over the turns, and the gather of a new state that is only written: both stand
                where they stood. As the updates of equal parameters are one function called in a loop, codegen puts the loop around them (`codegen.parcels`):
                the reductions of the next parameters start first, the gathers of these are waited for after the next.
 
 Buckets: collectives of one kind, axis, reduction and dtype that start in one block (or in one run of nodes that are in none) go as one, up to
-`BUCKET_BYTES`; what is larger goes alone, unpacked. All blocks that are equal stay equal.
+`BUCKET_BYTES` (of several axes, along the one where it is least); what is larger goes alone, unpacked. All blocks that are equal stay equal.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .program import CUTS, WAIT, Origin, Program
 from .repeats import block_of
 from .sections import Section
 from .tensor import STATE_KINDS, Value, size_bytes
-from .turns import LOOP, RECEIVE, SEND
+from .turns import ACCUMULATE, LOOP, RECEIVE, SEND
 from .update_parts import update_parts
 
 # As `cost.model`: torch's `DistributedDataParallel(bucket_cap_mb=25)`. What is larger is bound by bandwidth, and packing it costs a copy.
@@ -51,6 +52,7 @@ class _Hiding:
         wait: that before which they are waited for.
         group: kind and place; what shares both may share a bucket.
         cuts: local cuts before them that nobody else reads: they move with the start.
+        late: readers that move with the wait.
     """
 
     chain: tuple[int, ...]
@@ -58,6 +60,7 @@ class _Hiding:
     wait: int
     group: tuple
     cuts: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
 
     @property
     def node(self) -> int:
@@ -154,20 +157,41 @@ def _chain(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], first: i
 
 
 def _trailing(graph: Graph, sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
-    """Reductions in forward and backward of what one parameter's update alone reads."""
-    uses = use_table(graph)
-    leaving = {graph.loss, *graph.outputs}
-    found = []
+    """Reductions in forward and backward of what one parameter's update, or a sum over the turns, alone reads; of two kinds after one another (pieces along one axis,
+    then their sum along another) the second starts at the end of the block."""
+    uses, ends = use_table(graph), {place: i + 1 for i, place in enumerate(places)}
+    found: list[_Hiding] = []
     taken: set[int] = set()
     for i, node in enumerate(graph.nodes):
-        if node.op in _REDUCES and sections[i].phase in LOOP and i not in taken:
-            chain = _chain(graph, uses, i, places)
-            out = graph.nodes[chain[-1]].outputs[0]
-            readers = [graph.nodes[k] for k, _ in uses[out]]
-            if readers and out not in leaving and all(r.phase is Phase.UPDATE for r in readers) and len({r.path for r in readers}) == 1:
-                found.append(_Hiding(chain, chain[-1], uses[out][0][0], ("trailing", places[i])))
-                taken.update(chain)
+        if node.op not in _REDUCES or sections[i].phase not in LOOP or i in taken:
+            continue
+        chain, end = _chain(graph, uses, i, places), ends[places[i]]
+        hiding = _waits_late(graph, uses, places, chain, chain[-1], end)
+        after = [k for k, _ in uses[graph.nodes[chain[-1]].outputs[0]]]
+        if hiding is not None:
+            found.append(hiding)
+        elif len(after) == 1 and graph.nodes[after[0]].op in _REDUCES and places[after[0]] == places[i] and after[0] not in taken:
+            second = _waits_late(graph, uses, places, _chain(graph, uses, after[0], places), end, end)
+            if second is not None:
+                found += [_Hiding(chain, chain[-1], end - 1, ("turn", places[i])), second]
+        taken.update(k for one in found[-2:] for k in one.chain)
     return found
+
+
+def _waits_late(
+    graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], places: Sequence[tuple], chain: tuple[int, ...], start: int, end: int
+) -> _Hiding | None:
+    """The hiding of a reduction that nobody needs before the update, or before the end of its block; None where somebody does."""
+    out = graph.nodes[chain[-1]].outputs[0]
+    after = [k for k, _ in uses[out]]
+    readers = [graph.nodes[k] for k in after]
+    if not readers or out in (graph.loss, *graph.outputs):
+        return None
+    if all(r.phase is Phase.UPDATE for r in readers) and len({r.path for r in readers}) == 1:
+        return _Hiding(chain, start, after[0], ("trailing", places[chain[0]]))
+    if [r.op for r in readers] == [ACCUMULATE] and places[after[0]] == places[chain[0]]:
+        return _Hiding(chain, start, end, ("turn", places[chain[0]]), late=(after[0],))
+    return None
 
 
 def _in_updates(graph: Graph, places: Sequence[tuple]) -> list[_Hiding]:
@@ -209,11 +233,12 @@ def _fill_buckets(graph: Graph, values: Mapping[str, Value], hiding: Sequence[_H
     for one in hiding:
         node = graph.nodes[one.node]
         value = values[node.inputs[0]]
-        size = max(size_bytes(value), size_bytes(values[graph.nodes[one.chain[-1]].outputs[0]]))
+        size = _sent_bytes(graph, values, one)
         key = (one.group, node.op, tuple(get_arg(graph.nodes[i], "axis") for i in one.chain), get_arg(node, "op", ""), value.dtype)
-        if size >= BUCKET_BYTES:
+        most = BUCKET_BYTES // (4 if one.group[0] == "turn" else 1)  # what ends with its block goes in parts, the first while the block still works
+        if size >= most:
             full.append([one])
-        elif key in filling and held[key] + size <= BUCKET_BYTES:
+        elif key in filling and held[key] + size <= most:
             filling[key].append(one)
             held[key] += size
         else:
@@ -221,6 +246,12 @@ def _fill_buckets(graph: Graph, values: Mapping[str, Value], hiding: Sequence[_H
             full.append(filling[key])
             held[key] = size
     return [tuple(bucket) for bucket in full]
+
+
+def _sent_bytes(graph: Graph, values: Mapping[str, Value], one: _Hiding) -> int:
+    """What fills a bucket. Along several axes, where it is least: what crosses hosts first, in small pieces, takes as large a message as the rest."""
+    ends = ((values[graph.nodes[i].inputs[0]], values[graph.nodes[i].outputs[0]]) for i in one.chain)
+    return min(max(size_bytes(before), size_bytes(after)) for before, after in ends)
 
 
 def _rebuild(
@@ -245,14 +276,17 @@ def _rebuild(
             value = values[node.outputs[0]]
             more[pending] = replace(value, name=pending, storage=pending)
             rows.append((pending, *sharding[value.name]))
-            gone.update((*one.chain, *one.cuts))
-            reader = graph.nodes[one.wait]
+            gone.update((*one.chain, *one.cuts, *one.late))
+            where = one.late[0] if one.late else one.wait
+            reader = graph.nodes[where]
             args: tuple[tuple[str, Arg], ...] = (("x", Ref(0)), ("of", node.op.removeprefix("comm.")))
             wait = Node(f"wait:{value.name}", WAIT, (pending,), args, node.outputs, reader.phase, reader.path, reader.source)
-            waits.setdefault(one.wait, []).append((wait, program.origins[one.chain[-1]], sections[one.wait]))
+            moved = [(graph.nodes[i], program.origins[i], sections[i]) for i in one.late]
+            waits.setdefault(one.wait, []).extend([(wait, program.origins[one.chain[-1]], sections[where]), *moved])
     made: list[tuple[Node, Origin, Section]] = []
     for i, row in enumerate(zip(graph.nodes, program.origins, sections)):
         made += [*before.get(i, ()), *waits.get(i, ()), *([] if i in gone else [row])]
+    made += waits.get(len(graph.nodes), ())
     known = {**values, **more}
     order = [*graph.inputs, *(name for node, _, _ in made for name in node.outputs if name)]
     local = replace(graph, values=tuple(known[name] for name in order), nodes=tuple(node for node, _, _ in made))

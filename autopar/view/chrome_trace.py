@@ -19,7 +19,7 @@ from ..graph.node import Phase
 from .html import write_page
 
 MOST_EVENTS = 200_000
-_ROWS = ("actions", "compute", "communication")
+_ROWS = ("actions", "compute")  # and one for each axis along which something is sent
 
 
 def trace_events(simulation: Simulation, name: str) -> dict[str, Any]:
@@ -32,7 +32,9 @@ def trace_events(simulation: Simulation, name: str) -> dict[str, Any]:
     stages = sorted({a.stage for a in simulation.actions})
     for stage in stages:
         events.append({"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage {stage}" if len(stages) > 1 else "every device"}})
-        events += [{"ph": "M", "name": "thread_name", "pid": stage, "tid": row, "args": {"name": what}} for row, what in enumerate(_ROWS)]
+        axes = _axes(simulation, stage)
+        rows = (*_ROWS, *(f"communication along {axis}" if axis else "communication" for axis in axes))
+        events += [{"ph": "M", "name": "thread_name", "pid": stage, "tid": row, "args": {"name": what}} for row, what in enumerate(rows)]
     drawn = {id(a) for a in simulation.actions}
     if sum(len(list_ran(simulation, a)) for a in simulation.actions) > MOST_EVENTS:
         first: dict[tuple[int, str, Phase], Action] = {}
@@ -52,16 +54,22 @@ def trace_events(simulation: Simulation, name: str) -> dict[str, Any]:
 
 def _pieces(simulation: Simulation, action: Action) -> list[dict[str, Any]]:
     """What runs in an action, stretched to its length: an action may be one chunk of several, or half of a backward pass."""
-    ran = list_ran(simulation, action)
+    ran, axes = list_ran(simulation, action), _axes(simulation, action.stage)
     end = max((r.end_s for r in ran if r.piece.role in (Role.COMPUTE, Role.BLOCKING, Role.PREFETCH)), default=0.0)
     scale = (action.end_s - action.start_s) / end if end > 0 else 0.0
     return [
         _event(
-            r.piece.name, r.piece.role.value, action.stage, 1 if r.piece.role is Role.COMPUTE else 2,
+            r.piece.name, r.piece.role.value, action.stage, 1 if r.piece.role is Role.COMPUTE else len(_ROWS) + axes.index(r.piece.axes[0]),
             action.start_s + scale * r.start_s, action.start_s + scale * r.end_s,
         )
         for r in ran if r.end_s > r.start_s
     ]  # fmt: skip
+
+
+def _axes(simulation: Simulation, stage: int) -> list[str]:
+    """The axes along which the stage sends anything."""
+    ran = (r.piece for one in simulation.stages[stage].passes for r in one.ran)
+    return sorted({piece.axes[0] for piece in ran if piece.role is not Role.COMPUTE})
 
 
 def _event(name: str, category: str, stage: int, row: int, start_s: float, end_s: float) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def test_trailing_reductions_leave_a_rest():
 
 
 def test_a_backlog_slows_the_next_pass():
-    assert run_pass([compute(2.0)], 0.5, backlog_s=1.0).seconds == pytest.approx(2.5)
+    assert run_pass([compute(2.0)], 0.5, [("", 1.0)]).seconds == pytest.approx(2.5)
     assert run_pass([compute(2.0)], 0.5, backlog_s=10.0).left_s == pytest.approx(6.0)
 
 
@@ -69,7 +69,7 @@ def test_time_is_conserved(seed):
     roles = (Role.COMPUTE, Role.COMPUTE, Role.BLOCKING, Role.PREFETCH, Role.TRAILING)
     pieces = [Piece(f"p{i}", rng.choice(roles), rng.random(), f"h.{i // 4}" if rng.random() < 0.9 else "") for i in range(rng.randint(1, 30))]
     backlog = rng.choice((0.0, rng.random()))
-    found = run_pass(pieces, share, backlog)
+    found = run_pass(pieces, share, [("", backlog)] if backlog else [])
     own = sum(p.seconds for p in pieces if p.role is Role.COMPUTE)
     sent = sum(p.seconds for p in pieces if p.role is not Role.COMPUTE)
     assert found.seconds == pytest.approx(own + sum(s for _, s in found.waits), abs=1e-9)
