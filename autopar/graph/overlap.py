@@ -52,7 +52,7 @@ class _Hiding:
         wait: that before which they are waited for.
         group: kind and place; what shares both may share a bucket.
         cuts: local cuts before them that nobody else reads: they move with the start.
-        late: readers that move with the wait.
+        late: what reads it and moves with the wait.
     """
 
     chain: tuple[int, ...]
@@ -157,8 +157,8 @@ def _chain(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], first: i
 
 
 def _trailing(graph: Graph, sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
-    """Reductions in forward and backward of what one parameter's update, or a sum over the turns, alone reads; of two kinds after one another (pieces along one axis,
-    then their sum along another) the second starts at the end of the block."""
+    """Reductions in forward and backward of what one parameter's update, or a sum over the turns, alone reads. Of two kinds after one another (pieces along one
+    axis, then their sum along another) the second starts at the end of the block, or is left to the update."""
     uses, ends = use_table(graph), {place: i + 1 for i, place in enumerate(places)}
     found: list[_Hiding] = []
     taken: set[int] = set()
@@ -172,9 +172,11 @@ def _trailing(graph: Graph, sections: Sequence[Section], places: Sequence[tuple]
             found.append(hiding)
         elif len(after) == 1 and graph.nodes[after[0]].op in _REDUCES and places[after[0]] == places[i] and after[0] not in taken:
             second = _waits_late(graph, uses, places, _chain(graph, uses, after[0], places), end, end)
-            if second is not None:
+            if second is not None and second.group[0] == "trailing":
+                found.append(replace(second, chain=chain, start=chain[-1], late=second.chain))
+            elif second is not None:
                 found += [_Hiding(chain, chain[-1], end - 1, ("turn", places[i])), second]
-        taken.update(k for one in found[-2:] for k in one.chain)
+        taken.update(k for one in found[-2:] for k in (*one.chain, *one.late))
     return found
 
 
@@ -277,11 +279,11 @@ def _rebuild(
             more[pending] = replace(value, name=pending, storage=pending)
             rows.append((pending, *sharding[value.name]))
             gone.update((*one.chain, *one.cuts, *one.late))
-            where = one.late[0] if one.late else one.wait
+            where = one.late[0] if one.group[0] == "turn" and one.late else one.wait
             reader = graph.nodes[where]
             args: tuple[tuple[str, Arg], ...] = (("x", Ref(0)), ("of", node.op.removeprefix("comm.")))
             wait = Node(f"wait:{value.name}", WAIT, (pending,), args, node.outputs, reader.phase, reader.path, reader.source)
-            moved = [(graph.nodes[i], program.origins[i], sections[i]) for i in one.late]
+            moved = [(replace(graph.nodes[i], phase=reader.phase), program.origins[i], sections[where]) for i in one.late]
             waits.setdefault(one.wait, []).extend([(wait, program.origins[one.chain[-1]], sections[where]), *moved])
     made: list[tuple[Node, Origin, Section]] = []
     for i, row in enumerate(zip(graph.nodes, program.origins, sections)):

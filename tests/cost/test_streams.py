@@ -53,7 +53,7 @@ def test_trailing_reductions_leave_a_rest():
 
 def test_a_backlog_slows_the_next_pass():
     assert run_pass([compute(2.0)], 0.5, [("", 1.0)]).seconds == pytest.approx(2.5)
-    assert run_pass([compute(2.0)], 0.5, backlog_s=10.0).left_s == pytest.approx(6.0)
+    assert run_pass([compute(2.0)], 0.5, [("", 10.0)]).left_s == pytest.approx(6.0)
 
 
 def test_nothing_hides_where_compute_and_links_share_the_cores():
