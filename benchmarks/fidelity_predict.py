@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 
 from autopar.cost.matmul import MatmulRates
-from benchmarks.fidelity_runs import Prediction, is_close, row_of, schedule_of
+from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
 from benchmarks.published_rows import NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, sizes_of
 
@@ -29,6 +29,11 @@ ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3"}
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
 EAGER = {"llmfoundry"}
+# Composer feeds every microbatch's logits to the model's train metrics, under its precision's autocast (`Trainer`, composer/trainer/trainer.py); llm-foundry's model
+# has two (`ComposerMosaicGPT`, later `ComposerMPTCausalLM`: LanguageCrossEntropy, LanguagePerplexity), each a cross-entropy in float32: bytes of a logit that
+# a cast (2 read, 4 written) and a log_softmax (4 and 4) move.
+TRAIN_METRICS = {"llmfoundry": 2}
+_METRIC_BYTES = 14
 # All of them rerun a block whole under full recompute: Megatron-LM's CheckpointFunction, and torch.utils.checkpoint before its early stop (torch 2.1;
 # llm-foundry's rows are of 1.13 and 2.0, by the images in sweep.sh).
 # Flags that hide the gradients' reduction and the parameters' gather behind the last backward and the next forward, as rows print them.
@@ -123,10 +128,10 @@ class SearchPredictor:
             return Prediction(why="; ".join(f"{p.what}: {p.why}" for p in list(search.pruned)[:2]) or "no plan was found")
         if constraints.zero and (share := _whole_share(search.best.stages[0])) > _MOST_WHOLE:
             return Prediction(why=f"{share:.0%} of the optimizer states do not divide by dp and would stay whole here; its framework splits flat buffers")
-        peak = max(stage.memory.peak_bytes for stage in search.best.stages if stage.memory is not None)
+        peak = max(stage.memory.peak_bytes for stage in search.best.stages if stage.memory is not None) + side_bytes(run)
         reserved = peak + model.reserve_bytes
         return Prediction(
-            search.best.step_s, None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, _print_layout(search.best.layout)
+            search.best.step_s + side_seconds(run, model.memory_bytes_per_s), None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, _print_layout(search.best.layout)
         )
 
     def _case(self, row, as_megatron: bool):  # noqa: ANN001, ANN202 - torch is imported inside
@@ -138,6 +143,22 @@ class SearchPredictor:
         if self.case is None or self.case[0] != key:
             self.case = (key, build_case(trace_step(build_workload(sizes, as_megatron), precision).graph))
         return self.case[1]
+
+
+def side_seconds(run: Run, memory_bytes_per_s: float) -> float:
+    """Seconds of a step beside the training itself: metrics of the logits on every device."""
+    metrics, batch = TRAIN_METRICS.get(run.source_id, 0), global_batch(run)
+    if not metrics or not batch or not run.seq_len or not run.n_gpus:
+        return 0.0
+    return metrics * _METRIC_BYTES * batch * run.seq_len / run.n_gpus * sizes_of_run(run).vocab / memory_bytes_per_s
+
+
+def side_bytes(run: Run) -> int:
+    """Bytes that Megatron-LM holds beside its tensors where attention is multiplied out: the scores of one microbatch, which `baddbmm` asks for as an input and
+    which stay (`CoreAttention`, megatron/model/transformer.py: `get_global_memory_buffer().get_tensor(..., "mpu")`)."""
+    if run.source_id not in MEGATRON or not run.micro_bs or not run.heads or not run.seq_len:
+        return 0
+    return 2 * run.micro_bs * run.heads // (run.tp or 1) * run.seq_len**2
 
 
 def narrow_gain(run: Run | Row) -> float:

@@ -11,7 +11,7 @@ from benchmarks.fidelity import main
 from benchmarks.fidelity_activations import SETTINGS, evaluate, layers_held
 from benchmarks.fidelity_bubbles import chunks_of, judge_bubbles, judge_rate
 from benchmarks.fidelity_memory import judge_memory
-from benchmarks.fidelity_predict import band_of, narrow_gain
+from benchmarks.fidelity_predict import band_of, narrow_gain, side_bytes, side_seconds
 from benchmarks.fidelity_runs import Prediction, cover, describe, family_of, global_batch, is_close, measured_seconds, missing_of, row_of
 from benchmarks.fidelity_steps import judge_steps, rank
 from benchmarks.fidelity_table import (
@@ -327,6 +327,13 @@ def test_bands_are_stated_by_what_is_not_known():
     assert band_of(run) == 0.48 and band_of(replace(run, hardware="H100-96GB HBM2e 2.4TB/s 500W")) == pytest.approx(0.40)
     assert band_of(replace(run, precision="float8")) == pytest.approx(1 / 3 + 0.11) and narrow_gain(replace(run, precision="NVFP4")) == 4.0
     assert band_of(replace(run, source_id="llmfoundry")) is None  # judged closely
+
+
+def test_what_frameworks_do_beside_the_step():
+    run = Run("r", "llmfoundry", family="dense", layers=12, hidden=768, heads=12, vocab=50368, seq_len=2048, n_gpus=8, global_bs=64, micro_bs=4)
+    assert side_seconds(run, 1e12) == 2 * 14 * 8 * 2048 * 50368 / 1e12 and side_bytes(run) == 0
+    megatron = replace(run, source_id="zb", tp=2)
+    assert side_seconds(megatron, 1e12) == 0.0 and side_bytes(megatron) == 2 * 4 * 6 * 2048**2
 
 
 def test_what_rows_say_by_name():
