@@ -153,7 +153,7 @@ def _as_worded(device: Device, words: str) -> Device:
 
 def zero_of(row: Row) -> int | None:
     """The ZeRO stage, as our words have it; None: not printed."""
-    said = row.get("zero_stage")
+    said = row.get("zero_stage") or {"Alpa data_parallel": "0", "Alpa zero_2": "2", "Alpa zero_3": "3"}.get(row.get("framework"), "")
     if re.fullmatch(r"[0-3]", said):
         return int(said)
     if "params not resharded" in said:
@@ -198,11 +198,13 @@ def constraints_of(row: Row) -> Constraints:
 
 
 def _said_degrees(row: Row) -> dict[str, int]:
-    """Degrees that follow from the number of devices or from the framework's name: Alpa's ablations have operators split alone, or stages alone."""
-    devices = row.count("n_gpus") or 0
-    if devices == 1 or "inter_only" in row.get("framework"):
-        return {"dp": 1, "tp": 1, "pp": devices}
-    return {"pp": 1} if "intra_only" in row.get("framework") else {}
+    """Degrees that follow from the number of devices or from the framework's name: Alpa's ablations have operators split alone, or stages alone, or batches."""
+    devices, framework = row.count("n_gpus") or 0, row.get("framework")
+    if devices == 1 or "inter_only" in framework:
+        return {"dp": 1, "tp": 1, "pp": devices} if devices else {}
+    if re.search(r"Alpa (data_parallel|zero_[23])", framework):
+        return {"dp": devices, "tp": 1, "pp": 1}
+    return {"pp": 1} if re.search(r"Alpa (intra_only|auto_sharding)", framework) else {}
 
 
 def flops_of(sizes: Sizes, again: bool) -> float:

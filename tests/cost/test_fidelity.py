@@ -351,6 +351,9 @@ def test_degrees_that_a_framework_says():
     assert dict(constraints_of(row_of(run)).degrees) == {"dp": 1, "tp": 1, "pp": 8}
     assert constraints_of(row_of(replace(run, framework="Alpa intra_only"))).degrees == (("pp", 1),)
     assert dict(constraints_of(row_of(replace(run, framework="Megatron-LM v2", n_gpus=1))).degrees)["pp"] == 1
+    zero = replace(run, framework="Alpa zero_2", model="gpt (ablation)", family="dense", locator="osdi22_artifact/results_intra_ablation_ref.tsv")
+    assert dict(constraints_of(row_of(zero)).degrees)["dp"] == 8 and constraints_of(row_of(zero)).zero == 2
+    assert (sizes_of(row_of(zero)).hidden, sizes_of(row_of(zero)).layers, sizes_of(row_of(zero)).batch) == (5760, 8, 8)
     with pytest.raises(NotExpressible, match="no degree is printed"):
         constraints_of(row_of(replace(run, framework="Megatron-LM v2")))
 
