@@ -29,6 +29,8 @@ ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3"}
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
 EAGER = {"llmfoundry"}
+# FlashAttention has no kernels for it (Turing and later: Dao-AILab/flash-attention, README), so attention was multiplied out, whatever framework ran.
+UNFUSED = "V100"
 # Composer feeds every microbatch's logits to the model's train metrics, under its precision's autocast (`Trainer`, composer/trainer/trainer.py); llm-foundry's model
 # has two (`ComposerMosaicGPT`, later `ComposerMPTCausalLM`: LanguageCrossEntropy, LanguagePerplexity), each a cross-entropy in float32: bytes of a logit that
 # a cast (2 read, 4 written) and a log_softmax (4 and 4) move.
@@ -112,7 +114,7 @@ class SearchPredictor:
                 model = replace(model, fuses=False)
             if model.rates is not None:
                 model = replace(model, rates=_between(model.rates, narrow_gain(run)))
-            case = self._case(row, run.source_id in MEGATRON)
+            case = self._case(row, run.source_id in MEGATRON or UNFUSED in run.hardware)
             limit = cluster.device.memory_bytes - model.reserve_bytes
             for times in (1, 4):  # what does not fit has a time all the same
                 search = PipelineSearch(

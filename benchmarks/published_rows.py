@@ -185,6 +185,8 @@ def constraints_of(row: Row) -> Constraints:
         words["vpp"] = row.count("vpp")
     zero, again = zero_of(row), row.get("recompute")
     recompute = "selective" if again.startswith("selective") else {"full": "full", "yes": "full", "none": "none"}.get(again)
+    if recompute == "selective" and row.get("framework").startswith("torchtitan"):
+        recompute = None  # its own: every second matmul and attention are kept, op by op (torchtitan/distributed/activation_checkpoint.py)
     if zero is not None and not (zero and degrees["dp"] == 1):
         words["zero"] = zero
     if recompute:
