@@ -132,9 +132,11 @@ class SearchPredictor:
             return Prediction(why=f"{share:.0%} of the optimizer states do not divide by dp and would stay whole here; its framework splits flat buffers")
         peak = max(stage.memory.peak_bytes for stage in search.best.stages if stage.memory is not None) + side_bytes(run)
         reserved = peak + model.reserve_bytes
-        return Prediction(
-            search.best.step_s + side_seconds(run, model.memory_bytes_per_s), None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, _print_layout(search.best.layout)
-        )
+        seconds, layout = search.best.step_s + side_seconds(run, model.memory_bytes_per_s), _print_layout(search.best.layout)
+        if row.get("recompute") and constraints.recompute is None:  # it was left free, so the memory is that of our choice
+            why = f"recompute {row.get('recompute')!r} has no word among the constraints; {layout}"
+            return Prediction(seconds, None, band_of(run), why=why)
+        return Prediction(seconds, None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, layout)
 
     def _case(self, row, as_megatron: bool):  # noqa: ANN001, ANN202 - torch is imported inside
         from autopar.graph.case import build_case

@@ -103,7 +103,7 @@ def sizes_of(row: Row) -> Sizes:
     if row.get("family") != "dense":
         raise NotExpressible(f"family {row.get('family')!r}: only dense decoders are built here")
     named = next((sizes for pattern, *sizes in _NAMED if re.search(pattern, row.get("model").lower().replace("_", " ").replace("-", " "))), None)
-    if named is None or row.count("layers"):
+    if named is None or row.count("layers") or "not named" in row.get("model"):
         named = [row.need("layers"), row.need("hidden"), row.need("heads"), row.count("vocab") or _VOCAB]
     layers, hidden, heads, vocab = named
     if "llama" not in row.get("model").lower():
