@@ -11,7 +11,8 @@ from benchmarks.fidelity_table import ABSOLUTE, RELATIVE, Aim, Group, Judged
 from benchmarks.published import ImageRun, Published, Run
 
 _GIB = 2**30
-# What a source's "GB" are, where it is not GiB. Zero Bubble's code prints `torch.cuda.max_memory_allocated() // 1000000` (sail-sg/zero-bubble-pipeline-parallelism,
+# What a source's "GB" are, where it is not GiB. Zero Bubble's code prints `torch.cuda.max_memory_allocated() // 1000000`
+# (sail-sg/zero-bubble-pipeline-parallelism,
 # megatron/core/pipeline_parallel/zerobubble/runtime.py). Its tables agree: from one batch to the double one, its four models' peaks (Tables 4 and 11) grow by
 # 27, 27, 18 and 29; by 2205.05198's closed form the activations of the second stage grow by 26.0, 26.1, 17.5 and 28.9 times 10**9 bytes, 24.2 to 26.9 GiB.
 UNIT_BYTES = {"zb": 10**9}

@@ -23,7 +23,8 @@ from benchmarks.published_rows import NotExpressible, Row, build_workload, clust
 # in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
 # settled with its rows in sight (its smallest model is 26 % too fast with flash attention), so its small models say little about attention.
 MEGATRON = {"ptdp", "seqpar", "zb", "mtnlg", "bloom"}
-# The attention kernel of others: llm-foundry's benchmarks ran with `--attn_impl triton` (the default of scripts/train/benchmarking/submit_benchmarks.py, which
+# The attention kernel of others: llm-foundry's benchmarks ran with `--attn_impl triton` (the default of
+# scripts/train/benchmarking/submit_benchmarks.py, which
 # its sweep.sh does not change); Megatron-Core's H100 runs and Llama 3 ran on Transformer Engine and FlashAttention of their time.
 ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3"}
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
@@ -31,7 +32,8 @@ ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3"}
 EAGER = {"llmfoundry"}
 # FlashAttention has no kernels for it (Turing and later: Dao-AILab/flash-attention, README), so attention was multiplied out, whatever framework ran.
 UNFUSED = "V100"
-# Composer feeds every microbatch's logits to the model's train metrics, under its precision's autocast (`Trainer`, composer/trainer/trainer.py); llm-foundry's model
+# Composer feeds every microbatch's logits to the model's train metrics, under its precision's autocast (`Trainer`, composer/trainer/trainer.py);
+# llm-foundry's model
 # has two (`ComposerMosaicGPT`, later `ComposerMPTCausalLM`: LanguageCrossEntropy, LanguagePerplexity), each a cross-entropy in float32: bytes of a logit that
 # a cast (2 read, 4 written) and a log_softmax (4 and 4) move.
 TRAIN_METRICS = {"llmfoundry": 2}
@@ -47,13 +49,16 @@ _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and 
 _MOST_WHOLE = 0.1  # of the optimizer states' bytes may stay whole along dp where a row's framework splits flat buffers
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
 _SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "": ""}  # as a row names it, and as a constraint does
-# Matmuls of 8 and 4 bits: (words of the precision column, times the 16-bit rate by the data sheets of H100, B200 and GB200). No kernel table has them. Casts and
+# Matmuls of 8 and 4 bits: (words of the precision column, times the 16-bit rate by the data sheets of H100, B200 and GB200). No kernel table has
+# them. Casts and
 # scales may eat all of the gain, or none: their seconds are the middle of both.
 _NARROW = ((r"fp4", 4.0), (r"fp8|float8", 2.0))
 # Stated errors, as shares of the prediction; the largest that holds for a run.
-# - narrow matmuls: from the middle to no gain or to all of it is a third (8 bits) or 0.6 (4 bits) of a step of matmuls alone; and what 16-bit rows have (90 % within 0.11).
+# - narrow matmuls: from the middle to no gain or to all of it is a third (8 bits) or 0.6 (4 bits) of a step of matmuls alone; and what 16-bit rows
+#   have (90 % within 0.11).
 # - a power limit: between a clock that falls with the watts, as predicted, and none that falls: 1 - 500 / 700; and the same 0.11.
-# - anything else that is not judged closely (V100, frameworks that are not told): 90 % of published rows were within 0.48 before the habits of their frameworks were
+# - anything else that is not judged closely (V100, frameworks that are not told): 90 % of published rows were within 0.48 before the habits of their
+#   frameworks were
 #   known to this file (docs/benchmarks.md).
 _ROW_BAND, _POWER_BAND, _UNKNOWN_BAND = 0.11, 0.29, 0.48
 

@@ -123,7 +123,8 @@ def sizes_of_run(run: Run) -> Sizes:
     return sizes_of(row_of(run))
 
 
-# What Alpa's ablation of operators alone ran (alpa-projects/alpa, benchmark/alpa/exp_intra_ablation.py: `gpt_1_spec`), by devices: (hidden, heads); its table prints neither.
+# What Alpa's ablation of operators alone ran (alpa-projects/alpa, benchmark/alpa/exp_intra_ablation.py: `gpt_1_spec`), by devices: (hidden, heads);
+# its table prints neither.
 _ABLATION = {1: (2048, 16), 2: (3072, 24), 4: (4096, 32), 8: (5760, 40)}
 _ABLATION_TABLE = "results_intra_ablation_ref.tsv"
 
