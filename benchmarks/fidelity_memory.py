@@ -1,7 +1,7 @@
 """Peak memory of published runs, and whether they fit at all, beside what a predictor says.
 
 In: throughput.csv, throughput_cnn.csv, a `Predictor`. Out: groups. GB of a framework's report are taken as 2**30 bytes, as torchtitan
-prints them and as torch's own memory summaries and Alpa's count.
+prints them and as torch's own memory summaries and Alpa's count; Zero Bubble's as 10**9 (`UNIT_BYTES`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from benchmarks.fidelity_table import ABSOLUTE, RELATIVE, Aim, Group, Judged
 from benchmarks.published import ImageRun, Published, Run
 
 _GIB = 2**30
+# What a source's "GB" are, where it is not GiB. Zero Bubble's code prints `torch.cuda.max_memory_allocated() // 1000000`
+# (sail-sg/zero-bubble-pipeline-parallelism,
+# megatron/core/pipeline_parallel/zerobubble/runtime.py). Its tables agree: from one batch to the double one, its four models' peaks (Tables 4 and 11) grow by
+# 27, 27, 18 and 29; by 2205.05198's closed form the activations of the second stage grow by 26.0, 26.1, 17.5 and 28.9 times 10**9 bytes, 24.2 to 26.9 GiB.
+UNIT_BYTES = {"zb": 10**9}
 
 
 def judge_memory(tables: Published, predict: Predictor) -> tuple[Group, ...]:
@@ -55,9 +60,11 @@ def _fitted(run: Run | ImageRun) -> bool:
 
 def _peak(run: Run, said: Prediction, with_reserve: bool) -> Judged:
     found = said.reserved_bytes if with_reserve else said.peak_bytes
+    size = UNIT_BYTES.get(run.source_id, _GIB)
+    unit = "GiB" if size == _GIB else "GB"
     if found is None:
-        return Judged(run.row_id, run.peak_mem_gb, None, "GiB", said.why or "the predictor says no bytes", note=describe(run))
-    return Judged(run.row_id, run.peak_mem_gb, found / _GIB, "GiB")
+        return Judged(run.row_id, run.peak_mem_gb, None, unit, said.why or "the predictor says no bytes", note=describe(run))
+    return Judged(run.row_id, run.peak_mem_gb, found / size, unit)
 
 
 def _fit(run: Run | ImageRun, said: Prediction) -> Judged:

@@ -7,26 +7,37 @@ given, once for all calls (delete it after a change of the cost model). Nothing 
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from math import inf
 from pathlib import Path
 
-from benchmarks.fidelity_runs import Prediction, row_of, schedule_of
+from autopar.cost.matmul import MatmulRates
+from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
-from benchmarks.published_rows import NotExpressible, build_workload, cluster_of, constraints_of, precision_of, sizes_of
+from benchmarks.published_rows import NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, sizes_of
 
 # Megatron-LM before FlashAttention: attention multiplied out with a fused softmax (arXiv:2104.04473 section 4.2; arXiv:2205.05198 section 3), dropout
 # in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
 # settled with its rows in sight (its smallest model is 26 % too fast with flash attention), so its small models say little about attention.
 MEGATRON = {"ptdp", "seqpar", "zb", "mtnlg", "bloom"}
-# The attention kernel of others: llm-foundry's benchmarks ran with `--attn_impl triton` (the default of scripts/train/benchmarking/submit_benchmarks.py, which
+# The attention kernel of others: llm-foundry's benchmarks ran with `--attn_impl triton` (the default of
+# scripts/train/benchmarking/submit_benchmarks.py, which
 # its sweep.sh does not change); Megatron-Core's H100 runs and Llama 3 ran on Transformer Engine and FlashAttention of their time.
 ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3"}
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
 EAGER = {"llmfoundry"}
+# FlashAttention has no kernels for it (Turing and later: Dao-AILab/flash-attention, README), so attention was multiplied out, whatever framework ran.
+UNFUSED = "V100"
+# Composer feeds every microbatch's logits to the model's train metrics, under its precision's autocast (`Trainer`, composer/trainer/trainer.py);
+# llm-foundry's model
+# has two (`ComposerMosaicGPT`, later `ComposerMPTCausalLM`: LanguageCrossEntropy, LanguagePerplexity), each a cross-entropy in float32: bytes of a logit that
+# a cast (2 read, 4 written) and a log_softmax (4 and 4) move.
+TRAIN_METRICS = {"llmfoundry": 2}
+_METRIC_BYTES = 14
 # All of them rerun a block whole under full recompute: Megatron-LM's CheckpointFunction, and torch.utils.checkpoint before its early stop (torch 2.1;
 # llm-foundry's rows are of 1.13 and 2.0, by the images in sweep.sh).
 # Flags that hide the gradients' reduction and the parameters' gather behind the last backward and the next forward, as rows print them.
@@ -38,7 +49,18 @@ _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and 
 _MOST_WHOLE = 0.1  # of the optimizer states' bytes may stay whole along dp where a row's framework splits flat buffers
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
 _SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "": ""}  # as a row names it, and as a constraint does
-_BAND = {"V100": 0.5, "fp8": 0.45, "float8": 0.45}  # stated larger errors: no kernel table for V100, none for 8 bits
+# Matmuls of 8 and 4 bits: (words of the precision column, times the 16-bit rate by the data sheets of H100, B200 and GB200). No kernel table has
+# them. Casts and
+# scales may eat all of the gain, or none: their seconds are the middle of both.
+_NARROW = ((r"fp4", 4.0), (r"fp8|float8", 2.0))
+# Stated errors, as shares of the prediction; the largest that holds for a run.
+# - narrow matmuls: from the middle to no gain or to all of it is a third (8 bits) or 0.6 (4 bits) of a step of matmuls alone; and what 16-bit rows
+#   have (90 % within 0.11).
+# - a power limit: between a clock that falls with the watts, as predicted, and none that falls: 1 - 500 / 700; and the same 0.11.
+# - anything else that is not judged closely (V100, frameworks that are not told): 90 % of published rows were within 0.48 before the habits of their
+#   frameworks were
+#   known to this file (docs/benchmarks.md).
+_ROW_BAND, _POWER_BAND, _UNKNOWN_BAND = 0.11, 0.29, 0.48
 
 
 @dataclass(slots=True)
@@ -95,7 +117,9 @@ class SearchPredictor:
                 model = replace(model, bucket_bytes=2 * max(_MCORE_BUCKET, _MCORE_BUCKET_A_RANK * run.dp))
             if run.source_id in EAGER:
                 model = replace(model, fuses=False)
-            case = self._case(row, run.source_id in MEGATRON)
+            if model.rates is not None:
+                model = replace(model, rates=_between(model.rates, narrow_gain(run)))
+            case = self._case(row, run.source_id in MEGATRON or UNFUSED in run.hardware)
             limit = cluster.device.memory_bytes - model.reserve_bytes
             for times in (1, 4):  # what does not fit has a time all the same
                 search = PipelineSearch(
@@ -111,22 +135,64 @@ class SearchPredictor:
             return Prediction(why="; ".join(f"{p.what}: {p.why}" for p in list(search.pruned)[:2]) or "no plan was found")
         if constraints.zero and (share := _whole_share(search.best.stages[0])) > _MOST_WHOLE:
             return Prediction(why=f"{share:.0%} of the optimizer states do not divide by dp and would stay whole here; its framework splits flat buffers")
-        peak = max(stage.memory.peak_bytes for stage in search.best.stages if stage.memory is not None)
-        band = next((share for word, share in _BAND.items() if word in run.hardware or word in run.precision.lower()), None)
+        peak = max(stage.memory.peak_bytes for stage in search.best.stages if stage.memory is not None) + side_bytes(run)
         reserved = peak + model.reserve_bytes
-        return Prediction(
-            search.best.step_s, None, band, peak, reserved, reserved <= cluster.device.memory_bytes, _print_layout(search.best.layout)
-        )
+        seconds, layout = search.best.step_s + side_seconds(run, model.memory_bytes_per_s), _print_layout(search.best.layout)
+        if row.get("recompute") and constraints.recompute is None:  # it was left free, so the memory is that of our choice
+            why = f"recompute {row.get('recompute')!r} has no word among the constraints; {layout}"
+            return Prediction(seconds, None, band_of(run), why=why)
+        return Prediction(seconds, None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, layout)
 
     def _case(self, row, as_megatron: bool):  # noqa: ANN001, ANN202 - torch is imported inside
         from autopar.graph.case import build_case
         from autopar.trace import trace_step
 
-        sizes, precision = sizes_of(row), precision_of(row)
+        sizes, precision = sizes_of(row), "bf16" if narrow_gain(row) > 1 else precision_of(row)
         key = (sizes, precision, as_megatron)
         if self.case is None or self.case[0] != key:
             self.case = (key, build_case(trace_step(build_workload(sizes, as_megatron), precision).graph))
         return self.case[1]
+
+
+def side_seconds(run: Run, memory_bytes_per_s: float) -> float:
+    """Seconds of a step beside the training itself: metrics of the logits on every device."""
+    metrics, batch = TRAIN_METRICS.get(run.source_id, 0), global_batch(run)
+    if not metrics or not batch or not run.seq_len or not run.n_gpus:
+        return 0.0
+    return metrics * _METRIC_BYTES * batch * run.seq_len / run.n_gpus * sizes_of_run(run).vocab / memory_bytes_per_s
+
+
+def side_bytes(run: Run) -> int:
+    """Bytes that Megatron-LM holds beside its tensors where attention is multiplied out: the scores of one microbatch, which `baddbmm` asks for as an input and
+    which stay (`CoreAttention`, megatron/model/transformer.py: `get_global_memory_buffer().get_tensor(..., "mpu")`)."""
+    if run.source_id not in MEGATRON or not run.micro_bs or not run.heads or not run.seq_len:
+        return 0
+    return 2 * run.micro_bs * run.heads // (run.tp or 1) * run.seq_len**2
+
+
+def narrow_gain(run: Run | Row) -> float:
+    """How many times faster its matmuls are than those of 16 bits at most; 1: they are not narrower."""
+    said = (run.precision if isinstance(run, Run) else run.get("precision")).lower()
+    return next((gain for words, gain in _NARROW if re.search(words, said)), 1.0)
+
+
+def band_of(run: Run) -> float | None:
+    """The stated error; None of a closely judged run."""
+    if is_close(run):
+        return None
+    gain = narrow_gain(run)
+    narrow = (gain - 1) / (gain + 1) + _ROW_BAND if gain > 1 else 0.0
+    power = _POWER_BAND + _ROW_BAND if re.search(r"\d+W\b|power limited", run.hardware) else 0.0
+    return max(narrow, power) or _UNKNOWN_BAND
+
+
+def _between(rates: MatmulRates, gain: float) -> MatmulRates:
+    """Rates of 16 bits, bfloat16 as float16 (V100 has no bfloat16), whose seconds are the middle of these and of `gain` times faster ones.
+
+    Attention keeps its own: its level is that of float16.
+    """
+    levels = dict(rates.flops_per_s)
+    return replace(rates, flops_per_s=tuple({**levels, "bfloat16": levels["float16"] * 2 / (1 + 1 / gain)}.items()))
 
 
 def _whole_share(stage) -> float:  # noqa: ANN001

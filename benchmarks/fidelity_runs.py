@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
 from benchmarks.published import ImageRun, Run
@@ -123,8 +123,17 @@ def sizes_of_run(run: Run) -> Sizes:
     return sizes_of(row_of(run))
 
 
+# What Alpa's ablation of operators alone ran (alpa-projects/alpa, benchmark/alpa/exp_intra_ablation.py: `gpt_1_spec`), by devices: (hidden, heads);
+# its table prints neither.
+_ABLATION = {1: (2048, 16), 2: (3072, 24), 4: (4096, 32), 8: (5760, 40)}
+_ABLATION_TABLE = "results_intra_ablation_ref.tsv"
+
+
 def row_of(run: Run) -> Row:
-    """The run as the search's own reader of published rows takes it; the batch filled in where it follows from others."""
+    """The run as the search's own reader of published rows takes it; the batch filled in where it follows from others, sizes that the source's code prints."""
+    if _ABLATION_TABLE in run.locator and run.model.startswith("gpt") and run.n_gpus in _ABLATION:
+        hidden, heads = _ABLATION[run.n_gpus]
+        run = replace(run, layers=8, hidden=hidden, heads=heads, vocab=25600, seq_len=1024, global_bs=8, micro_bs=8 // run.n_gpus)
     cells = {f.name: "" if (value := getattr(run, f.name)) is None else str(value) for f in fields(run)}
     batch = global_batch(run)
     return Row(run.row_id, {**cells, "global_bs": "" if batch is None else str(batch)})

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autopar.cluster import Cluster, Link, parse_cluster
+from autopar.cluster import Cluster, Device, Link, parse_cluster
 from autopar.constraints import Constraints, constrain
 from autopar.errors import ConstraintError
 
@@ -20,8 +20,16 @@ from autopar.errors import ConstraintError
 # Source: arXiv:2307.09288 (Llama 2: 7B, 13B; 70B has 8 key-value heads as Llama 3's), arXiv:2407.21783 Table 3 (8B, 70B, 405B).
 _LLAMA_2 = {(4096, 32): (11008, 32), (5120, 40): (13824, 40), (8192, 80): (28672, 8)}
 _LLAMA_3 = {(4096, 32): (14336, 8), (8192, 80): (28672, 8), (16384, 126): (53248, 8)}
+# Decoders that tables only name: (pattern of the name, layers, hidden, heads, vocabulary). Source: as above; arXiv:2005.14165 Table 2.1 (GPT-3 175B);
+# vocabularies 128256 (Llama 3) and 32000 (Llama 2) as their model cards print them, GPT-3's as below.
+_NAMED = (
+    (r"llama ?2.*\b7b", 32, 4096, 32, 32000), (r"llama ?2.*\b13b", 40, 5120, 40, 32000), (r"llama ?2.*\b70b", 80, 8192, 64, 32000),
+    (r"llama ?3.*\b8b", 32, 4096, 32, 128256), (r"llama ?3.*\b70b", 80, 8192, 64, 128256), (r"llama ?3.*\b405b", 126, 16384, 128, 128256),
+    (r"gpt ?3.*\b175b", 96, 12288, 96, 51200),
+)  # fmt: skip
 _VOCAB = 51200  # where a table prints none: GPT-2's 50257 as Megatron-LM pads it for 8 ranks (arXiv:2104.04473 section 5)
 
+_RACK = 64  # of a rack's 72 devices, those that jobs of 64, 128, 256 take
 # Words of the hardware column, first match wins -> preset, link between hosts where it is not the preset's.
 _AWS_P3 = Link("aws-25", 30e-6, 25e9 / 8 / 8, "AWS p3.16xlarge: 25 Gb/s for 8 devices; latency of kernel TCP, assumption")
 _HARDWARE: tuple[tuple[str, str, Link | None], ...] = (
@@ -31,9 +39,12 @@ _HARDWARE: tuple[tuple[str, str, Link | None], ...] = (
     ("A100-80GB", "A100-80GB", None),
     ("H100-80GB", "H100-80GB", None),
     ("DGX-H100", "H100-80GB", None),
+    ("H100-96GB", "H100-80GB", None),  # its memory and power in the same words
     ("H200", "H200-141GB", None),
-    ("DGX-B200", "B200", None),
-    ("DGX-B300", "B300", None),
+    ("GB200", "GB200", None),
+    ("GB300", "GB300", None),
+    ("B200", "B200", None),
+    ("B300", "B300", None),
     ("MI300X", "MI300X", None),
 )
 
@@ -91,8 +102,10 @@ def sizes_of(row: Row) -> Sizes:
     """The model of a row."""
     if row.get("family") != "dense":
         raise NotExpressible(f"family {row.get('family')!r}: only dense decoders are built here")
-    layers, hidden, heads = row.need("layers"), row.need("hidden"), row.need("heads")
-    vocab = row.count("vocab") or _VOCAB
+    named = next((sizes for pattern, *sizes in _NAMED if re.search(pattern, row.get("model").lower().replace("_", " ").replace("-", " "))), None)
+    if named is None or row.count("layers") or "not named" in row.get("model"):
+        named = [row.need("layers"), row.need("hidden"), row.need("heads"), row.count("vocab") or _VOCAB]
+    layers, hidden, heads, vocab = named
     if "llama" not in row.get("model").lower():
         return Sizes("gpt", layers, hidden, heads, heads, 4 * hidden, vocab, row.need("seq_len"), row.need("global_bs"))
     known = _LLAMA_2 if "llama2" in row.get("model").lower().replace(" ", "") else _LLAMA_3
@@ -117,20 +130,30 @@ def cluster_of(row: Row) -> Cluster:
     if found is None:
         raise NotExpressible(f"hardware {words!r}: no preset")
     preset, across = found
-    per_host, devices = row.count("gpus_per_node") or 8, row.need("n_gpus")
+    devices = row.need("n_gpus")
+    per_host = row.count("gpus_per_node") or (_RACK if preset.startswith("GB") else 8)
     if devices < per_host:
         per_host = devices
     if devices % per_host:
         raise NotExpressible(f"{devices} devices on hosts of {per_host}: only equal hosts are planned")
     cluster = parse_cluster(f"{devices // per_host}x{per_host}x{preset}")
     rates = dict(cluster.device.flops_per_s)
-    device = replace(cluster.device, flops_per_s=tuple({**rates, "bfloat16": rates["float16"]}.items()))  # V100: fp16 stands as bf16
+    device = _as_worded(cluster.device, words)
+    device = replace(device, flops_per_s=tuple({**rates, "bfloat16": rates["float16"]}.items()))  # V100: fp16 stands as bf16
     return replace(cluster, device=device, across=across or cluster.across)
+
+
+def _as_worded(device: Device, words: str) -> Device:
+    """The device with the memory, its speed and the power that the words say: `H100-96GB HBM2e 2.4TB/s 500W`. A board's GB are nearly GiB (the presets)."""
+    found = re.search(r"-(\d+)GB \S+ ([\d.]+)TB/s (\d+)W", words)
+    if found is None:
+        return device
+    return replace(device, memory_bytes=int(found[1]) * 2**30, memory_bytes_per_s=float(found[2]) * 1e12, power_w=float(found[3]))
 
 
 def zero_of(row: Row) -> int | None:
     """The ZeRO stage, as our words have it; None: not printed."""
-    said = row.get("zero_stage")
+    said = row.get("zero_stage") or {"Alpa data_parallel": "0", "Alpa zero_2": "2", "Alpa zero_3": "3"}.get(row.get("framework"), "")
     if re.fullmatch(r"[0-3]", said):
         return int(said)
     if "params not resharded" in said:
@@ -140,7 +163,8 @@ def zero_of(row: Row) -> int | None:
 
 def constraints_of(row: Row) -> Constraints:
     """The expert's choice. What the table omits stays free; so does recompute that is told op by op (`per-op SAC`), for which there is no word."""
-    degrees = {role: row.count(role) for role in ("dp", "tp", "pp")}
+    said = _said_degrees(row)
+    degrees = {role: row.count(role) or said.get(role) for role in ("dp", "tp", "pp")}
     if (row.count("ep") or 1) > 1:
         raise NotExpressible("expert parallelism has no word among the constraints")
     words: dict[str, object] = {role: n for role, n in degrees.items() if n is not None}
@@ -159,8 +183,10 @@ def constraints_of(row: Row) -> Constraints:
         words |= {"microbatches": 1} if one_turn and "sp" in words else {"microbatch": row.count("micro_bs")}
     if (degrees["pp"] or 1) > 1 and row.count("vpp"):
         words["vpp"] = row.count("vpp")
-    zero, said = zero_of(row), row.get("recompute")
-    recompute = "selective" if said.startswith("selective") else {"full": "full", "yes": "full", "none": "none"}.get(said)
+    zero, again = zero_of(row), row.get("recompute")
+    recompute = "selective" if again.startswith("selective") else {"full": "full", "yes": "full", "none": "none"}.get(again)
+    if recompute == "selective" and row.get("framework").startswith("torchtitan"):
+        recompute = None  # its own: every second matmul and attention are kept, op by op (torchtitan/distributed/activation_checkpoint.py)
     if zero is not None and not (zero and degrees["dp"] == 1):
         words["zero"] = zero
     if recompute:
@@ -171,6 +197,16 @@ def constraints_of(row: Row) -> Constraints:
         return constrain(**words)
     except ConstraintError as error:
         raise NotExpressible(str(error)) from None
+
+
+def _said_degrees(row: Row) -> dict[str, int]:
+    """Degrees that follow from the number of devices or from the framework's name: Alpa's ablations have operators split alone, or stages alone, or batches."""
+    devices, framework = row.count("n_gpus") or 0, row.get("framework")
+    if devices == 1 or "inter_only" in framework:
+        return {"dp": 1, "tp": 1, "pp": devices} if devices else {}
+    if re.search(r"Alpa (data_parallel|zero_[23])", framework):
+        return {"dp": devices, "tp": 1, "pp": 1}
+    return {"pp": 1} if re.search(r"Alpa (intra_only|auto_sharding)", framework) else {}
 
 
 def flops_of(sizes: Sizes, again: bool) -> float:

@@ -11,7 +11,8 @@ from benchmarks.fidelity import main
 from benchmarks.fidelity_activations import SETTINGS, evaluate, layers_held
 from benchmarks.fidelity_bubbles import chunks_of, judge_bubbles, judge_rate
 from benchmarks.fidelity_memory import judge_memory
-from benchmarks.fidelity_runs import Prediction, cover, describe, family_of, global_batch, is_close, measured_seconds, missing_of
+from benchmarks.fidelity_predict import band_of, narrow_gain, side_bytes, side_seconds
+from benchmarks.fidelity_runs import Prediction, cover, describe, family_of, global_batch, is_close, measured_seconds, missing_of, row_of
 from benchmarks.fidelity_steps import judge_steps, rank
 from benchmarks.fidelity_table import (
     ABSOLUTE,
@@ -30,6 +31,7 @@ from benchmarks.fidelity_table import (
     summarise,
 )
 from benchmarks.published import BubbleRate, ImageRun, Published, PublishedError, Run, load_published
+from benchmarks.published_rows import NotExpressible, cluster_of, constraints_of, sizes_of
 
 # tables -----------------------------------------------------------------------------------------------------------------------------------
 
@@ -320,16 +322,54 @@ def test_steps_with_a_predictor():
     assert groups["ranking"].lines == ("   s: 1 pairs, 0 of 1 predicted in order",)
 
 
+def test_bands_are_stated_by_what_is_not_known():
+    run = Run("r", "torchtitan", hardware="H100-80GB", precision="bf16")
+    assert band_of(run) == 0.48 and band_of(replace(run, hardware="H100-96GB HBM2e 2.4TB/s 500W")) == pytest.approx(0.40)
+    assert band_of(replace(run, precision="float8")) == pytest.approx(1 / 3 + 0.11) and narrow_gain(replace(run, precision="NVFP4")) == 4.0
+    assert band_of(replace(run, source_id="llmfoundry")) is None  # judged closely
+
+
+def test_what_frameworks_do_beside_the_step():
+    run = Run("r", "llmfoundry", family="dense", layers=12, hidden=768, heads=12, vocab=50368, seq_len=2048, n_gpus=8, global_bs=64, micro_bs=4)
+    assert side_seconds(run, 1e12) == 2 * 14 * 8 * 2048 * 50368 / 1e12 and side_bytes(run) == 0
+    megatron = replace(run, source_id="zb", tp=2)
+    assert side_seconds(megatron, 1e12) == 0.0 and side_bytes(megatron) == 2 * 4 * 6 * 2048**2
+
+
+def test_what_rows_say_by_name():
+    run = Run("r", "mbridge", model="LLAMA3.1_405B", family="dense", hardware="DGX-GB200", n_gpus=256, seq_len=8192, global_bs=512)
+    sizes = sizes_of(row_of(run))
+    assert (sizes.layers, sizes.hidden, sizes.heads, sizes.wide, sizes.vocab) == (126, 16384, 128, 53248, 128256)
+    cluster = cluster_of(row_of(run))
+    assert (cluster.num_hosts, cluster.devices_per_host) == (4, 64)
+    device = cluster_of(row_of(replace(run, hardware="H100-96GB HBM2e 2.4TB/s 500W Grand Teton"))).device
+    assert (device.memory_bytes, device.memory_bytes_per_s, device.power_w) == (96 * 2**30, 2.4e12, 500.0)
+
+
+def test_degrees_that_a_framework_says():
+    run = Run("r", "alpa", framework="Alpa inter_only", n_gpus=8, recompute="full")
+    assert dict(constraints_of(row_of(run)).degrees) == {"dp": 1, "tp": 1, "pp": 8}
+    assert constraints_of(row_of(replace(run, framework="Alpa intra_only"))).degrees == (("pp", 1),)
+    assert dict(constraints_of(row_of(replace(run, framework="Megatron-LM v2", n_gpus=1))).degrees)["pp"] == 1
+    zero = replace(run, framework="Alpa zero_2", model="gpt (ablation)", family="dense", locator="osdi22_artifact/results_intra_ablation_ref.tsv")
+    assert dict(constraints_of(row_of(zero)).degrees)["dp"] == 8 and constraints_of(row_of(zero)).zero == 2
+    assert (sizes_of(row_of(zero)).hidden, sizes_of(row_of(zero)).layers, sizes_of(row_of(zero)).batch) == (5760, 8, 8)
+    with pytest.raises(NotExpressible, match="no degree is printed"):
+        constraints_of(row_of(replace(run, framework="Megatron-LM v2")))
+
+
 def test_memory_with_a_predictor():
     peak = Run("p", "zb", peak_mem_gb=10.0, status="ok")
     tables = Published(
         runs=(peak, replace(peak, row_id="q", source_id="alpa"), Run("o", "alpa", status="OOM/failed")),
         image_runs=(ImageRun("u", status="OOM"),),
     )
-    said = Prediction(peak_bytes=9.5 * 2**30, reserved_bytes=10.5 * 2**30, fits=True)
+    said = Prediction(peak_bytes=9.5 * 10**9, reserved_bytes=10.5 * 10**9, fits=True)
     groups = {g.name: g for g in judge_memory(tables, lambda run: said)}
     assert row_error(groups["memory"].rows[0], "relative") == pytest.approx(-0.05) and summarise(groups["memory with reserve"]).met is True
-    assert [r.row for r in groups["memory others"].rows] == ["q"] and [r.row for r in groups["out of memory"].rows] == ["o", "u"]
+    (other,) = groups["memory others"].rows
+    assert (groups["memory"].rows[0].unit, other.unit, other.predicted) == ("GB", "GiB", 9.5 * 10**9 / 2**30) and other.row == "q"
+    assert [r.row for r in groups["out of memory"].rows] == ["o", "u"]
     assert summarise(groups["out of memory"]).right == 0.0 and summarise(groups["fitted"]).met is True
 
 
