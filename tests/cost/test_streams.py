@@ -79,3 +79,18 @@ def test_time_is_conserved(seed):
     for stream in (True, False):
         rows = [r for r in found.ran if (r.piece.role is Role.COMPUTE) == stream]
         assert all(a.end_s <= b.start_s + 1e-9 for a, b in zip(rows, rows[1:]))
+
+
+def test_axes_have_streams_of_their_own():
+    """A blocking collective along one axis does not wait for what trails along another; what runs along both does."""
+    def blocking(*axes):
+        return Piece("blocks", Role.BLOCKING, 1.0, "", axes)
+
+    trailing = Piece("trails", Role.TRAILING, 4.0, "", ("dp",))
+    assert run_pass([trailing, blocking("tp")], 0.5).seconds == pytest.approx(1.0)
+    assert run_pass([trailing, blocking("dp")], 0.5).seconds == pytest.approx(5.0)
+    assert run_pass([trailing, blocking("tp", "dp")], 0.5).seconds == pytest.approx(5.0)
+    found = run_pass([trailing, Piece("more", Role.TRAILING, 2.0, "", ("tp",)), compute(3.0)], 0.5)
+    assert found.seconds == pytest.approx(5.0) and dict(found.left) == {}  # slowed once while both run: 4 s beside do 2 s of compute
+    assert run_pass([compute(2.0)], 0.5, [("dp", 3.0)]).left == ()
+    assert dict(run_pass([compute(1.0)], 0.5, [("dp", 3.0), ("tp", 1.0)]).left) == {"dp": pytest.approx(1.0)}

@@ -1,0 +1,74 @@
+"""The order of programs: collectives along several axes as one, reductions within turns, and what a replay of the order says of it."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import autopar  # noqa: E402
+from autopar.api import compile_workload, plan_workload  # noqa: E402
+from autopar.cluster import parse_cluster  # noqa: E402
+from autopar.codegen.emit import find_room  # noqa: E402
+from autopar.constraints import parse_fix  # noqa: E402
+from autopar.cost.estimate import node_seconds  # noqa: E402
+from autopar.cost.model import build_cost_model  # noqa: E402
+from autopar.cost.program_order import replay_order  # noqa: E402
+from autopar.demo.model import build  # noqa: E402
+from autopar.graph.case import decided_case  # noqa: E402
+from autopar.graph.partition import assigned_strategies  # noqa: E402
+from autopar.verify import describe_failure, verify_workload  # noqa: E402
+
+pytestmark = pytest.mark.torch
+small = functools.partial(build, batch=8, seq=16, vocab=64, layers=3, hidden=32, heads=4)
+
+
+def options(fix):
+    return autopar.Options(constraints=parse_fix(fix), price=False, time_limit_s=20.0)
+
+
+def program_text(fix, cluster="cpu:4"):
+    return compile_workload(small(), cluster, options(fix)).files["program.py"]
+
+
+def test_two_axes_of_zero_3_are_one_collective():
+    text = program_text("dp=4,zero=3")
+    gathers = re.findall(r"def blocks_(?:forward|backward)_gather\(.*?\n\n\n", text, re.S)
+    assert len(gathers) == 2 and all("('dp', 'dp_2')" in g and g.count("start_all_gather") == 1 for g in gathers)
+    blocks = text.split("def blocks_backward(")[1].split("\n\n\n")[0]
+    assert "('dp_2', 'dp')" in blocks and "comm.all_gather(" not in blocks and "comm.reduce_scatter(" not in blocks
+
+
+def test_reductions_of_a_turn_start_before_the_block_is_over():
+    """What is summed up over the turns is started where it is made, waited for where the block ends."""
+    text = program_text("dp=2,zero=3,microbatches=2", "cpu:2")
+    block = text.split("def blocks_backward(")[1].split("\n\n\n")[0]
+    assert "comm.reduce_scatter(" not in block
+    first, wait = block.index("comm.start_reduce_scatter("), block.index('.wait()', block.rindex("ops.linear_weight_grad"))
+    assert first < wait < block.index("ops.accumulate(")
+
+
+@pytest.mark.parametrize("fix", ["dp=4,zero=3", "dp=4,zero=2,microbatches=2", "tp=2,dp=2,zero=3,microbatches=2", "dp=4,zero=1,microbatches=2"])
+def test_numbers_are_those_of_plain_pytorch(fix):
+    report = verify_workload(small(), "cpu:4", options(fix))
+    assert not report.failures, describe_failure(report)
+
+
+@pytest.mark.parametrize("fix", ["dp=16,zero=3", "tp=2,dp=8,zero=3", "dp=16,zero=0"])
+def test_the_order_comes_close_to_the_plan(fix):
+    """On a simulated cluster: overlap is worth something, and no collective is lost or priced twice."""
+    cluster = "2x8xH100-80GB"
+    planned = plan_workload(build(batch=64, seq=1024, vocab=8192, layers=6, hidden=1024, heads=16), cluster, options(fix))
+    case, model = decided_case(planned.case, planned.plan.assignment), build_cost_model(parse_cluster(cluster))
+    strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, planned.plan.assignment)
+    seconds = node_seconds(model, planned.program, case.sites, case.signatures, strategies)
+    order = replay_order(model, planned.program, seconds, find_room(planned.plan)[0])
+    blocking = replay_order(model, planned.program, seconds, -1)
+    assert order.compute_s == pytest.approx(planned.plan.cost.compute_s, rel=1e-6) == blocking.compute_s
+    assert blocking.exposed_s == pytest.approx(blocking.comm_s, rel=1e-6)  # nothing hides
+    assert 0 < order.exposed_s < blocking.exposed_s and order.comm_s <= blocking.comm_s
+    assert order.step_s == pytest.approx(planned.plan.cost.step_s, rel=0.15)
+    assert order.step_s < blocking.step_s
