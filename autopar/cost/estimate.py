@@ -26,7 +26,7 @@ from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import Kind, Value, count_batch, size_bytes
 from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, transfer_of
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
-from .memory import comm_step, estimate_memory
+from .memory import ALONE, Among, comm_step, estimate_memory
 from .model import CostModel
 from .ops import compute_dtype, estimate_op_s, estimate_write_s, least_node_s, least_write_s, node_flops, site_dtypes
 from .wires import AxisLink, axis_link, estimate_comm_s, estimate_hidden_s, step_copied_bytes
@@ -104,7 +104,7 @@ def hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, flo
 
 def estimate_program(
     model: CostModel, program: Program, sites: Sequence[Site], signatures: Sequence[Signature], strategies: Mapping[str, Strategy],
-    in_flight: float = 1.0,
+    in_flight: float = 1.0, among: Among = ALONE,
 ) -> Cost:
     """Time and memory of one step on one device (all are alike).
 
@@ -116,7 +116,7 @@ def estimate_program(
     beside = [-s for s in hidden_seconds(model, program, seconds).values()]
     comm_s = fsum([*(seconds[n.name] for n in program.graph.nodes if n.op.startswith("comm.")), *beside])
     step_s = fsum([*seconds.values(), *beside])
-    memory = estimate_memory(program, model.reserve_bytes, in_flight)
+    memory = estimate_memory(program, model.reserve_bytes, in_flight, among)
     by_dtype = _flops_by_dtype(program, sites, signatures)
     total = fsum(by_dtype.values())
     busiest = max(by_dtype, key=by_dtype.__getitem__, default="float32")

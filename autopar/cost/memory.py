@@ -17,7 +17,7 @@ from ..graph.plan import Holder, Moment
 from ..graph.program import Program
 from ..graph.reshard import StepKind
 from ..graph.tensor import STATE_KINDS, Kind, Value, size_bytes
-from ..graph.turns import loop_span
+from ..graph.turns import RECEIVE, SEND, count_microbatches, has_backward, loop_span
 from .wires import Ends, step_copied_bytes
 
 HOLDERS = ("parameters", "gradients", "optimizer", "buffers", "batch", "activations", "gathered", "temporaries", "reserve")
@@ -27,13 +27,30 @@ MAX_MOMENTS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One piece of storage: who holds it, and while which nodes (both included; -1: it enters the step)."""
+    """One piece of storage: who holds it, and while which nodes (both included; -1: it enters the step). `leaves`: it is held when the step ends."""
 
     name: str
     holder: str
     bytes: int
     first: int
     last: int
+    leaves: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """A stage among others.
+
+    Args:
+        number: of the stage.
+        given_bytes: of what other stages return: every rank has all outputs, whole, when the step ends.
+    """
+
+    number: int = 0
+    given_bytes: int = 0
+
+
+ALONE = Among()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +76,7 @@ def list_lives(program: Program) -> tuple[Life, ...]:
     values = value_table(program.graph)
     end = max(0, len(program.graph.nodes) - 1)
     return tuple(
-        Life(name, _holder(program, values, name, first, min(last, end)), size_bytes(values[name]), first, min(last, end))
+        Life(name, _holder(program, values, name, first, min(last, end)), size_bytes(values[name]), first, min(last, end), last > end)
         for name, (first, last) in live_ranges(program.graph).items()
     )
 
@@ -98,6 +115,25 @@ def waiting_bytes(program: Program, in_flight: float) -> dict[str, int]:
     return {life.name: ceil((in_flight - 1) * life.bytes) for life in lives}
 
 
+def queued_bytes(program: Program, among: Among) -> list[int]:
+    """Bytes of messages beside the program's own values while each node runs: what has come for this turn and is not received yet, what comes for the next one, and
+    what stages further on have not taken yet: they take it as many turns later as they are further on (`runtime.stages` waits for them). Only where nothing goes
+    backward: there the schedule says when a message is taken, and that is not counted."""
+    graph, values, span = program.graph, value_table(program.graph), loop_span(program.graph)
+    found = [0] * len(graph.nodes)
+    if span is None or has_backward(graph):
+        return found
+    others, inside = count_microbatches(graph) - 1, range(span[0], span[1] + 1)
+    sizes = {i: size_bytes(values[graph.nodes[i].outputs[0]]) for i in inside if graph.nodes[i].op in (SEND, RECEIVE)}
+    sent = sum(size * min(others, _int(graph.nodes[i], "stage") - among.number) for i, size in sizes.items() if graph.nodes[i].op == SEND)
+    coming = {i: size for i, size in sizes.items() if graph.nodes[i].op == RECEIVE}
+    early = sum(coming.values())
+    for i in inside:
+        early -= coming.get(i, 0)
+        found[i] = sent + sum(coming.values()) + early
+    return found
+
+
 def scratch_bytes(program: Program, node: Node, values: dict[str, Value]) -> int:
     """Bytes that a collective holds beside its input and output while it runs."""
     if not node.op.startswith("comm."):
@@ -123,7 +159,21 @@ def _int(node: Node, name: str) -> int:
     return found
 
 
-def estimate_memory(program: Program, reserve_bytes: int, in_flight: float = 1.0) -> Memory:
+def ends_higher(program: Program, among: Among) -> bool:
+    """The end of the step, when this rank has the outputs of other stages, too, holds more than its last node."""
+    last = len(program.graph.nodes) - 1
+    if last < 0 or not among.given_bytes:
+        return False
+    over = sum(life.bytes for life in list_lives(program) if life.last == last and not life.leaves) + beside_bytes(program, last, among)
+    return among.given_bytes > over
+
+
+def beside_bytes(program: Program, at: int, among: Among) -> int:
+    """What is held while a node runs, beside values."""
+    return scratch_bytes(program, program.graph.nodes[at], value_table(program.graph)) + queued_bytes(program, among)[at]
+
+
+def estimate_memory(program: Program, reserve_bytes: int, in_flight: float = 1.0, among: Among = ALONE) -> Memory:
     """Walk the program once.
 
     Args:
@@ -139,6 +189,7 @@ def estimate_memory(program: Program, reserve_bytes: int, in_flight: float = 1.0
     ends: dict[int, list[Life]] = {}
     waiting = [0] * len(HOLDERS)
     span, each = loop_span(graph), waiting_bytes(program, in_flight)
+    queued = queued_bytes(program, among)
     for life in list_lives(program):
         waiting[column[life.holder]] += each.get(life.name, 0)
         starts.setdefault(life.first, []).append(life)
@@ -151,10 +202,12 @@ def estimate_memory(program: Program, reserve_bytes: int, in_flight: float = 1.0
         for life in starts.get(i, ()):
             held[column[life.holder]] += life.bytes
         row = [a + b for a, b in zip(held, waiting)] if span is not None and span[0] <= i <= span[1] else list(held)
-        row[column["temporaries"]] += scratch_bytes(program, node, values)
+        row[column["temporaries"]] += scratch_bytes(program, node, values) + queued[i]
         rows.append(tuple(row))
         for life in ends.get(i, ()):
             held[column[life.holder]] -= life.bytes
+    if rows and ends_higher(program, among):
+        rows[-1] = _end_row(program, reserve_bytes, among)
     totals = [sum(row) for row in rows] or [sum(held)]
     peak = max(range(len(totals)), key=totals.__getitem__)
     top = rows[peak] if rows else tuple(held)
@@ -166,6 +219,14 @@ def estimate_memory(program: Program, reserve_bytes: int, in_flight: float = 1.0
         _list_holders(top),
         tuple(Moment(graph.nodes[i].name, graph.nodes[i].phase, totals[i], _list_holders(rows[i])) for i in _kept(totals if rows else [])),
     )
+
+
+def _end_row(program: Program, reserve_bytes: int, among: Among) -> tuple[int, ...]:
+    """What is held when the step ends, by holder."""
+    held = {**dict.fromkeys(HOLDERS, 0), "reserve": reserve_bytes, "temporaries": among.given_bytes}
+    for life in list_lives(program):
+        held[life.holder] += life.bytes if life.leaves else 0
+    return tuple(held.values())
 
 
 def _kept(totals: list[int]) -> list[int]:

@@ -106,10 +106,11 @@ def _describe(
     alike = {values[out].shape for out in made}
     into: dict[str, str] = {}
     writes = []
-    for new in made:
+    rewrites = len(alike) == 1 and graph.nodes[members[0]].phase is Phase.UPDATE  # before that the turns may still read the old version
+    for new in made if rewrites else ():
         for i, _ in uses[new]:
             node = graph.nodes[i]
-            if node.op != "state.write" or node.phase is not Phase.UPDATE or len(alike) > 1 or not {k for k, _ in uses[new]} <= inside | {i}:
+            if node.op != "state.write" or node.phase is not Phase.UPDATE or not {k for k, _ in uses[new]} <= inside | {i}:
                 continue
             old = node.inputs[0]
             late = {k for k, _ in uses[old] if graph.nodes[k].phase is Phase.UPDATE}

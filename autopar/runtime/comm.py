@@ -93,6 +93,9 @@ class Comm(Protocol):
     def send(self, x: Tensor, target: int, key: Key) -> None:
         """Send without waiting; x is held until it is gone."""
 
+    def let_arrive(self, target: int, most: int) -> None:
+        """Wait until at most so many of the messages to this rank are still held."""
+
     def expect(self, source: int, key: Key) -> None:
         """Let the message, and what comes before it from that source, arrive while this rank does something else. Harmless if repeated."""
 
@@ -264,6 +267,9 @@ class ProcessComm(Placed):
         group, tag = self._link_groups[self.rank, target], self._tag(arrival)
         work = self._call(what, "", lambda: dist.isend(_bytes(x), target, group, tag))
         self._call(what, "", lambda: self._sends.hold(target, what, x, work))
+
+    def let_arrive(self, target: int, most: int) -> None:
+        self._call(f"the messages to rank {target}", "", lambda: self._sends.let_arrive(target, most, self._timeout_s))
 
     def expect(self, source: int, key: Key) -> None:
         for arrival in self._ledger.due(source, key):

@@ -25,6 +25,8 @@ from .spec import Batch, ProgramSpec, State, local_piece, torch_dtype
 from .stages import here, open_stages
 from .steps import gather_state
 
+_NOTHING = (0,)
+
 
 class Executable:
     """What `autopar.compile` returns: call it with a batch, on every rank alike.
@@ -88,7 +90,7 @@ class Executable:
             )
 
     def local_batch(self, *inputs: Tensor, **keywords: Tensor) -> tuple[Tensor, ...]:
-        """This rank's own parts of a global batch, in the order in which `step` takes them positionally."""
+        """This rank's own parts of a global batch, in the order in which `step` takes them positionally: without elements where its stage reads none."""
         self._need_ranks("local_batch")
         bound = self._bind(inputs, keywords)
         return tuple(bound[name] for name in self.program.batch)
@@ -240,13 +242,16 @@ class Executable:
             raise InputError(f"{name}: expected a tensor {spec.dtype}{list(spec.shape)}, found {type(tensor).__name__}")
         sharding, local = local_piece(spec, self.program.mesh)
         shape = tuple(tensor.shape)
-        if shape not in (spec.shape, local):
+        nothing = not self.program.reads(name)  # what only other stages read is not held here
+        if shape not in (spec.shape, local) and not (nothing and shape == _NOTHING):
             part = f", or {list(local)} for this rank's own part" if local != spec.shape else ""
             raise InputError(f"{name}: expected shape {list(spec.shape)}{part}, found {list(shape)}")
         if tensor.dtype != torch_dtype(spec.dtype):
             raise InputError(f"{name}: expected dtype {spec.dtype}, found {str(tensor.dtype).removeprefix('torch.')}")
         if tensor.device.type != self.comm.device.type:
             raise InputError(f"{name}: expected device {self.comm.device.type}, found {tensor.device.type}")
+        if nothing:
+            return tensor.new_empty(_NOTHING)
         if shape == local:
             return tensor.detach().contiguous()
         return cut(tensor.detach(), sharding, self.program.mesh, self.comm.rank)

@@ -168,26 +168,42 @@ class Lost(RuntimeError):
         self.what = what
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Held:
+    """What is on its way."""
+
+    target: int
+    x: Tensor
+    work: Any
+
+
 class QueriedSends:
     """Holds what was sent until it is gone, where the work knows that it is (nccl). Freed memory is reused in the order of the stream."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[Tensor, Any]] = []
+        self._held: deque[_Held] = deque()
 
     def hold(self, target: int, what: str, x: Tensor, work: Any) -> None:
         """Keep x, which was just sent."""
         self.let_go()
-        self._held.append((x, work))
+        self._held.append(_Held(target, x, work))
 
     def let_go(self) -> None:
         """Free what is gone."""
-        self._held = [(x, work) for x, work in self._held if not work.is_completed()]
+        self._held = deque(row for row in self._held if not row.work.is_completed())
+
+    def let_arrive(self, target: int, most: int, timeout_s: float) -> None:
+        """Let the current stream wait until at most so many to this rank are left."""
+        mine = [row for row in self._held if row.target == target]
+        for row in mine[: max(0, len(mine) - most)]:
+            row.work.wait()
+            self._held.remove(row)
 
     def finish(self, timeout_s: float) -> None:
         """Let the current stream wait for all that is left."""
-        for _, work in self._held:
-            work.wait()
-        self._held = []
+        for row in self._held:
+            row.work.wait()
+        self._held.clear()
 
 
 class WaitedSends:
@@ -229,6 +245,18 @@ class WaitedSends:
             self._gone = []
         if self._lost:
             raise Lost(*self._lost)
+
+    def let_arrive(self, target: int, most: int, timeout_s: float) -> None:
+        """Wait until at most so many to this rank are left.
+
+        Raises:
+            Lost: a message did not arrive, or not within the timeout.
+        """
+        with self._changed:
+            in_time = self._changed.wait_for(lambda: bool(self._lost) or len(self._held.get(target, ())) <= most, timeout_s)
+        self.let_go()
+        if not in_time:
+            raise Lost(self._held[target][0][0], f"not received within {timeout_s:g} s")
 
     def finish(self, timeout_s: float) -> None:
         """Wait for all that is left.

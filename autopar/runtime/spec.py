@@ -66,6 +66,7 @@ class ProgramSpec:
         step: `step(comm, state, batch)`.
         pipeline: its stages, where it has several (`runtime.stages`).
         held: the states of which a rank has a piece (`stages.here`); None: all.
+        read: the batch entries that a rank reads, alike.
     """
 
     mesh: Mesh
@@ -76,10 +77,15 @@ class ProgramSpec:
     step: Callable
     pipeline: Pipeline | None = None
     held: frozenset[str] | None = None
+    read: frozenset[str] | None = None
 
     def holds(self, state: str) -> bool:
         """Whether this rank has a piece of a state."""
         return self.held is None or state in self.held
+
+    def reads(self, entry: str) -> bool:
+        """Whether this rank reads a batch entry."""
+        return self.read is None or entry in self.read
 
     def home(self, state: str) -> int | None:
         """The stage that updates a state; None where there are no stages."""

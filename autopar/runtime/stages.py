@@ -23,7 +23,7 @@ from ..graph.mesh import Mesh, coordinates, num_ranks
 from ..graph.repeats import shift_name
 from ..graph.schedules.check import AROUND, check_schedule, without_sends
 from ..graph.schedules.delivery import Event, check_delivery
-from ..graph.schedules.schedule import COMPUTE, Action, ActionKind, Schedule, parse_csv, print_schedule
+from ..graph.schedules.schedule import COMPUTE, Action, ActionKind, Schedule, parse_csv, print_schedule, runs_in_step
 from ..graph.sections import section_of
 from ..graph.sharding import REPLICATE, Sharding, parse_sharding
 from .comm import Comm
@@ -231,7 +231,7 @@ def here(program: ProgramSpec, rank: int) -> ProgramSpec:
         return program
     stage = coordinates(program.mesh, rank)[0]
     mine, batch = program.pipeline.states[stage], program.pipeline.batches[stage]
-    return replace(program, states={**program.states, **mine}, batch={**program.batch, **batch}, held=frozenset(mine))
+    return replace(program, states={**program.states, **mine}, batch={**program.batch, **batch}, held=frozenset(mine), read=frozenset(program.pipeline.batches[stage]))
 
 
 def open_stages(comm: Comm, program: ProgramSpec) -> None:
@@ -254,6 +254,7 @@ class StageComm:
         self.doing = "at the start of the step"
         self.waiting = ""
         self._left: dict[int, int] = {}  # microbatch -> actions that are still to come
+        self._sends = pipeline.stages[self.stage].module.SENDS
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
@@ -273,7 +274,10 @@ class StageComm:
         """(section, microbatch) of each action of this stage, in the order of the schedule."""
         todo = [a for a in self._pipeline.schedule.actions[self.stage] if self._runs(a)]
         self._left = dict(Counter(action.microbatch for action in todo))
+        bounded = runs_in_step(self._pipeline.schedule)
         for action, following in zip(todo, (*todo[1:], None)):
+            if bounded:
+                self._hold_back(self._pipeline.section_of(action))
             self._left[action.microbatch] -= 1
             self.doing = f"in {action} ({_WORDS[action.kind]} of microbatch {action.microbatch})"
             if following is not None:
@@ -287,6 +291,17 @@ class StageComm:
 
     def _runs(self, action: Action) -> bool:
         return self._pipeline.section_of(action) in self._pipeline.stages[self.stage].module.SECTIONS
+
+    def _hold_back(self, section: str) -> None:
+        """Wait for who is behind: a stage that nothing comes back to would run ahead, and hold all that it sends. A stage that is k further on takes a message k
+        turns after it was made, so that as many turns may be under way."""
+        for ahead, count in Counter(ahead for ahead, _ in self._sends.get(section, ()) if ahead > 0).items():
+            self._let_arrive(ahead, ahead * count)
+
+    def _let_arrive(self, ahead: int, most: int) -> None:
+        self.waiting = f", waiting for stage {self.stage + ahead}"
+        self._comm.let_arrive(self.rank + ahead * self._size, most)
+        self.waiting = ""
 
     def _expect(self, section: str, turn: int) -> None:
         """Let what the section waits for arrive."""
@@ -311,10 +326,12 @@ class StageComm:
         """
         loss, own = result if isinstance(result, tuple) else (result, ())
         self.doing = "sharing the outputs"
+        for ahead in dict.fromkeys(ahead for sent in self._sends.values() for ahead, _ in sent):
+            self._let_arrive(ahead, 0)  # outputs are made of it: so nothing is lost, and it is not held beside them
         mine, shared = list(own), []
         for stage, shape, dtype in outputs:
-            x = mine.pop(0) if stage == self.stage else torch.empty(shape, dtype=torch_dtype(dtype), device=self.device)
-            shared.append(self._comm.broadcast(x, STAGES, stage))
+            like = torch.empty((), dtype=torch_dtype(dtype), device=self.device).expand(shape)  # says the shape, and takes no memory
+            shared.append(self._comm.broadcast(mine.pop(0) if stage == self.stage else like, STAGES, stage))
         return tuple(shared) if loss is None else (loss, (*shared, *mine))
 
 

@@ -139,16 +139,22 @@ class _Mail:
         with self.changed:
             self.ended[rank] = step
             self.changed.notify_all()
-            for target in [t for s, t in self.boxes if s == rank]:
-                while unread := [letter.arrival for letter in self.boxes[rank, target] if letter.step == step]:
-                    what = f"send of {arrival_text(unread[0])} to rank {target}"
-                    if self.world.failed:
-                        raise _OtherRankFailed(f"rank {rank}: {what}: another rank failed")
-                    if self.ended.get(target, 0) >= step:
-                        raise ProgramError(f"rank {rank}: {what}: rank {target} has ended the step and did not receive it")
-                    if target in self.world.left:
-                        raise RankError(f"rank {rank} waits in {what}, but rank {target} has finished")
-                    self.changed.wait()
+            targets = [t for s, t in self.boxes if s == rank]
+        for target in targets:
+            self.let_read(rank, target, step, 0)
+
+    def let_read(self, rank: int, target: int, step: int, most: int) -> None:
+        """Wait until at most so many letters of this step from this rank to that one are not read."""
+        with self.changed:
+            while len(unread := [letter.arrival for letter in self.boxes[rank, target] if letter.step == step]) > most:
+                what = f"send of {arrival_text(unread[0])} to rank {target}"
+                if self.world.failed:
+                    raise _OtherRankFailed(f"rank {rank}: {what}: another rank failed")
+                if self.ended.get(target, 0) >= step:
+                    raise ProgramError(f"rank {rank}: {what}: rank {target} has ended the step and did not receive it")
+                if target in self.world.left:
+                    raise RankError(f"rank {rank} waits in {what}, but rank {target} has finished")
+                self.changed.wait()
 
     def _check_reader(self, rank: int, source: int, step: int, what: str) -> None:
         if self.world.failed:
@@ -234,6 +240,9 @@ class ThreadComm(Placed):
             self._ledger.put_own(arrival, copy)
         else:
             self._world.mail.post(self.rank, target, _Letter(self._ledger.step, arrival, copy))
+
+    def let_arrive(self, target: int, most: int) -> None:
+        self._world.mail.let_read(self.rank, target, self._ledger.step, most)
 
     def expect(self, source: int, key: Key) -> None:
         self._ledger.announced(source, key)

@@ -93,6 +93,9 @@ class TimedComm:
     def expect(self, source: int, key: Key) -> None:
         self._comm.expect(source, key)
 
+    def let_arrive(self, target: int, most: int) -> None:
+        self._comm.let_arrive(target, most)
+
     def receive(self, source: int, key: Key) -> Tensor:
         begin = self._clock.stamp()
         x = self._comm.receive(source, key)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import fsum, isfinite
 
 from ..cost.estimate import estimate_program, hidden_seconds, node_seconds
+from ..cost.memory import ALONE, Among
 from ..cost.model import CostModel
 from ..cost.ops import node_flops
 from ..cost.peak import list_peak
@@ -63,17 +64,19 @@ def build_answer(
     model_info: ModelInfo,
     cluster_info: ClusterInfo,
     in_flight: float = 1.0,
+    among: Among = ALONE,
 ) -> Answered:
     """Build the program of an assignment and the plan with all its tables.
 
     Args:
         in_flight: of a stage: microbatches between their forward and backward.
+        among: where it is among other stages.
     """
     graph = case.graph
     strategies = assigned_strategies(graph, case.sites, case.signatures, case.cuts, assignment)
     program = partition(graph, case.sites, case.signatures, case.cuts, assignment)
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
-    cost = estimate_program(model, program, case.sites, case.signatures, strategies, in_flight)
+    cost = estimate_program(model, program, case.sites, case.signatures, strategies, in_flight, among)
     sizes = axis_sizes(assignment.mesh)
     made = _made_shardings(graph, assignment, strategies)
     plan = Plan(
@@ -83,7 +86,7 @@ def build_answer(
         _node_plans(case, program, assignment, strategies, made, seconds, prices),
         _comm_plans(program, seconds, hidden_seconds(model, program, seconds)),
         tuple(RepeatPlan(r.family, r.phase, tuple(tuple(graph.nodes[i].name for i in b.nodes) for b in r.blocks)) for r in case.repeats),
-        peak=list_peak(program, max(cost.moments, key=lambda m: m.bytes).node, in_flight) if cost.moments else None,
+        peak=list_peak(program, max(cost.moments, key=lambda m: m.bytes).node, in_flight, among) if cost.moments else None,
     )  # fmt: skip
     return Answered(plan, program)
 

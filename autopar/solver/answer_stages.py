@@ -26,6 +26,7 @@ from .layout_solve import Staged
 from .layouts import Layout, Place, layout_ranks
 from .recognise import recognise
 from .role_meshes import axis_role
+from .stage_solve import place_among
 
 MIXED = "mixed"  # an axis that has one role on some stages and another on others
 
@@ -72,7 +73,8 @@ def build_staged_answer(
         if number == middle:
             told = recognise(mine.graph, mine.sites, mine.signatures, mine.cuts, assignment)
         prices = build_prices(model, assignment.mesh, mine.graph, mine.sites, mine.signatures)
-        plans.append(build_answer(mine, assignment, certificate, model, prices, (), "", model_info, cluster, held).plan)
+        among = place_among([s.case.graph for s in staged.stages], number)
+        plans.append(build_answer(mine, assignment, certificate, model, prices, (), "", model_info, cluster, held, among).plan)
     assert told is not None
     labels, summary = told
     place = staged.layout.place

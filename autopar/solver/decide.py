@@ -214,5 +214,5 @@ def _asks_layouts(ask: Ask) -> bool:
     """Several microbatches or stages may be an answer."""
     c = ask.constraints
     one_stage = ask.most_stages == 1 or dict(c.degrees).get(PIPELINE) == 1 or c.only is not None
-    return not (one_stage and c.microbatches == 1) and not (c.microbatches == 1 and dict(c.degrees).get(PIPELINE) is None)
+    return not _asks_plain(ask) or not (c.microbatches == 1 and (one_stage or dict(c.degrees).get(PIPELINE) is None))
 

@@ -23,7 +23,7 @@ from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
 from .layout_guess import Cut, count_flying, cut_units
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
-from .stage_solve import StageAnswer, align, solve_stage
+from .stage_solve import StageAnswer, align, place_among, solve_stage
 from .steer import Steer
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
@@ -235,7 +235,8 @@ class LayoutSolver:
         place = layout.place
         steer = Steer(inner_constraints(self.cases.constraints, place.stage_mesh(number)), part_roles(roles, whole, case))
         left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
-        found = solve_stage(case, place.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=place.stage_mesh)
+        among = place_among([stage.graph for stage in stages], number)
+        found = solve_stage(case, place.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=place.stage_mesh, among=among)
         better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known
 

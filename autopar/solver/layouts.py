@@ -139,12 +139,8 @@ def list_turns(place: Place, batch: int, constraints: Constraints) -> tuple[int,
     dp, most = data_degree(place.mesh), max(map(data_degree, place.meshes))  # the others divide the largest
     if batch % most:
         return ()
-    found = tuple(divisors(batch // most))
-    if constraints.microbatches is not None:
-        return tuple(n for n in found if n == constraints.microbatches)
-    if constraints.microbatch is not None:
-        return tuple(n for n in found if n * dp * constraints.microbatch == batch)
-    return found
+    count, size = constraints.microbatches, constraints.microbatch
+    return tuple(n for n in divisors(batch // most) if count in (None, n) and (size is None or n * dp * size == batch))
 
 
 def num_samples(roles: Roles) -> int:

@@ -18,7 +18,7 @@ from ..graph.plan import Plan
 from .given_stages import given_layout, price_stages
 from .layout_solve import Staged, simulate_stages
 from .layouts import inner_constraints, turn_weight
-from .stage_solve import StageAnswer, StageTimes, solve_stage
+from .stage_solve import StageAnswer, StageTimes, place_among, solve_stage
 from .steer import Steer, refine_fold
 from .unit_costs import part_roles
 
@@ -66,7 +66,7 @@ class StageAgain:
         tensors = None if limit_bytes is None else limit_bytes - self.model.reserve_bytes
         found = solve_stage(
             self.case, layout.place.stage_mesh(number), demands, self.model, tensors, self.staged.in_flight[number], turn_weight(layout), time_limit_s,
-            mesh_of=layout.place.stage_mesh,
+            mesh_of=layout.place.stage_mesh, among=place_among([s.case.graph for s in self.staged.stages], number),
         )  # fmt: skip
         if found.assignment is None:
             raise StageShortage(number, found.found.status == "infeasible")

@@ -8,18 +8,19 @@ along the axes of dp, then any dim along all others; so every rank sends its own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from ..constraints import DATA, SEQUENCE, Constraints
 from ..cost.estimate import hidden_seconds, node_seconds
 from ..cost.habits import ends_hidden_seconds, rest_of_blocks_seconds
-from ..cost.memory import Memory, estimate_memory
+from ..cost.memory import ALONE, Among, Memory, estimate_memory
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..graph.case import Case, copy_case
 from ..graph.choice import Assignment
+from ..graph.graph import Graph, value_table
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.node import Node, Phase
 from ..graph.partition import assigned_strategies, node_cuts, partition
@@ -29,7 +30,7 @@ from ..graph.sections import weight_nodes
 from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
 from ..graph.stages import Stage
 from ..graph.strategy import list_strategies
-from ..graph.tensor import Value
+from ..graph.tensor import Value, size_bytes
 from ..graph.turns import RECEIVE, SEND, count_microbatches, times_of
 from .build import Shared, build_problem
 from .formulate import count_columns
@@ -130,6 +131,7 @@ def solve_stage(
     time_limit_s: float,
     cutoff_s: float = inf,
     mesh_of: Callable[[int], Mesh] | None = None,
+    among: Among = ALONE,
 ) -> StageAnswer:
     """Solve one stage.
 
@@ -139,11 +141,12 @@ def solve_stage(
         limit_bytes: for tensors.
         weight: what one turn counts (`layouts.turn_weight`).
         mesh_of: as of `crossing_choices`.
+        among: where it is among other stages.
     Raises:
         ConstraintError: the mesh cannot obey.
     """
     deadline = time.monotonic() + time_limit_s
-    steer = replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles, steer.constraints, mesh_of)))
+    asked, steer = steer, replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles, steer.constraints, mesh_of)))
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     said = steer.constraints.recompute or "free"
 
@@ -161,7 +164,7 @@ def solve_stage(
         if assignment not in measured:
             mine, program = stage_program(case, assignment)
             measured.clear()
-            measured[assignment] = mine, program, estimate_memory(program, 0, in_flight)
+            measured[assignment] = mine, program, estimate_memory(program, 0, in_flight, among)
         return measured[assignment]
 
     def measure(assignment: Assignment) -> int:
@@ -188,6 +191,9 @@ def solve_stage(
         return StageAnswer(case, answer, None, None, None)
     assignment = build_assignment(problem, answer.decisions)
     mine, program, memory = build_program(assignment)
+    if limit_bytes is not None and memory.peak_bytes > limit_bytes:  # what is held beside the program the judge does not see: leave room for it
+        left, room = max(0.5, deadline - time.monotonic()), limit_bytes - (memory.peak_bytes - limit_bytes)
+        return solve_stage(case, mesh, asked, model, room, in_flight, weight, left, cutoff_s, mesh_of)
     times = time_program(mine, program, assignment, model, said == "full" and model.whole_blocks)
     return StageAnswer(case, answer, assignment, memory, times)
 
@@ -195,6 +201,12 @@ def solve_stage(
 def _narrowed(answer: MeshAnswer, bound_s: float) -> MeshAnswer:
     """The answer of a program that leaves plans out: that it has none does not say that there is none."""
     return replace(answer, bound_s=bound_s, status="unknown" if answer.status == "infeasible" else answer.status)
+
+
+def place_among(graphs: Sequence[Graph], number: int) -> Among:
+    """Where a stage is among others. `graphs`: of all."""
+    others = [(graph, value_table(graph)) for k, graph in enumerate(graphs) if k != number]
+    return Among(number, sum(size_bytes(values[name]) for graph, values in others for name in graph.outputs))
 
 
 def stage_program(case: Case, assignment: Assignment) -> tuple[Case, Program]:

@@ -45,15 +45,26 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
     plain = replace(constraints, microbatches=None, microbatch=None)
     split = [(p, n) for p in places for n in list_turns(p, batch, constraints)]
     if not split:
-        words = [f"{name}={getattr(constraints, name)}" for name in ("microbatches", "microbatch") if getattr(constraints, name) is not None]
         rows = [(p, list_turns(p, batch, plain)) for p in places]
         there = [f"{_print_place(p)} with {', '.join(map(str, counts))} microbatches" for p, counts in rows if counts]
-        return f"{', '.join(words) or 'dp'}: the batch of {batch} samples does not divide so; {_offer(there)}"
+        return f"{_why_no_turns(batch, constraints)}; {_offer(there)}"
     reasons: dict[str, None] = {}
     for place, turns in split:
         if not any(list_schedules(place, turns, num_units, constraints, trains)):
             reasons.update(dict.fromkeys(_why_no_schedule(place, turns, num_units, constraints, trains)))
     return "; ".join(list(reasons)[:2]) or "no schedule fits"
+
+
+def _why_no_turns(batch: int, constraints: Constraints) -> str:
+    names = ("microbatches", "microbatch")
+    told = [(name, count) for name in names if (count := getattr(constraints, name)) is not None]
+    data = [(role, degree) for role, degree in constraints.degrees if role == DATA]
+    asked = [*told, *data]
+    total = prod(count for _, count in asked)
+    if len(told) == len(names) and (total != batch if data else batch % total):
+        each = "" if data else " for each rank of dp"
+        return f"{' x '.join(f'{name}={count}' for name, count in asked)} are {total} samples{each}, the batch has {batch}"
+    return f"{', '.join(f'{name}={count}' for name, count in told) or 'dp'}: the batch of {batch} samples does not divide so"
 
 
 def _why_no_schedule(place: Place, turns: int, num_units: int, constraints: Constraints, trains: bool) -> Iterator[str]:

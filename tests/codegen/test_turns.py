@@ -95,6 +95,17 @@ class Queries(nn.Module):
         return self.head(F.scaled_dot_product_attention(self.queries.expand(x.shape[0], -1, -1)[:, None], x[:, None], x[:, None]).mean((1, 2)))
 
 
+class Dropping(nn.Module):
+    """The number of draws is added up and stored in one module, so that one kernel could do both: before the turns, which draw by the old one."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return F.dropout(self.lin(x), 0.3, self.training)
+
+
 def ids(*shape):
     return torch.randint(1, 16, shape)
 
@@ -136,6 +147,7 @@ MODELS = {
     "made weights, penalty, hook": lambda: Workload(Made(), (torch.randn(4, 8),), (torch.randn(4, 8),), penalised, ADAMW),
     "learnt queries": lambda: Workload(Queries(), (ids(4, 4),), (torch.randint(0, 4, (4,)),), F.cross_entropy, ADAMW),
     "llama": lambda: spelled("llama"),
+    "dropout in the model itself": lambda: Workload(Dropping(), (torch.randn(4, 8),), (torch.randn(4, 8),), F.mse_loss, ADAMW),
     "gpt2 dropout": lambda: spelled("gpt2_dropout"),
     "weighted targets": lambda: spelled("tagger"),
     "smoothed targets": lambda: smoothed(None),

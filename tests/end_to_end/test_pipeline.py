@@ -90,6 +90,13 @@ def test_outputs_of_four_ranks_equal_plain_pytorch(tmp_path):
 
 
 @pytest.mark.gloo
+def test_memory_of_what_only_goes_forward_is_as_predicted(tmp_path):
+    """No stage runs ahead of the others and holds all that it has sent; what every rank is given at the end counts."""
+    for code, _, err in run_ranks(3, "forward_memory", "pp=3,microbatches=8", timeout=200):
+        assert code == 0, err
+
+
+@pytest.mark.gloo
 def test_five_adamw_steps_of_eight_ranks_equal_plain_pytorch(tmp_path):
     """Three kinds of parallelism at once; the checkpoint goes on in twice as many stages without data parallelism."""
     fix, other = "pp=2,dp=2,tp=2,zero=1,microbatches=2,schedule=1f1b", "pp=4,tp=2,microbatches=4,schedule=gpipe"

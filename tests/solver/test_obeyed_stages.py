@@ -131,6 +131,10 @@ def test_places_have_the_roles_that_are_needed(words, places):
         ({"pp": 3}, "pp=3 makes 3 ranks, the cluster has 4; what there is: pp=2 dp=2; pp=2 tp=2; pp=4"),
         ({"pp": 2, "dp": 2, "microbatches": 8}, "microbatches=8: the batch of 8 samples does not divide so; what there is: pp=2 dp=2 with 1, 2, 4 microbatches"),
         ({"pp": 2, "dp": 2, "microbatch": 3}, "microbatch=3: the batch of 8 samples does not divide so; what there is: pp=2 dp=2 with 1, 2, 4 microbatches"),
+        ({"dp": 2, "microbatches": 4, "microbatch": 8}, "microbatches=4 x microbatch=8 x dp=2 are 64 samples, the batch has 8; what there is: pp=1 dp=2"),
+        ({"pp": 2, "microbatches": 4, "microbatch": 8}, "microbatches=4 x microbatch=8 are 32 samples for each rank of dp, the batch has 8; what there is: pp=2 dp=2 with 1"),
+        ({"microbatches": 1, "microbatch": 8, "dp": 4}, "microbatches=1 x microbatch=8 x dp=4 are 32 samples, the batch has 8; what there is: pp=1 dp=4"),
+        ({"pp": 2, "dp": 2, "microbatches": 2, "microbatch": 1}, "microbatches=2 x microbatch=1 x dp=2 are 4 samples, the batch has 8; what there is: pp=2 dp=2 with 1, 2, 4 microbatches"),
         ({"pp": 2, "dp": 2, "vpp": 4, "microbatches": 2}, "2 stages of 4 chunks need 8 parts, the model can be cut into 6 (between its numbered modules)"),
         (
             {"pp": 4, "schedule": "interleaved", "microbatches": 2},
