@@ -22,7 +22,7 @@ from .build import Shared
 from .layout_cases import LayoutCases, Turned
 from .layouts import Place, inner_constraints, working_mesh, working_ranks
 from .run_costs import fill_run, price_run
-from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, crossing_seconds, least_costs, price_kind, price_phases
+from .unit_costs import COST_FIELDS, CROSSING_FIELDS, PhaseCosts, UnitCosts, crossing_seconds, least_costs, price_kind, price_phases
 
 
 class Tier(IntEnum):
@@ -71,16 +71,24 @@ class LayoutPrices:
         floors = self._floors(place, count)
         rows = [known.get(kind) or floors[kind] for kind in kinds]
         costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))), homes=turned.homes)
+        costs = self._with_crossings(costs, place, count) if place.num_stages > 1 else costs
         return self._with_run(costs, place, count, chunks) if tier is Tier.RUN else costs
 
+    def _with_crossings(self, costs: UnitCosts, place: Place, count: int) -> UnitCosts:
+        """The costs with what crosses between stages."""
+        turned, model = self._turned(count), self._staged_model(place)
+        ends = [crossing_seconds(turned.units, kind, model, working_ranks(place), count) for kind in range(len(turned.units.cases))]
+        enter, leave, enter_turn, leave_turn = (turned.expand([ends[kind][k] for kind in turned.units.kinds]) for k in range(len(CROSSING_FIELDS)))
+        return replace(
+            costs, enter_s=(0.0, *enter[1:]), leave_s=(*leave[:-1], 0.0), enter_turn_s=(0.0, *enter_turn[1:]), leave_turn_s=(*leave_turn[:-1], 0.0)
+        )
+
+    def _staged_model(self, place: Place) -> CostModel:
+        return staged_model(self.model, place.num_stages, num_ranks(place.mesh) * place.num_stages)
+
     def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: int) -> UnitCosts:
-        """The costs with what crosses between stages, and with those of the longest run as one piece, as long as a chunk has of it."""
+        """The costs with those of the longest run as one piece, as long as a chunk has of it."""
         turned, stages = self._turned(count), place.num_stages
-        model = staged_model(self.model, stages, num_ranks(place.mesh) * stages)
-        if stages > 1:
-            ends = [crossing_seconds(turned.units, kind, model, working_ranks(place), count) for kind in range(len(turned.units.cases))]
-            rows = turned.expand([ends[kind] for kind in turned.units.kinds])
-            costs = replace(costs, enter_s=(0.0, *(row[0] for row in rows[1:])), leave_s=(*(row[1] for row in rows[:-1]), 0.0))
         if turned.parts.length < 2:
             return costs
         first, last = turned.run_units
@@ -90,7 +98,7 @@ class LayoutPrices:
         for each in {most, (last - first) // (stages * chunks)} - {0} if chunks > 1 else {most}:
             if each not in known:
                 inner, shared = inner_constraints(self.cases.constraints, place.mesh), self._between.setdefault(mesh, Shared())
-                known[each] = price_run(turned.parts, each, mesh, model, inner, count, shared)
+                known[each] = price_run(turned.parts, each, mesh, self._staged_model(place), inner, count, shared)
         return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
     def phases(self, place: Place, count: int) -> PhaseCosts:
@@ -136,6 +144,8 @@ class LayoutPrices:
             fill_s=tuple(share * s for s in costs.fill_s),
             waiting=tuple(share * b for b in costs.waiting),
             passing=tuple(share * b for b in costs.passing),
+            enter_turn_s=tuple(share * s for s in costs.enter_turn_s),
+            leave_turn_s=tuple(share * s for s in costs.leave_turn_s),
         )
 
     def _turned(self, count: int) -> Turned:

@@ -31,7 +31,7 @@ from .judge import made_id, share_bytes, wanted_id
 from .layouts import stage_roles
 from .problem import Group, Problem
 from .skeleton import Skeleton
-from .stage_cuts import sum_segments
+from .stage_cuts import Crossings, sum_segments
 from .steer import Steer
 from .tables import NONE
 
@@ -57,6 +57,7 @@ class UnitCosts:
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
         homes: the stage that each must be on (`unit_stages`); (): any.
         enter_s, leave_s: of a step, what is received at least from the unit before, and from the one after, where a stage begins or ends there.
+        enter_turn_s, leave_turn_s: of these, what one forward receives from the unit before, and one backward from the one after.
     """
 
     step_s: tuple[float, ...]
@@ -67,8 +68,15 @@ class UnitCosts:
     passing: tuple[float, ...]
     enter_s: tuple[float, ...] = ()
     leave_s: tuple[float, ...] = ()
+    enter_turn_s: tuple[float, ...] = ()
+    leave_turn_s: tuple[float, ...] = ()
     run: RunCosts | None = None
     homes: tuple[int, ...] = ()
+
+    @property
+    def crossings(self) -> Crossings:
+        """What crosses where one cuts."""
+        return Crossings(self.enter_s, self.leave_s, self.enter_turn_s, self.leave_turn_s)
 
     def segments(self, likely: bool = False) -> np.ndarray:
         """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least.
@@ -104,6 +112,7 @@ class PhaseCosts:
     drain_s: tuple[float, ...]
 
 
+CROSSING_FIELDS = ("enter_s", "leave_s", "enter_turn_s", "leave_turn_s")
 COST_FIELDS = ("step_s", "fill_s", "once_s", "always", "waiting", "passing")
 
 
@@ -118,7 +127,7 @@ def least_costs(rows: Sequence[UnitCosts]) -> UnitCosts:
 
     free = None if first.run is None else tuple(map(min, *(row.run.free_s for row in rows if row.run is not None)))
     run = None if free is None or first.run is None else RunCosts(free, free, free, first.run.first)
-    return replace(first, run=run, **{name: least(name) for name in (*COST_FIELDS, "enter_s", "leave_s")})
+    return replace(first, run=run, **{name: least(name) for name in (*COST_FIELDS, *CROSSING_FIELDS)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,21 +196,22 @@ def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraint
     return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
 
 
-def crossing_seconds(units: Units, kind: int, model: CostModel, ranks: int, turns: int) -> tuple[float, float]:
-    """Seconds of a step to receive what a unit of this kind reads of the unit before it, and of the one after it, each rank its own part.
+def crossing_seconds(units: Units, kind: int, model: CostModel, ranks: int, turns: int) -> tuple[float, float, float, float]:
+    """Seconds to receive what a unit of this kind reads of the unit before it, and of the one after it, each rank its own part: in the order of `CROSSING_FIELDS`.
 
     Args:
         model: with the link between stages.
         ranks: of a stage.
     """
     case, own = units.cases[kind], units.kinds.index(kind)
-    values, found = {v.name: v for v in case.graph.values}, [0.0, 0.0]
+    values, of_step, of_turn = {v.name: v for v in case.graph.values}, [0.0, 0.0], [0.0, 0.0]
     for node in case.graph.nodes:
         source = dict(node.args).get("stage") if node.op == RECEIVE and node.phase in LOOP else None
         if isinstance(source, int) and abs(source - own) == 1:
-            part = size_bytes(values[node.outputs[0]]) / ranks
-            found[source > own] += turns * receive_seconds(model, part)
-    return found[0], found[1]
+            seconds, after = receive_seconds(model, size_bytes(values[node.outputs[0]]) / ranks), source > own
+            of_step[after] += turns * seconds
+            of_turn[after] += seconds if (node.phase is Phase.BACKWARD) == after else 0.0  # what was kept for the backward holds up no forward
+    return (*of_step, *of_turn)
 
 
 def price_phases(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, float, float]:
