@@ -138,6 +138,9 @@ class PipelineSearch:
         began, self.best_s = time.monotonic(), cutoff_s
         self.every = self.list_open()
         self.places = _by_place(self.every)
+        if self.prices.is_launch_bound(num_devices(self.model.cluster)):  # then what crosses between stages takes long, and is known without a price
+            for place in self.places:
+                self._price_place(place, Tier.FLOOR)
         self._glance(self.places, began)
         self._follow(began)
 
@@ -230,7 +233,7 @@ class PipelineSearch:
             if costs is not None:
                 mine = self.prices.stretch(costs, fewest, count)
                 for each in rows:
-                    self._learn(each, mine, costs)
+                    self._learn(each, mine, costs, guesses=tier > Tier.FLOOR)
                     if count == fewest and each.layout.chunks == rows[0].layout.chunks:
                         each.tier = tier
 
@@ -254,11 +257,11 @@ class PipelineSearch:
                 each.gone = each.gone or each.layout.num_microbatches == layout.num_microbatches
             return None
 
-    def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts) -> None:
+    def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts, guesses: bool = True) -> None:
         each.bound_s = max(each.bound_s, bound_layout(each.layout, costs))
         chunks = each.layout.place.num_stages * each.layout.chunks
         cuts = self.cut(cut_by, layout_ranks(each.layout)) if chunks <= len(costs.step_s) else None
-        if cuts is not None and not each.solved and not self._is_beaten(each):
+        if cuts is not None and guesses and not each.solved and not self._is_beaten(each):
             guess = guess_seconds(each.layout, costs, cuts, self.limit_bytes)
             each.guess_s, each.simulated = max(guess, each.bound_s), False
 

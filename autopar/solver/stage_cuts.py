@@ -19,42 +19,49 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Crossings:
-    """Per unit what is received at least where a stage or chunk begins there (`enter`) or ends after it (`leave`); of one stage nothing is.
+    """What a stage or chunk of the units from `a` to before `b` receives, in seconds at least, at [a, b].
 
     Args:
-        enter_s, leave_s: of all turns together.
-        enter_turn_s, leave_turn_s: what one forward waits for, and one backward.
+        before_s, after_s: of the units before and of those after, in all turns together.
+        forward_s, backward_s: of that what one forward waits for, and one backward.
     """
 
-    enter_s: tuple[float, ...] = ()
-    leave_s: tuple[float, ...] = ()
-    enter_turn_s: tuple[float, ...] = ()
-    leave_turn_s: tuple[float, ...] = ()
+    before_s: np.ndarray
+    after_s: np.ndarray
+    forward_s: np.ndarray
+    backward_s: np.ndarray
+
+    @property
+    def step_s(self) -> np.ndarray:
+        """In all turns together."""
+        return self.before_s + self.after_s
 
 
-NOTHING = Crossings()
+NOTHING = Crossings(*(np.zeros((1, 1)),) * 4)
 
 
-def _received(row: Sequence[float], count: int) -> np.ndarray:
-    """A row of `Crossings`, for so many units."""
-    return np.array(row or (0.0,) * count)
+def receive_table(num_units: int, source: int, targets: Sequence[int], seconds: float) -> np.ndarray:
+    """At [a, b] `seconds` where units from `a` to before `b` receive a value: its source is not one of them, one of its targets is."""
+    first, last = np.arange(num_units + 1)[:, None], np.arange(num_units + 1)[None, :]
+    reads = np.zeros((num_units + 1, num_units + 1), dtype=bool)
+    for target in targets:
+        reads |= (first <= target) & (target < last)
+    return np.where(reads & ~((first <= source) & (source < last)), seconds, 0.0)
 
 
-def _fill_tables(fill_s: Sequence[float], crossings: Crossings, num_stages: int) -> list[np.ndarray]:
-    """Of each stage: seconds, at least, until the first forward has come to unit `a`, at [a], if the stage begins there.
+def _least_fills(forward: np.ndarray, num_stages: int) -> list[np.ndarray]:
+    """Of each stage: seconds until the first forward has come to unit `a`, at [a], at least, if the stage begins there; infinite where it cannot.
 
-    What the stage itself receives is part of its segment. The stages between the first and this one begin at different units before `a`: they receive at
-    least as much as at the cheapest of these.
+    Args:
+        forward: of one microbatch through the units from `a` to before `b` as one stage, at [a, b].
     """
-    count = len(fill_s)
-    before = np.concatenate([[0.0], np.cumsum(fill_s)])
-    enter, unit = _received(crossings.enter_turn_s, count), np.arange(count + 1)
-    may = (unit[None, :-1] >= 1) & (unit[None, :-1] < unit[:, None])
-    cheapest = np.sort(np.where(may, enter[None, :], np.inf), axis=1)[:, : max(0, num_stages - 2)]
-    sums = np.concatenate([np.zeros((count + 1, 1)), np.cumsum(np.where(np.isfinite(cheapest), cheapest, 0.0), axis=1)], axis=1)
-    return [before + sums[:, min(max(0, s - 1), sums.shape[1] - 1)] for s in range(num_stages)]
+    forward = np.where(some_units(len(forward) - 1), forward, np.inf)
+    found = [np.where(np.arange(len(forward)) == 0, 0.0, np.inf)]
+    while len(found) < num_stages:
+        found.append((found[-1][:, None] + forward).min(axis=0))
+    return found
 
 
 def sum_segments(row: Sequence[float]) -> np.ndarray:
@@ -111,7 +118,7 @@ def bound_chunks(tables: Sequence[np.ndarray], fill_s: Sequence[float], num_stag
     least = rows[0][0]  # least[k]: the sum over all chunks so far, of the first k units
     for cost in rows[1:]:
         least = (least[:, None] + cost).min(axis=0)
-    fill = [float(row[s]) for s, row in enumerate(_fill_tables(fill_s, crossings, num_stages))]  # stage s begins with unit s or a later one
+    fill = [float(row.min()) for row in _least_fills(sum_segments(fill_s) + crossings.forward_s, num_stages)]
     alone = np.min([np.diagonal(table, 1) for table in tables], axis=0)
     return max((float(least[count]) + float(np.sum(fill))) / num_stages, float(np.max(alone, initial=0.0)))
 
@@ -130,12 +137,9 @@ def bound_turns(
         fill_s, loop_s, once_s, drain_s: per unit, of one forward, of all turns, of what is done once, of one backward, each as if only it counted.
     """
     ends = list(zip((0, *cuts), (*cuts, len(segments) - 1)))
-    count = len(fill_s)
-    enter, leave = _received(crossings.enter_s, count), _received(crossings.leave_s, count)
-    enter_turn, leave_turn = _received(crossings.enter_turn_s, count), _received(crossings.leave_turn_s, count)
-    fill = [sum(fill_s[a:b]) + float(enter_turn[a]) for a, b in ends]
-    loop = [sum(loop_s[a:b]) + float(enter[a] + leave[b - 1]) for a, b in ends]
-    drain = [sum(drain_s[a:b]) + float(leave_turn[b - 1]) for a, b in ends]
+    forward, backward = sum_segments(fill_s) + crossings.forward_s, sum_segments(drain_s) + crossings.backward_s
+    turns = sum_segments(loop_s) + crossings.step_s
+    fill, loop, drain = ([float(table[a, b]) for a, b in ends] for table in (forward, turns, backward))
     once = [sum(once_s[a:b]) for a, b in ends]
     after = [sum(once[s::num_stages]) for s in range(num_stages)]
     found = 0.0
@@ -157,7 +161,7 @@ def bound_cuts(tables: Sequence[np.ndarray], fill_s: Sequence[float], crossings:
         fill_s: per unit, of one forward, at least.
     """
     count = len(fill_s)
-    before = _fill_tables(fill_s, crossings, len(tables))
+    before = _least_fills(sum_segments(fill_s) + crossings.forward_s, len(tables))
     rows = [np.where(some_units(count), table + fill[:, None], np.inf) for table, fill in zip(tables, before)]
     best = rows[0][0]
     for cost in rows[1:]:
@@ -179,12 +183,9 @@ def bound_drain(
         loop_s, once_s, drain_s: of all turns, of what is done once, and of one backward, at least, each as if only it counted.
     """
     count, steps = len(fill_s), 12
-    fills = _fill_tables(fill_s, crossings, len(tables))
+    fills = _least_fills(sum_segments(fill_s) + crossings.forward_s, len(tables))
     own = [np.where(some_units(count), table + fill[:, None], np.inf) for table, fill in zip(tables, fills)]
-    loop, tail, back = (sum_segments(row) for row in (loop_s, once_s, drain_s))
-    loop[:-1, :] += _received(crossings.enter_s, count)[:, None]
-    loop[:, 1:] += _received(crossings.leave_s, count)[None, :]
-    back[:, 1:] += _received(crossings.leave_turn_s, count)[None, :]
+    loop, tail, back = sum_segments(loop_s) + crossings.step_s, sum_segments(once_s), sum_segments(drain_s) + crossings.backward_s
 
     def reaches(most: float) -> bool:
         """Some cuts may give a step of so many seconds: `owed` is the least that is still to run when the turns of the last stage so far are over."""
@@ -195,7 +196,7 @@ def bound_drain(
         return bool(np.isfinite(owed[count]))
 
     low = bound_cuts(tables, fill_s, crossings)
-    high = low + float(loop[0, -1] + tail[0, -1]) + float(sum(crossings.enter_s) + sum(crossings.leave_s))
+    high = low + float(loop[0, -1] + tail[0, -1]) + float(np.max(crossings.step_s)) * len(tables)
     if reaches(low) or not reaches(high):
         return low
     for _ in range(steps):

@@ -18,12 +18,13 @@ from ..cost.model import CostModel
 from ..cost.ops import receive_seconds
 from ..cost.prices import build_prices
 from ..graph.case import Case, build_case
+from ..graph.graph import Graph, producer_table, value_table
 from ..graph.mesh import Mesh
 from ..graph.node import Phase
 from ..graph.roles import Roles
 from ..graph.stages import COPY, Cutter, list_units, stage_table
 from ..graph.tensor import size_bytes
-from ..graph.turns import LOOP, RECEIVE, SEND
+from ..graph.turns import LOOP, SEND
 from .build import Shared, build_problem
 from .formulate import Formulation
 from .ilp import solve_program
@@ -31,7 +32,7 @@ from .judge import made_id, share_bytes, wanted_id
 from .layouts import stage_roles
 from .problem import Group, Problem
 from .skeleton import Skeleton
-from .stage_cuts import Crossings, sum_segments
+from .stage_cuts import NOTHING, Crossings, receive_table, sum_segments
 from .steer import Steer
 from .tables import NONE
 
@@ -56,8 +57,7 @@ class UnitCosts:
         once_s: of the fastest plan's step, what is done once: before and after the turns.
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
         homes: the stage that each must be on (`unit_stages`); (): any.
-        enter_s, leave_s: of a step, what is received at least from the unit before, and from the one after, where a stage begins or ends there.
-        enter_turn_s, leave_turn_s: of these, what one forward receives from the unit before, and one backward from the one after.
+        crossings: what is received where one cuts.
     """
 
     step_s: tuple[float, ...]
@@ -66,17 +66,9 @@ class UnitCosts:
     always: tuple[float, ...]
     waiting: tuple[float, ...]
     passing: tuple[float, ...]
-    enter_s: tuple[float, ...] = ()
-    leave_s: tuple[float, ...] = ()
-    enter_turn_s: tuple[float, ...] = ()
-    leave_turn_s: tuple[float, ...] = ()
+    crossings: Crossings = NOTHING
     run: RunCosts | None = None
     homes: tuple[int, ...] = ()
-
-    @property
-    def crossings(self) -> Crossings:
-        """What crosses where one cuts."""
-        return Crossings(self.enter_s, self.leave_s, self.enter_turn_s, self.leave_turn_s)
 
     def segments(self, likely: bool = False) -> np.ndarray:
         """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least.
@@ -84,11 +76,8 @@ class UnitCosts:
         Args:
             likely: not at least, but about.
         """
-        table = sum_segments(self.step_s)
+        table = sum_segments(self.step_s) + self.crossings.step_s
         count = len(self.step_s)
-        if self.enter_s:
-            table[:-1, :] += np.array(self.enter_s)[:, None]
-            table[:, 1:] += np.array(self.leave_s)[None, :]
         if self.run is not None:
             first, last = self.run.first, self.run.first + len(self.run.free_s) - 1
             ends = np.arange(count + 1)
@@ -112,7 +101,6 @@ class PhaseCosts:
     drain_s: tuple[float, ...]
 
 
-CROSSING_FIELDS = ("enter_s", "leave_s", "enter_turn_s", "leave_turn_s")
 COST_FIELDS = ("step_s", "fill_s", "once_s", "always", "waiting", "passing")
 
 
@@ -127,7 +115,21 @@ def least_costs(rows: Sequence[UnitCosts]) -> UnitCosts:
 
     free = None if first.run is None else tuple(map(min, *(row.run.free_s for row in rows if row.run is not None)))
     run = None if free is None or first.run is None else RunCosts(free, free, free, first.run.first)
-    return replace(first, run=run, **{name: least(name) for name in (*COST_FIELDS, *CROSSING_FIELDS)})
+    crossings = Crossings(*(np.minimum.reduce([getattr(row.crossings, name) for row in rows]) for name in ("before_s", "after_s", "forward_s", "backward_s")))
+    return replace(first, run=run, crossings=crossings, **{name: least(name) for name in COST_FIELDS})
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingValue:
+    """A value of the turns that other units read.
+
+    Args:
+        targets: (unit, phase in which it first reads it).
+    """
+
+    num_bytes: int
+    source: int
+    targets: tuple[tuple[int, Phase], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +137,12 @@ class Units:
     """The units of a graph: which of them are alike (a number per kind), and the graph of one of each kind.
 
     Args:
+        crossings: what goes from one unit to others.
         cases, roles, skeletons: per kind.
     """
 
     kinds: tuple[int, ...]
+    crossings: tuple[CrossingValue, ...]
     cases: tuple[Case, ...]
     roles: tuple[Roles, ...]
     skeletons: tuple[list[Skeleton], ...]
@@ -173,7 +177,23 @@ def find_units(case: Case, roles: Roles) -> Units:
             kinds[key] = len(kinds)
             cases.append(build_case(cutter.build(unit).graph, case.rules))
         found.append(kinds[key])
-    return Units(tuple(found), tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
+    return Units(tuple(found), _list_crossings(graph, table), tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
+
+
+def _list_crossings(graph: Graph, table: Sequence[int]) -> tuple[CrossingValue, ...]:
+    """What goes from one unit to others in the turns.
+
+    Args:
+        table: the unit of each node (`stage_table`).
+    """
+    values, makers = value_table(graph), producer_table(graph)
+    found: dict[str, dict[int, Phase]] = {}
+    for unit, node in zip(table, graph.nodes):
+        for name in node.inputs if unit >= 0 and node.phase in LOOP else ():
+            made = makers[name][0] if name in makers else -1
+            if made >= 0 and table[made] not in (-1, unit) and graph.nodes[made].phase in LOOP:
+                found.setdefault(name, {}).setdefault(unit, node.phase)
+    return tuple(CrossingValue(size_bytes(values[name]), table[makers[name][0]], tuple(targets.items())) for name, targets in found.items())
 
 
 def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, ...]:
@@ -196,22 +216,22 @@ def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraint
     return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
 
 
-def crossing_seconds(units: Units, kind: int, model: CostModel, ranks: int, turns: int) -> tuple[float, float, float, float]:
-    """Seconds to receive what a unit of this kind reads of the unit before it, and of the one after it, each rank its own part: in the order of `CROSSING_FIELDS`.
+def price_crossings(units: Units, model: CostModel, ranks: int, turns: int) -> Crossings:
+    """What stages of these units receive, each rank its own part.
 
     Args:
         model: with the link between stages.
         ranks: of a stage.
     """
-    case, own = units.cases[kind], units.kinds.index(kind)
-    values, of_step, of_turn = {v.name: v for v in case.graph.values}, [0.0, 0.0], [0.0, 0.0]
-    for node in case.graph.nodes:
-        source = dict(node.args).get("stage") if node.op == RECEIVE and node.phase in LOOP else None
-        if isinstance(source, int) and abs(source - own) == 1:
-            seconds, after = receive_seconds(model, size_bytes(values[node.outputs[0]]) / ranks), source > own
-            of_step[after] += turns * seconds
-            of_turn[after] += seconds if (node.phase is Phase.BACKWARD) == after else 0.0  # what was kept for the backward holds up no forward
-    return (*of_step, *of_turn)
+    count = len(units.kinds)
+    tables = [np.zeros((count + 1, count + 1)) for _ in range(4)]
+    for value in units.crossings:
+        seconds = receive_seconds(model, value.num_bytes / ranks)
+        before, after = ([target for target, _ in value.targets if (target > value.source) == later] for later in (True, False))
+        forward = [target for target, phase in value.targets if phase is Phase.FORWARD]
+        for table, targets, weight in zip(tables, (before, after, forward, after), (turns, turns, 1, 1)):
+            table += receive_table(count, value.source, targets, weight * seconds)
+    return Crossings(*tables)
 
 
 def price_phases(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, float, float]:
