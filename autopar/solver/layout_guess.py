@@ -25,7 +25,7 @@ _AGAIN_FACTOR, _KEPT_SHARE = 1.2, 0.2  # recomputing: what it costs in time, and
 
 def bound_layout(layout: Layout, costs: UnitCosts) -> float:
     """No plan of a layout is faster; infinity where the model has too few units for it."""
-    stages, ranks = layout.place.num_stages, layout_ranks(layout)
+    stages, ranks, costs = layout.place.num_stages, layout_ranks(layout), costs.in_chunks(layout.chunks)
     if stages > len(costs.step_s):
         return inf
     if layout.chunks > 1:
@@ -64,7 +64,7 @@ def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float
     Args:
         costs, phases: for the layout's own number of microbatches; `costs` also for its number of chunks.
     """
-    stages = layout.place.num_stages
+    stages, costs = layout.place.num_stages, costs.in_chunks(layout.chunks)
     if layout.chunks > 1 and layout.schedule == "interleaved":
         cuts = cut_units(costs, layout_ranks(layout))
         if cuts is None:

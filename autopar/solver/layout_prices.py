@@ -50,7 +50,7 @@ class LayoutPrices:
     _runs: dict[tuple[Mesh, int, bool], dict[int, tuple[float, float]]] = field(default_factory=dict)
     _between: dict[Mesh, Shared] = field(default_factory=dict)
     _shared: dict[Mesh, Shared] = field(default_factory=dict)
-    _received: dict[tuple[int, Mesh, int], Crossings] = field(default_factory=dict)
+    _received: dict[tuple[int, Mesh, int, bool], Crossings] = field(default_factory=dict)
 
     def costs(self, place: Place, count: int, tier: Tier, chunks: int = 1) -> UnitCosts:
         """Costs of the units.
@@ -76,15 +76,15 @@ class LayoutPrices:
         rows = [known.get(kind) or floors[kind] for kind in kinds]
         costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))), homes=turned.homes)
         if place.num_stages > 1:
-            costs = replace(costs, crossings=self._crossings(place, count))
+            costs = replace(costs, crossings=self._crossings(place, count, False), near=self._crossings(place, count, True)).in_chunks(chunks)
         return self._with_run(costs, place, count, chunks) if tier is Tier.RUN else costs
 
-    def _crossings(self, place: Place, count: int) -> Crossings:
+    def _crossings(self, place: Place, count: int, near: bool) -> Crossings:
         """What crosses between stages; of a shortened graph only what the first and the last unit of a stage read, as each does that is like it."""
-        key = (place.num_stages, place.mesh, count)
+        key = (place.num_stages, place.mesh, count, near)
         if key not in self._received:
             turned = self._turned(count)
-            found = price_crossings(turned.units, self._staged_model(place), working_ranks(place), count)
+            found = price_crossings(turned.units, self._staged_model(place), working_ranks(place), count, near)
             if turned.more:
                 found = _of_ends(found, turned)
             self._received[key] = found
@@ -151,7 +151,8 @@ class LayoutPrices:
             fill_s=tuple(share * s for s in costs.fill_s),
             waiting=tuple(share * b for b in costs.waiting),
             passing=tuple(share * b for b in costs.passing),
-            crossings=replace(costs.crossings, forward_s=share * costs.crossings.forward_s, backward_s=share * costs.crossings.backward_s),
+            crossings=_of_shorter_turns(costs.crossings, share),
+            near=_of_shorter_turns(costs.near, share),
         )
 
     def _turned(self, count: int) -> Turned:
@@ -189,3 +190,8 @@ def _of_ends(found: Crossings, turned: Turned) -> Crossings:
     some = some_units(len(ends[0]))
     first, last = ([np.append(row, 0.0)[:, None] * some for row in ends], [np.append(0.0, row)[None, :] * some for row in ends])
     return Crossings(first[0], last[1], first[2], last[3])
+
+
+def _of_shorter_turns(found: Crossings, share: float) -> Crossings:
+    """What crosses where a turn has a share of the samples; all turns together receive as much, at least."""
+    return replace(found, forward_s=share * found.forward_s, backward_s=share * found.backward_s)

@@ -266,6 +266,7 @@ class PipelineSearch:
 
     def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts, guesses: bool = True) -> None:
         each.bound_s = max(each.bound_s, bound_layout(each.layout, costs))
+        costs, cut_by = costs.in_chunks(each.layout.chunks), cut_by.in_chunks(each.layout.chunks)
         chunks = each.layout.place.num_stages * each.layout.chunks
         cuts = self.cut(cut_by, layout_ranks(each.layout)) if chunks <= len(costs.step_s) else None
         if cuts is not None and guesses and not each.solved and not self._is_beaten(each):

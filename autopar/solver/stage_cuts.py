@@ -42,6 +42,11 @@ class Crossings:
 NOTHING = Crossings(*(np.zeros((1, 1)),) * 4)
 
 
+def least_crossings(rows: Sequence[Crossings]) -> Crossings:
+    """Of each figure the least."""
+    return Crossings(*(np.minimum.reduce([getattr(row, name) for row in rows]) for name in ("before_s", "after_s", "forward_s", "backward_s")))
+
+
 def receive_table(num_units: int, source: int, targets: Sequence[int], seconds: float) -> np.ndarray:
     """At [a, b] `seconds` where units from `a` to before `b` receive a value: its source is not one of them, one of its targets is."""
     first, last = np.arange(num_units + 1)[:, None], np.arange(num_units + 1)[None, :]

@@ -32,7 +32,7 @@ from .judge import made_id, share_bytes, wanted_id
 from .layouts import stage_roles
 from .problem import Group, Problem
 from .skeleton import Skeleton
-from .stage_cuts import NOTHING, Crossings, receive_table, sum_segments
+from .stage_cuts import NOTHING, Crossings, least_crossings, receive_table, sum_segments
 from .steer import Steer
 from .tables import NONE
 
@@ -57,7 +57,7 @@ class UnitCosts:
         once_s: of the fastest plan's step, what is done once: before and after the turns.
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
         homes: the stage that each must be on (`unit_stages`); (): any.
-        crossings: what is received where one cuts.
+        crossings, near: what is received where one cuts; of neighbours alone. Of several chunks of a rank one may have what another reads, but for that.
     """
 
     step_s: tuple[float, ...]
@@ -67,8 +67,13 @@ class UnitCosts:
     waiting: tuple[float, ...]
     passing: tuple[float, ...]
     crossings: Crossings = NOTHING
+    near: Crossings = NOTHING
     run: RunCosts | None = None
     homes: tuple[int, ...] = ()
+
+    def in_chunks(self, chunks: int) -> UnitCosts:
+        """The costs where each rank has so many chunks."""
+        return replace(self, crossings=self.near) if chunks > 1 else self
 
     def segments(self, likely: bool = False) -> np.ndarray:
         """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least.
@@ -115,8 +120,8 @@ def least_costs(rows: Sequence[UnitCosts]) -> UnitCosts:
 
     free = None if first.run is None else tuple(map(min, *(row.run.free_s for row in rows if row.run is not None)))
     run = None if free is None or first.run is None else RunCosts(free, free, free, first.run.first)
-    crossings = Crossings(*(np.minimum.reduce([getattr(row.crossings, name) for row in rows]) for name in ("before_s", "after_s", "forward_s", "backward_s")))
-    return replace(first, run=run, crossings=crossings, **{name: least(name) for name in COST_FIELDS})
+    crossings, near = least_crossings([row.crossings for row in rows]), least_crossings([row.near for row in rows])
+    return replace(first, run=run, crossings=crossings, near=near, **{name: least(name) for name in COST_FIELDS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +221,11 @@ def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraint
     return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
 
 
-def price_crossings(units: Units, model: CostModel, ranks: int, turns: int) -> Crossings:
+def price_crossings(units: Units, model: CostModel, ranks: int, turns: int, near: bool) -> Crossings:
     """What stages of these units receive, each rank its own part.
 
     Args:
+        near: only what goes from a unit to the next or the one before.
         model: with the link between stages.
         ranks: of a stage.
     """
@@ -227,8 +233,9 @@ def price_crossings(units: Units, model: CostModel, ranks: int, turns: int) -> C
     tables = [np.zeros((count + 1, count + 1)) for _ in range(4)]
     for value in units.crossings:
         seconds = receive_seconds(model, value.num_bytes / ranks)
-        before, after = ([target for target, _ in value.targets if (target > value.source) == later] for later in (True, False))
-        forward = [target for target, phase in value.targets if phase is Phase.FORWARD]
+        readers = [(target, phase) for target, phase in value.targets if not near or abs(target - value.source) == 1]
+        before, after = ([target for target, _ in readers if (target > value.source) == later] for later in (True, False))
+        forward = [target for target, phase in readers if phase is Phase.FORWARD]
         for table, targets, weight in zip(tables, (before, after, forward, after), (turns, turns, 1, 1)):
             table += receive_table(count, value.source, targets, weight * seconds)
     return Crossings(*tables)
