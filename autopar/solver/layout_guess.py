@@ -25,12 +25,12 @@ _AGAIN_FACTOR, _KEPT_SHARE = 1.2, 0.2  # recomputing: what it costs in time, and
 
 def bound_layout(layout: Layout, costs: UnitCosts) -> float:
     """No plan of a layout is faster; infinity where the model has too few units for it."""
-    stages, ranks = layout.place.num_stages, layout_ranks(layout)
+    stages, ranks, costs = layout.place.num_stages, layout_ranks(layout), costs.in_chunks(layout.chunks)
     if stages > len(costs.step_s):
         return inf
     if layout.chunks > 1:
         return _bound_chunks(costs, stages, tuple(rank for k, rank in enumerate(ranks) if ranks[k - 1] != rank or k == 0))  # where it turns back nothing is cut
-    return bound_cuts(_tables(costs, segments_of(costs), ranks), costs.fill_s)
+    return bound_cuts(_tables(costs, segments_of(costs), ranks), costs.fill_s, costs.crossings)
 
 
 @lru_cache(maxsize=256)
@@ -55,7 +55,7 @@ def _tables(costs: UnitCosts, segments: np.ndarray, ranks: Sequence[int]) -> lis
 
 @lru_cache(maxsize=1 << 10)
 def _bound_chunks(costs: UnitCosts, stages: int, ranks: tuple[int, ...]) -> float:
-    return bound_chunks(_tables(costs, segments_of(costs), ranks), costs.fill_s, stages)
+    return bound_chunks(_tables(costs, segments_of(costs), ranks), costs.fill_s, stages, costs.crossings)
 
 
 def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float:
@@ -64,16 +64,17 @@ def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float
     Args:
         costs, phases: for the layout's own number of microbatches; `costs` also for its number of chunks.
     """
-    stages = layout.place.num_stages
+    stages, costs = layout.place.num_stages, costs.in_chunks(layout.chunks)
     if layout.chunks > 1 and layout.schedule == "interleaved":
         cuts = cut_units(costs, layout_ranks(layout))
         if cuts is None:
             return inf
-        return max(bound_layout(layout, costs), bound_turns(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, cuts, stages))
+        turns = bound_turns(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, cuts, stages, costs.crossings)
+        return max(bound_layout(layout, costs), turns)
     if layout.chunks > 1 or splits_backward(layout.schedule) or not runs_backward(layout.schedule) or stages == 1:
         return bound_layout(layout, costs)
     tables = _tables(costs, segments_of(costs), layout_ranks(layout))
-    return bound_drain(tables, costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s)
+    return bound_drain(tables, costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, costs.crossings)
 
 
 Cut = Callable[[UnitCosts, tuple[int, ...]], "tuple[int, ...] | None"]  # costs, stage of each chunk -> the first unit of the second and every later chunk

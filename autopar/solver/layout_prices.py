@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+import numpy as np
+
 from ..cost.estimate import Roofline, estimate_roofline
 from ..cost.model import CostModel, staged_model
 from ..graph.mesh import Mesh, num_ranks
@@ -22,7 +24,8 @@ from .build import Shared
 from .layout_cases import LayoutCases, Turned
 from .layouts import Place, inner_constraints, working_mesh, working_ranks
 from .run_costs import fill_run, price_run
-from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, crossing_seconds, least_costs, price_kind, price_phases
+from .stage_cuts import Crossings, some_units
+from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, least_costs, price_crossings, price_kind, price_phases
 
 
 class Tier(IntEnum):
@@ -47,6 +50,7 @@ class LayoutPrices:
     _runs: dict[tuple[Mesh, int, bool], dict[int, tuple[float, float]]] = field(default_factory=dict)
     _between: dict[Mesh, Shared] = field(default_factory=dict)
     _shared: dict[Mesh, Shared] = field(default_factory=dict)
+    _received: dict[tuple[int, Mesh, int, bool], Crossings] = field(default_factory=dict)
 
     def costs(self, place: Place, count: int, tier: Tier, chunks: int = 1) -> UnitCosts:
         """Costs of the units.
@@ -71,16 +75,27 @@ class LayoutPrices:
         floors = self._floors(place, count)
         rows = [known.get(kind) or floors[kind] for kind in kinds]
         costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))), homes=turned.homes)
+        if place.num_stages > 1:
+            costs = replace(costs, crossings=self._crossings(place, count, False), near=self._crossings(place, count, True)).in_chunks(chunks)
         return self._with_run(costs, place, count, chunks) if tier is Tier.RUN else costs
 
+    def _crossings(self, place: Place, count: int, near: bool) -> Crossings:
+        """What crosses between stages; of a shortened graph only what the first and the last unit of a stage read, as each does that is like it."""
+        key = (place.num_stages, place.mesh, count, near)
+        if key not in self._received:
+            turned = self._turned(count)
+            found = price_crossings(turned.units, self._staged_model(place), working_ranks(place), count, near)
+            if turned.more:
+                found = _of_ends(found, turned)
+            self._received[key] = found
+        return self._received[key]
+
+    def _staged_model(self, place: Place) -> CostModel:
+        return staged_model(self.model, place.num_stages, num_ranks(place.mesh) * place.num_stages)
+
     def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: int) -> UnitCosts:
-        """The costs with what crosses between stages, and with those of the longest run as one piece, as long as a chunk has of it."""
+        """The costs with those of the longest run as one piece, as long as a chunk has of it."""
         turned, stages = self._turned(count), place.num_stages
-        model = staged_model(self.model, stages, num_ranks(place.mesh) * stages)
-        if stages > 1:
-            ends = [crossing_seconds(turned.units, kind, model, working_ranks(place), count) for kind in range(len(turned.units.cases))]
-            rows = turned.expand([ends[kind] for kind in turned.units.kinds])
-            costs = replace(costs, enter_s=(0.0, *(row[0] for row in rows[1:])), leave_s=(*(row[1] for row in rows[:-1]), 0.0))
         if turned.parts.length < 2:
             return costs
         first, last = turned.run_units
@@ -90,7 +105,7 @@ class LayoutPrices:
         for each in {most, (last - first) // (stages * chunks)} - {0} if chunks > 1 else {most}:
             if each not in known:
                 inner, shared = inner_constraints(self.cases.constraints, place.mesh), self._between.setdefault(mesh, Shared())
-                known[each] = price_run(turned.parts, each, mesh, model, inner, count, shared)
+                known[each] = price_run(turned.parts, each, mesh, self._staged_model(place), inner, count, shared)
         return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
     def phases(self, place: Place, count: int) -> PhaseCosts:
@@ -136,6 +151,8 @@ class LayoutPrices:
             fill_s=tuple(share * s for s in costs.fill_s),
             waiting=tuple(share * b for b in costs.waiting),
             passing=tuple(share * b for b in costs.passing),
+            crossings=_of_shorter_turns(costs.crossings, share),
+            near=_of_shorter_turns(costs.near, share),
         )
 
     def _turned(self, count: int) -> Turned:
@@ -165,3 +182,16 @@ class LayoutPrices:
             return [(0.0,) * len(COST_FIELDS)] * len(self._turned(count).units.cases)
         once = [r.once_s / ranks + r.once_start_s for r in rows]
         return [(base * r.loop_s / ranks + count * r.loop_start_s + o, 0.0, o, 0.0, 0.0, 0.0) for r, o in zip(rows, once)]
+
+
+def _of_ends(found: Crossings, turned: Turned) -> Crossings:
+    """What crosses, of the whole model: what its first unit alone receives of those before, and its last of those after."""
+    ends = [turned.expand(tuple(np.diagonal(table, 1))) for table in (found.before_s, found.after_s, found.forward_s, found.backward_s)]
+    some = some_units(len(ends[0]))
+    first, last = ([np.append(row, 0.0)[:, None] * some for row in ends], [np.append(0.0, row)[None, :] * some for row in ends])
+    return Crossings(first[0], last[1], first[2], last[3])
+
+
+def _of_shorter_turns(found: Crossings, share: float) -> Crossings:
+    """What crosses where a turn has a share of the samples; all turns together receive as much, at least."""
+    return replace(found, forward_s=share * found.forward_s, backward_s=share * found.backward_s)

@@ -38,6 +38,7 @@ from .layouts import (
     list_turns,
     num_samples,
     print_layout,
+    working_ranks,
 )
 from .unit_costs import UnitCosts
 from .unit_stages import count_cuts, why_no_cuts
@@ -47,6 +48,7 @@ _CLOSE = 0.005  # a gap at which nobody looks for a better bound
 _TRUST = 0.97  # what is expected to take up to 3 % more than the best plan is still tried
 _WORTH = 1.01  # where only a price is asked for: what is expected to be less than 1 % faster is not tried
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
+_SPARE_BETTER = 2  # and for so many to try a guess that is better than the best plan, though such guesses have proved too low
 _GLANCE = 0.35  # of the time, for a first price of every place
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
 
@@ -104,6 +106,11 @@ def _next_step(place: _Place, each: _Open) -> _Step:
     return _Step.SIMULATE if not each.simulated and each.layout.place.num_stages > 1 else _Step.SOLVE
 
 
+def _shares_work(place: _Place) -> bool:
+    """Ranks of a stage divide its work. Where none does, nothing is resharded, and a guess is nearly exact: it says nothing of the others."""
+    return working_ranks(place.place) > 1
+
+
 @dataclass(slots=True)
 class PipelineSearch:
     """One search; lives for one call of `run`."""
@@ -122,7 +129,7 @@ class PipelineSearch:
     pruned: dict[Pruned, None] = field(default_factory=dict)
     num_solved: int = 0
     slowest_s: float = 0.0  # of the solves so far
-    seen: dict[_Step, list[float]] = field(default_factory=lambda: {step: [] for step in _Step})
+    seen: dict[tuple[bool, _Step], list[float]] = field(default_factory=dict)  # whether ranks of a stage share work, step -> what it multiplied guesses by
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
     every: list[_Open] = field(default_factory=list)
@@ -138,6 +145,9 @@ class PipelineSearch:
         began, self.best_s = time.monotonic(), cutoff_s
         self.every = self.list_open()
         self.places = _by_place(self.every)
+        if self.prices.is_launch_bound(num_devices(self.model.cluster)):  # then what crosses between stages takes long, and is known without a price
+            for place in self.places:
+                self._price_place(place, Tier.FLOOR)
         self._glance(self.places, began)
         self._follow(began)
 
@@ -230,7 +240,7 @@ class PipelineSearch:
             if costs is not None:
                 mine = self.prices.stretch(costs, fewest, count)
                 for each in rows:
-                    self._learn(each, mine, costs)
+                    self._learn(each, mine, costs, guesses=tier > Tier.FLOOR)
                     if count == fewest and each.layout.chunks == rows[0].layout.chunks:
                         each.tier = tier
 
@@ -254,11 +264,12 @@ class PipelineSearch:
                 each.gone = each.gone or each.layout.num_microbatches == layout.num_microbatches
             return None
 
-    def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts) -> None:
+    def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts, guesses: bool = True) -> None:
         each.bound_s = max(each.bound_s, bound_layout(each.layout, costs))
+        costs, cut_by = costs.in_chunks(each.layout.chunks), cut_by.in_chunks(each.layout.chunks)
         chunks = each.layout.place.num_stages * each.layout.chunks
         cuts = self.cut(cut_by, layout_ranks(each.layout)) if chunks <= len(costs.step_s) else None
-        if cuts is not None and not each.solved and not self._is_beaten(each):
+        if cuts is not None and guesses and not each.solved and not self._is_beaten(each):
             guess = guess_seconds(each.layout, costs, cuts, self.limit_bytes)
             each.guess_s, each.simulated = max(guess, each.bound_s), False
 
@@ -268,20 +279,27 @@ class PipelineSearch:
         """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan."""
         trust = _WORTH if self.price_only else _TRUST
         while self.num_solved < _MOST and time.monotonic() < self.deadline:
-            grows = self._list_growths()
-            place, each = min(self._list_hopes(places), key=lambda row: row[1].guess_s * grows[_next_step(*row)], default=(None, None))
-            if place is None or each is None or trust * each.guess_s * grows[_next_step(place, each)] >= self.best_s:
+            grows = {shared: self._list_growths(shared) for shared in (False, True)}
+
+            def expect(place: _Place, each: _Open) -> float:
+                return each.guess_s * grows[_shares_work(place)][_next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
+
+            place, each = min(self._list_hopes(places), key=lambda row: expect(*row), default=(None, None))
+            if place is None or each is None or trust * expect(place, each) >= self.best_s:
                 return
             step, before = _next_step(place, each), each.guess_s
             self._take_step(step, place, each)
             if not each.gone:
-                self.seen[step].append(each.guess_s / before)
+                self.seen.setdefault((_shares_work(place), step), []).append(each.guess_s / before)
 
     def _follow_all(self, places: list[_Place]) -> None:
         """What no bound rules out and whose guess is little more than the best plan takes, where that costs little of the time."""
-        while self.num_solved < _MOST_MORE and time.monotonic() < self.deadline - _SPARE * self.slowest_s:
+        while self.num_solved < _MOST_MORE:
             place, each = min(self._list_hopes(places), key=lambda row: row[1].guess_s, default=(None, None))
             if place is None or each is None or each.guess_s >= _NEAR * self.best_s:
+                return
+            spare = _SPARE_BETTER if each.guess_s < self.best_s else _SPARE
+            if time.monotonic() >= self.deadline - spare * self.slowest_s:
                 return
             self._take_step(_next_step(place, each), place, each)
 
@@ -298,10 +316,10 @@ class PipelineSearch:
         else:
             self._solve(place, each)
 
-    def _list_growths(self) -> list[float]:
-        """Per step what it and all that follow have usually multiplied a guess by."""
+    def _list_growths(self, shared: bool) -> list[float]:
+        """Per step what it and all that follow have usually multiplied a guess by, of places whose ranks share the work of a stage or do not."""
         weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
-        usual = [median((*weight * (_USUAL[step],), *self.seen[step]) or (_USUAL[step],)) for step in _Step]
+        usual = [median((*weight * (_USUAL[step],), *self.seen.get((shared, step), ())) or (_USUAL[step],)) for step in _Step]
         return [prod(usual[step:]) for step in _Step]
 
     def _simulate(self, place: _Place, each: _Open) -> None:

@@ -18,12 +18,13 @@ from ..cost.model import CostModel
 from ..cost.ops import receive_seconds
 from ..cost.prices import build_prices
 from ..graph.case import Case, build_case
+from ..graph.graph import Graph, producer_table, value_table
 from ..graph.mesh import Mesh
 from ..graph.node import Phase
 from ..graph.roles import Roles
 from ..graph.stages import COPY, Cutter, list_units, stage_table
 from ..graph.tensor import size_bytes
-from ..graph.turns import LOOP, RECEIVE, SEND
+from ..graph.turns import LOOP, SEND
 from .build import Shared, build_problem
 from .formulate import Formulation
 from .ilp import solve_program
@@ -31,7 +32,7 @@ from .judge import made_id, share_bytes, wanted_id
 from .layouts import stage_roles
 from .problem import Group, Problem
 from .skeleton import Skeleton
-from .stage_cuts import sum_segments
+from .stage_cuts import NOTHING, Crossings, least_crossings, receive_table, sum_segments
 from .steer import Steer
 from .tables import NONE
 
@@ -56,7 +57,7 @@ class UnitCosts:
         once_s: of the fastest plan's step, what is done once: before and after the turns.
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
         homes: the stage that each must be on (`unit_stages`); (): any.
-        enter_s, leave_s: of a step, what is received at least from the unit before, and from the one after, where a stage begins or ends there.
+        crossings, near: what is received where one cuts; of neighbours alone. Of several chunks of a rank one may have what another reads, but for that.
     """
 
     step_s: tuple[float, ...]
@@ -65,10 +66,14 @@ class UnitCosts:
     always: tuple[float, ...]
     waiting: tuple[float, ...]
     passing: tuple[float, ...]
-    enter_s: tuple[float, ...] = ()
-    leave_s: tuple[float, ...] = ()
+    crossings: Crossings = NOTHING
+    near: Crossings = NOTHING
     run: RunCosts | None = None
     homes: tuple[int, ...] = ()
+
+    def in_chunks(self, chunks: int) -> UnitCosts:
+        """The costs where each rank has so many chunks."""
+        return replace(self, crossings=self.near) if chunks > 1 else self
 
     def segments(self, likely: bool = False) -> np.ndarray:
         """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least.
@@ -76,11 +81,8 @@ class UnitCosts:
         Args:
             likely: not at least, but about.
         """
-        table = sum_segments(self.step_s)
+        table = sum_segments(self.step_s) + self.crossings.step_s
         count = len(self.step_s)
-        if self.enter_s:
-            table[:-1, :] += np.array(self.enter_s)[:, None]
-            table[:, 1:] += np.array(self.leave_s)[None, :]
         if self.run is not None:
             first, last = self.run.first, self.run.first + len(self.run.free_s) - 1
             ends = np.arange(count + 1)
@@ -118,7 +120,21 @@ def least_costs(rows: Sequence[UnitCosts]) -> UnitCosts:
 
     free = None if first.run is None else tuple(map(min, *(row.run.free_s for row in rows if row.run is not None)))
     run = None if free is None or first.run is None else RunCosts(free, free, free, first.run.first)
-    return replace(first, run=run, **{name: least(name) for name in (*COST_FIELDS, "enter_s", "leave_s")})
+    crossings, near = least_crossings([row.crossings for row in rows]), least_crossings([row.near for row in rows])
+    return replace(first, run=run, crossings=crossings, near=near, **{name: least(name) for name in COST_FIELDS})
+
+
+@dataclass(frozen=True, slots=True)
+class CrossingValue:
+    """A value of the turns that other units read.
+
+    Args:
+        targets: (unit, phase in which it first reads it).
+    """
+
+    num_bytes: int
+    source: int
+    targets: tuple[tuple[int, Phase], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +142,12 @@ class Units:
     """The units of a graph: which of them are alike (a number per kind), and the graph of one of each kind.
 
     Args:
+        crossings: what goes from one unit to others.
         cases, roles, skeletons: per kind.
     """
 
     kinds: tuple[int, ...]
+    crossings: tuple[CrossingValue, ...]
     cases: tuple[Case, ...]
     roles: tuple[Roles, ...]
     skeletons: tuple[list[Skeleton], ...]
@@ -164,7 +182,23 @@ def find_units(case: Case, roles: Roles) -> Units:
             kinds[key] = len(kinds)
             cases.append(build_case(cutter.build(unit).graph, case.rules))
         found.append(kinds[key])
-    return Units(tuple(found), tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
+    return Units(tuple(found), _list_crossings(graph, table), tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
+
+
+def _list_crossings(graph: Graph, table: Sequence[int]) -> tuple[CrossingValue, ...]:
+    """What goes from one unit to others in the turns.
+
+    Args:
+        table: the unit of each node (`stage_table`).
+    """
+    values, makers = value_table(graph), producer_table(graph)
+    found: dict[str, dict[int, Phase]] = {}
+    for unit, node in zip(table, graph.nodes):
+        for name in node.inputs if unit >= 0 and node.phase in LOOP else ():
+            made = makers[name][0] if name in makers else -1
+            if made >= 0 and table[made] not in (-1, unit) and graph.nodes[made].phase in LOOP:
+                found.setdefault(name, {}).setdefault(unit, node.phase)
+    return tuple(CrossingValue(size_bytes(values[name]), table[makers[name][0]], tuple(targets.items())) for name, targets in found.items())
 
 
 def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, ...]:
@@ -187,21 +221,24 @@ def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraint
     return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
 
 
-def crossing_seconds(units: Units, kind: int, model: CostModel, ranks: int, turns: int) -> tuple[float, float]:
-    """Seconds of a step to receive what a unit of this kind reads of the unit before it, and of the one after it, each rank its own part.
+def price_crossings(units: Units, model: CostModel, ranks: int, turns: int, near: bool) -> Crossings:
+    """What stages of these units receive, each rank its own part.
 
     Args:
+        near: only what goes from a unit to the next or the one before.
         model: with the link between stages.
         ranks: of a stage.
     """
-    case, own = units.cases[kind], units.kinds.index(kind)
-    values, found = {v.name: v for v in case.graph.values}, [0.0, 0.0]
-    for node in case.graph.nodes:
-        source = dict(node.args).get("stage") if node.op == RECEIVE and node.phase in LOOP else None
-        if isinstance(source, int) and abs(source - own) == 1:
-            part = size_bytes(values[node.outputs[0]]) / ranks
-            found[source > own] += turns * receive_seconds(model, part)
-    return found[0], found[1]
+    count = len(units.kinds)
+    tables = [np.zeros((count + 1, count + 1)) for _ in range(4)]
+    for value in units.crossings:
+        seconds = receive_seconds(model, value.num_bytes / ranks)
+        readers = [(target, phase) for target, phase in value.targets if not near or abs(target - value.source) == 1]
+        before, after = ([target for target, _ in readers if (target > value.source) == later] for later in (True, False))
+        forward = [target for target, phase in readers if phase is Phase.FORWARD]
+        for table, targets, weight in zip(tables, (before, after, forward, after), (turns, turns, 1, 1)):
+            table += receive_table(count, value.source, targets, weight * seconds)
+    return Crossings(*tables)
 
 
 def price_phases(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ from autopar.graph.mesh import Mesh
 from autopar.graph.schedules.known import build_order, goes_back, splits_backward, why_impossible
 from autopar.graph.schedules.timeline import Durations, simulate
 from autopar.solver.layouts import Layout, Place, least_seconds
-from autopar.solver.stage_cuts import bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts, sum_segments
+from autopar.solver.stage_cuts import Crossings, bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts, receive_table, sum_segments
 
 
 def every_cut(count, stages):
@@ -177,3 +177,54 @@ def test_the_bound_is_reached_by_equal_stages():
             order = build_order("1f1b", stages, turns)
             line = simulate(order, Durations((1.0,) * stages, (2.0,) * stages))
             assert bound_cuts([sum_segments([3.0 * turns] * stages)] * stages, [3.0] * stages) == line.makespan_s
+
+
+def draw_crossings(rng, count, turns):
+    """Values between random units, some of them skips: (source, forward targets, backward target, seconds) and what is received of them by segment."""
+    found = [(a, b, 10 ** rng.uniform(-1, 1)) for a in range(count - 1) for b in range(a + 1, count) if b == a + 1 or rng.random() < 0.2]
+    forward = sum(receive_table(count, a, [b], seconds) for a, b, seconds in found)
+    backward = sum(receive_table(count, b, [a], seconds) for a, b, seconds in found)
+    return Crossings(turns * forward, turns * backward, forward, backward), found
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
+def test_bounds_hold_where_stages_receive(kind):
+    """Each value goes forward, and its gradient back, wherever a cut lies between."""
+    rng = random.Random(kind)
+    reached = 0.0
+    for _ in range(200):
+        layout, forward, backward, update, _, cuts = draw_pipeline(rng, kind, True)
+        count, stages, turns = len(forward), layout.place.num_stages, layout.num_microbatches
+        crossings, rows = draw_crossings(rng, count, turns)
+        parts = [range(a, b) for a, b in zip((0, *cuts), (*cuts, count))]
+        taken = [sum(forward[k] for k in mine) + sum(s for a, b, s in rows if b in mine and a not in mine) for mine in parts]
+        given = [sum(backward[k] for k in mine) + sum(s for a, b, s in rows if a in mine and b not in mine) for mine in parts]
+        order = build_order(kind, stages, turns, layout.chunks)
+        line = simulate(order, Durations(tuple(taken), tuple(given)))
+        after = [sum(update[k] for part, rank in zip(parts, order.rank_of) if rank == r for k in part) for r in range(stages)]
+        step = max(end + late for end, late in zip(line.end_s, after))
+        loops = [turns * (f + b) for f, b in zip(forward, backward)]
+        segments = sum_segments([loop + u for loop, u in zip(loops, update)]) + crossings.step_s
+        own = bound_turns(segments, forward, loops, update, backward, cuts, stages, crossings)
+        assert own <= step * (1 + 1e-9)
+        reached = max(reached, own / step)
+        if layout.chunks > 1:
+            assert bound_chunks([segments] * len(parts), forward, stages, crossings) <= step * (1 + 1e-9)
+            continue
+        tables = [segments] * stages
+        low, drained = bound_cuts(tables, forward, crossings), bound_drain(tables, forward, loops, update, backward, crossings)
+        assert bound_cuts(tables, forward) <= low * (1 + 1e-9) and low <= drained * (1 + 1e-9) and drained <= step * (1 + 1e-9)
+    assert reached > 0.99
+
+
+def test_one_microbatch_waits_for_everything_that_crosses():
+    """Equal units, one a stage, one microbatch: the bound is the step."""
+    forward, crossings = [1.0] * 4, Crossings(*(sum(receive_table(4, a, [b], 10.0) for a, b in pairs) for pairs in ([(0, 1), (1, 2), (2, 3)], [(1, 0), (2, 1), (3, 2)]) * 2))
+    tables = [sum_segments([3.0] * 4) + crossings.step_s] * 4
+    assert bound_drain(tables, forward, [3.0] * 4, [0.0] * 4, [2.0] * 4, crossings) == pytest.approx(4 * 3.0 + 6 * 10.0, rel=1e-3)
+
+
+def test_a_value_is_received_once_by_a_stage_that_does_not_make_it():
+    table = receive_table(5, 1, [2, 4], 3.0)
+    assert table[2, 3] == table[3, 5] == table[2, 5] == 3.0
+    assert table[1, 5] == table[0, 2] == table[3, 4] == 0.0
