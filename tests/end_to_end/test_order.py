@@ -47,8 +47,9 @@ def test_reductions_of_a_turn_start_before_the_block_is_over():
     text = program_text("dp=2,zero=3,microbatches=2", "cpu:2")
     block = text.split("def blocks_backward(")[1].split("\n\n\n")[0]
     assert "comm.reduce_scatter(" not in block
-    first, wait = block.index("comm.start_reduce_scatter("), block.index('.wait()', block.rindex("ops.linear_weight_grad"))
-    assert first < wait < block.index("ops.accumulate(")
+    start, made = block.index("comm.start_reduce_scatter("), block.index("ops.accumulate(")
+    assert start < block.index(".wait()", start) < made
+    assert "linear_input_grad(" not in block[made:] and "layer_norm_backward" not in block[made:].split("  # ")[0]  # sums come last
 
 
 @pytest.mark.parametrize("fix", ["dp=4,zero=3", "dp=4,zero=2,microbatches=2", "tp=2,dp=2,zero=3,microbatches=2", "dp=4,zero=1,microbatches=2"])

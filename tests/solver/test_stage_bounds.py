@@ -11,7 +11,16 @@ from autopar.graph.mesh import Mesh
 from autopar.graph.schedules.known import build_order, goes_back, splits_backward, why_impossible
 from autopar.graph.schedules.timeline import Durations, simulate
 from autopar.solver.layouts import Layout, Place, least_seconds
-from autopar.solver.stage_cuts import Crossings, bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts, receive_table, sum_segments
+from autopar.solver.stage_cuts import (
+    Crossings,
+    bound_chunks,
+    bound_cuts,
+    bound_drain,
+    bound_turns,
+    choose_cuts,
+    receive_table,
+    sum_segments,
+)
 
 
 def every_cut(count, stages):
