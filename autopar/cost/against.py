@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, quantiles
 
 from ..errors import RunError
-from ..graph.mesh import num_ranks, print_mesh
+from ..graph.mesh import joint_name, num_ranks, print_mesh
 from ..graph.node import Phase
 from ..graph.plan import Plan
 from ..graph.plan_json import plan_to_json
@@ -221,15 +221,18 @@ def _compute(side: _Side) -> list[Row]:
 def _communication(side: _Side) -> list[Row]:
     """Collectives inside of the stage by kind and axis, whole seconds each; what of them the prediction hides behind compute is apart."""
     told, receives = {c.name: (c.kind, c.axis) for c in side.plan.comms if c.kind not in _LOCAL}, side.receives
+    found = {(c.kind, c.axis): None for rank in side.run.ranks for c in rank.comms if c.axis != STAGES or not side.staged}
     predicted: dict[tuple[str, str], float] = {}
     waited = 0.0
     for phase, one in zip(PHASES, side.passes.passes):
         for ran in one.ran:
             if ran.piece.name in told:
                 key = told[ran.piece.name]
+                together = key[0], joint_name(side.plan.assignment.mesh, ran.piece.axes)
+                if together in found and (phase is Phase.UPDATE or ran.piece.role is not Role.BLOCKING):  # the program did it as one
+                    key = together
                 predicted[key] = predicted.get(key, 0.0) + side.turns(phase) * ran.piece.seconds
         waited += side.turns(phase) * sum(s for name, s in one.waits if name not in receives)
-    found = {(c.kind, c.axis): None for rank in side.run.ranks for c in rank.comms if c.axis != STAGES or not side.staged}
     if not predicted and not found:
         return []
     total = sum(predicted.values())

@@ -170,12 +170,12 @@ def _around(plan: Plan, nodes: Sequence[NodePlan], comms: Sequence[CommPlan]) ->
 
 
 def _together(comms: Sequence[CommPlan]) -> dict[str, tuple[str, ...]]:
-    """Of what a reader gets of one value along several axes: collective -> its own axis, and the others. Programs start them as one (`graph.overlap`), so they wait
-    for each other and for all that runs along any of these axes."""
-    chains: dict[tuple[str, str, Phase], list[CommPlan]] = {}
+    """Of what a reader gets of one value by collectives of one kind along several axes: collective -> its own axis, and the others. Programs start them as one
+    (`graph.overlap`), so they wait for each other and for all that runs along any of these axes."""
+    chains: dict[tuple[str, str, str, Phase], list[CommPlan]] = {}
     for row in comms:
         if row.kind not in (StepKind.SLICE.value, StepKind.KEEP.value):
-            chains.setdefault((row.value, row.reader, row.phase), []).append(row)
+            chains.setdefault((row.value, row.reader, row.kind, row.phase), []).append(row)
     return {row.name: (row.axis, *(r.axis for r in rows if r.axis != row.axis)) for rows in chains.values() for row in rows}
 
 

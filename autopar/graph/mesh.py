@@ -54,6 +54,11 @@ def axis_groups(mesh: Mesh, axis: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(start + k * stride for k in range(size)) for start in starts)
 
 
+def joint_name(mesh: Mesh, names: Collection[str]) -> str:
+    """What the ranks along these axes together are called: `dp+tp`, in the order of the mesh."""
+    return "+".join(axis.name for axis in mesh.axes if axis.name in names)
+
+
 def joint_group(mesh: Mesh, names: Collection[str], rank: int) -> tuple[int, ...]:
     """The ranks that differ from this one along these axes only, in order."""
     own = [c for axis, c in zip(mesh.axes, coordinates(mesh, rank)) if axis.name not in names]

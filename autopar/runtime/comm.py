@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import RankError
-from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, num_ranks, print_mesh
+from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, joint_name, num_ranks, print_mesh
 from .digits import merge_digit, split_digit, take_digit
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
 from .pending import Along, Digits, Flight, Pending, cut_pieces, pack_splits, pack_whole, unpack_gathered
@@ -311,7 +311,7 @@ class ProcessComm(Placed):
     def _open_group(self, axis: Axes) -> tuple[Along, str]:
         """The way along one axis or several, and the name of its group; that of several axes is made when it is first used, by its ranks alone."""
         along = self._along(axis)
-        name = "+".join(sorted(along.axes, key=list(self._size).index))
+        name = joint_name(self.mesh, along.axes)
         if name not in self._groups:
             ranks = joint_group(self.mesh, along.axes, self.rank)
             self._others[name] = _print_ranks([r for r in ranks if r != self.rank])

@@ -123,5 +123,6 @@ def _describe(name: str, args: Sequence[Any]) -> str:
     tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
     shown = ", ".join(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in tensors[:3] if isinstance(x, Tensor))
     more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
-    along = f" along {args[1]}" if len(args) > 1 and isinstance(args[1], str) else ""
+    axes = "" if len(args) < 2 else args[1] if isinstance(args[1], str) else "+".join(args[1]) if isinstance(args[1], tuple) else ""
+    along = f" along {axes}" if axes else ""
     return f"{name}{along}{f' of {shown}{more}' if shown else ''}"

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ..graph.mesh import joint_name
 from .clock import Clock, Stamp
-from .comm import Comm
+from .comm import Axes, Comm
 from .messages import Arrival, Key
-from .pending import Pending
+from .pending import Digits, Pending
 from .stages import STAGES
 
 
@@ -22,6 +23,7 @@ class Call:
 
     Args:
         begin, end: of a started one, from its start until the last of its tensors is there.
+        axis: of several at once `dp+tp`.
         stops: (phase, begin, end) of each time that the rank stood still for it, its packing included; what is left of `begin` to `end` was hidden.
     """
 
@@ -61,15 +63,15 @@ class TimedComm:
     def all_to_all(self, x: Tensor, axis: str, from_dim: int, from_stride: int, to_dim: int, to_stride: int) -> Tensor:
         return self._time("all_to_all", axis, x, lambda: self._comm.all_to_all(x, axis, from_dim, from_stride, to_dim, to_stride))
 
-    def start_all_gather(self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int]) -> list[Pending]:
+    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits]) -> list[Pending]:
         return self._follow("all_gather", axis, xs, lambda: self._comm.start_all_gather(xs, axis, dim, stride))
 
     def start_reduce_scatter(
-        self, xs: Sequence[Tensor], axis: str, dim: Sequence[int], stride: Sequence[int], op: str = "sum", alone: bool = False
+        self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], op: str = "sum", alone: bool = False
     ) -> list[Pending]:
         return self._follow("reduce_scatter", axis, xs, lambda: self._comm.start_reduce_scatter(xs, axis, dim, stride, op, alone))
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: str, op: str = "sum") -> list[Pending]:
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum") -> list[Pending]:
         return self._follow("all_reduce", axis, xs, lambda: self._comm.start_all_reduce(xs, axis, op))
 
     def slice(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
@@ -124,12 +126,13 @@ class TimedComm:
         phase, end = self._phase(), self._clock.stamp()
         self._tell(Call(phase, kind, axis, size, begin, end, ((phase, begin, end),)))
 
-    def _follow(self, kind: str, axis: str, xs: Sequence[Tensor], collective: Callable[[], list[Pending]]) -> list[Pending]:
+    def _follow(self, kind: str, axis: Axes, xs: Sequence[Tensor], collective: Callable[[], list[Pending]]) -> list[Pending]:
         """Start a collective; it is told of when all its tensors have been waited for, one of no tensors never."""
         phase, begin = self._phase(), self._clock.stamp()
         started = collective()
         stops = [(phase, begin, self._clock.stamp())]
         sent, sizes = sum(map(_size, xs)), list[int]()
+        along = axis if isinstance(axis, str) else joint_name(self._comm.mesh, axis)
 
         def wait(pending: Pending) -> Tensor:
             since = self._clock.stamp()
@@ -137,7 +140,7 @@ class TimedComm:
             stops.append((self._phase(), since, self._clock.stamp()))
             sizes.append(_size(x))
             if len(sizes) == len(started):
-                self._tell(Call(phase, kind, axis, max(sent, sum(sizes)), begin, stops[-1][2], tuple(stops)))
+                self._tell(Call(phase, kind, along, max(sent, sum(sizes)), begin, stops[-1][2], tuple(stops)))
             return x
 
         return [Pending(lambda pending=pending: wait(pending)) for pending in started]
