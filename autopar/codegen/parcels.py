@@ -15,47 +15,24 @@ Invariant: beside the update at hand one bucket of reductions and one of gathers
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..graph.graph import entering_values
 from ..graph.node import Node
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.program import STARTS
 from ..graph.tensor import size_bytes
-from ..graph.update_parts import Part
+from ..graph.update_parts import Parcels, Part, split_part
 from .frame import Frame
 from .loops import grad_text
 
 
-@dataclass(frozen=True, slots=True)
-class Parcels:
-    """A parameter's update in the order in which it runs: what is started before, what is done then, what is started after that, and what waits for it."""
-
-    starts: tuple[int, ...]
-    update: tuple[int, ...]
-    gathers: tuple[int, ...]
-    finish: tuple[int, ...]
-
-
-def split_part(frame: Frame, part: Part) -> Parcels:
+def name_crossing(frame: Frame, part: Part) -> Parcels:
     """The nodes of one part; what crosses between its functions gets a key in `grads`."""
-    graph = frame.graph
-    made = {out for i in part.nodes for out in graph.nodes[i].outputs}
-    begun = [i for i in part.nodes if graph.nodes[i].op in STARTS]
-    starts = tuple(i for i in begun if graph.nodes[i].inputs[0] not in made)
-    gathers = tuple(i for i in begun if graph.nodes[i].inputs[0] in made)
-    coming = {out for i in gathers for out in graph.nodes[i].outputs}
-    finish = []
-    for i in part.nodes:
-        if coming.intersection(graph.nodes[i].inputs):
-            finish.append(i)
-            coming.update(graph.nodes[i].outputs)
-    rest = tuple(i for i in part.nodes if i not in {*starts, *gathers, *finish})
-    crossing = [out for i in starts for out in graph.nodes[i].outputs]
-    crossing += [name for i in gathers for name in (*graph.nodes[i].inputs, *graph.nodes[i].outputs)]
+    graph, found = frame.graph, split_part(frame.graph, part)
+    crossing = [out for i in found.starts for out in graph.nodes[i].outputs]
+    crossing += [name for i in found.gathers for name in (*graph.nodes[i].inputs, *graph.nodes[i].outputs)]
     for number, name in enumerate(dict.fromkeys(crossing)):
         frame.grad_keys[name] = f"{part.param}~under way" + (f" {number + 1}" if number else "")
-    return Parcels(starts, rest, gathers, tuple(finish))
+    return found
 
 
 def print_lots(frame: Frame, title: str, part: Part, nodes: tuple[int, ...], doc: str, stays: frozenset[str]) -> str:

@@ -14,7 +14,7 @@ from ..graph.update_parts import Part
 from .folded import fold_names
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
 from .loops import beside_param, grad_text, split_update
-from .parcels import Parcels, print_loop, print_lots, split_part
+from .parcels import Parcels, name_crossing, print_loop, print_lots
 from .writer import Writer
 
 
@@ -27,7 +27,7 @@ def print_update(frame: Frame) -> list[str]:
     for number, group in enumerate(groups):
         title = f"update_{number}" if len(groups) > 1 else "update_param"
         names = fold_names([part.param for part in group])
-        split = split_part(frame, group[0]) if len(group) > 1 else None
+        split = name_crossing(frame, group[0]) if len(group) > 1 else None
         if split is not None and (split.starts or split.gathers):
             functions += _print_split(frame, title, group[0], split, shared)
             calls += [f"names = expand_names({', '.join(map(_quoted, names))})", *print_loop(frame, title, group, split, "names")]

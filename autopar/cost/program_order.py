@@ -25,7 +25,7 @@ from ..graph.reshard import StepKind
 from ..graph.sections import phase_sections
 from ..graph.tensor import size_bytes
 from ..graph.turns import LOOP, count_microbatches, times_of
-from ..graph.update_parts import Part, update_parts
+from ..graph.update_parts import Part, split_part, update_parts
 from .memory import comm_step
 from .model import CostModel
 from .streams import CommStreams, Piece, Role
@@ -111,18 +111,10 @@ class _Lot:
         self.update: list[int] = []
         self.finish: list[int] = []
         for part in parts:
-            made = {out for i in part.nodes for out in walk.nodes[i].outputs}
-            begun = [i for i in part.nodes if walk.nodes[i].op in STARTS]
-            early = [i for i in begun if walk.nodes[i].inputs[0] not in made]
-            late = [i for i in begun if i not in early]
-            coming = {out for i in late for out in walk.nodes[i].outputs}
-            for i in part.nodes:
-                if coming.intersection(walk.nodes[i].inputs):
-                    self.finish.append(i)
-                    coming.update(walk.nodes[i].outputs)
-                elif i not in begun:
-                    self.update.append(i)
-            for row, mine in ((self.starts, early), (self.gathers, late)):
+            split = split_part(walk.program.graph, part)
+            self.update += split.update
+            self.finish += split.finish
+            for row, mine in ((self.starts, split.starts), (self.gathers, split.gathers)):
                 row.extend([] for _ in range(len(mine) - len(row)))
                 for place, i in enumerate(mine):
                     row[place].append(i)

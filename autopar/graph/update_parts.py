@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from .graph import Graph, entering_values, producer_table
 from .node import Phase
+from .program import STARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +58,29 @@ def update_parts(graph: Graph, apart: frozenset[int] = frozenset()) -> tuple[lis
         else:
             parts.append(Part(params.pop(), tuple(mine)))
     return parts, sorted(rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcels:
+    """A parameter's update in the order in which it runs: what is started before, what is done then, what is started after that, and what waits for it."""
+
+    starts: tuple[int, ...]
+    update: tuple[int, ...]
+    gathers: tuple[int, ...]
+    finish: tuple[int, ...]
+
+
+def split_part(graph: Graph, part: Part) -> Parcels:
+    """The nodes of one part of a program that was overlapped."""
+    made = {out for i in part.nodes for out in graph.nodes[i].outputs}
+    begun = [i for i in part.nodes if graph.nodes[i].op in STARTS]
+    starts = tuple(i for i in begun if graph.nodes[i].inputs[0] not in made)
+    gathers = tuple(i for i in begun if graph.nodes[i].inputs[0] in made)
+    coming = {out for i in gathers for out in graph.nodes[i].outputs}
+    finish = []
+    for i in part.nodes:
+        if coming.intersection(graph.nodes[i].inputs):
+            finish.append(i)
+            coming.update(graph.nodes[i].outputs)
+    rest = tuple(i for i in part.nodes if i not in {*starts, *gathers, *finish})
+    return Parcels(starts, rest, gathers, tuple(finish))

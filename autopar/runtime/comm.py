@@ -164,6 +164,7 @@ class ProcessComm(Placed):
         self._ledger = Ledger(self.rank, world)
         self._sends = self._new_sends()
         self._given_up: list[Any] = []
+        self._ways: dict[Axes, tuple[Along, str]] = {}
         self._alone: dict[Axes, Flight] = {}  # axis -> the last reduction that went alone
         for index, axis in enumerate(mesh.axes):
             for ranks in axis_groups(mesh, index):
@@ -310,8 +311,11 @@ class ProcessComm(Placed):
 
     def _open_group(self, axis: Axes) -> tuple[Along, str]:
         """The way along one axis or several, and the name of its group; that of several axes is made when it is first used, by its ranks alone."""
+        if axis in self._ways:
+            return self._ways[axis]
         along = self._along(axis)
         name = joint_name(self.mesh, along.axes)
+        self._ways[axis] = along, name
         if name not in self._groups:
             ranks = joint_group(self.mesh, along.axes, self.rank)
             self._others[name] = _print_ranks([r for r in ranks if r != self.rank])
