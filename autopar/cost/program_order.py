@@ -2,7 +2,7 @@
 
 In: a program of one stage, the seconds of its nodes, how much memory overlap may take. Out: a `ProgramOrder`. Invariant: nothing here follows the law by which
 plans are priced (`cost.estimate`: so much of a phase's communication hides behind its compute). It walks the nodes of `graph.overlap`, on a stream that computes
-and one that communicates; so the two may be compared.
+and one for each axis along which something is sent; so the two may be compared.
 
     start    queues one collective of all its tensors' bytes, with the whole latency of one
     wait     compute stands still until it is over
