@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from ..graph.case import Case
+from ..graph.fusion import rewritten_states
 from ..graph.graph import value_table
 from ..graph.liveness import is_view
 from ..graph.mesh import axis_sizes, num_ranks
@@ -55,7 +56,8 @@ def node_seconds(
         if node.op.startswith("comm."):
             seconds[node.name] = _comm_s(model, program, node, values, links, transfer_of(values[origin.value]))
         elif node.op == "state.write":
-            seconds[node.name] = estimate_write_s(model, size_bytes(values[node.inputs[0]]))
+            by_kernel = node.phase is Phase.UPDATE and origin.node in at and at[origin.node].traffic is not None
+            seconds[node.name] = 0.0 if by_kernel else estimate_write_s(model, size_bytes(values[node.inputs[0]]))
         else:
             reads = [(values[i].shape, values[i].dtype) for i in node.inputs]
             writes = [(values[o].shape, values[o].dtype) for o in node.outputs if o]
@@ -196,8 +198,9 @@ def estimate_roofline(model: CostModel, case: Case) -> Roofline:
             known[root] = least_node_s(model, case.signatures[root], site, site_dtypes(case.graph.nodes[root], values))
         work[node.phase in LOOP] += known[root]
         starts[node.phase in LOOP] += not model.fuses or site.traffic is None or site.traffic.starts
+    kept = rewritten_states(case.graph, case.sites)
     for old, new in case.graph.updates:
-        if old != new and COPY not in old and not model.fuses:
+        if old != new and COPY not in old and not model.fuses and old not in kept:
             work[False] += least_write_s(model, size_bytes(values[old]))
             starts[False] += 1
     return Roofline(work[True], work[False], model.launch_s * starts[True], model.launch_s * starts[False])

@@ -126,6 +126,13 @@ def copy_seconds(measured: MeasuredRows, num_bytes: np.ndarray) -> np.ndarray | 
     return np.where(num_bytes > 0, found.reshape(num_bytes.shape), 0.0)
 
 
+def traffic_least_s(measured: MeasuredRows, num_bytes: float) -> float | None:
+    """As `node_least_s`, of `copy_seconds`."""
+    part = Part("pointwise", np.array([[max(1.0, num_bytes)]]))
+    tables = _tables(measured, [part], "float32")
+    return None if tables is None else float(_least(measured, [part], tables)[0]) if num_bytes else 0.0
+
+
 def write_seconds(measured: MeasuredRows, local_bytes: int) -> float | None:
     """Seconds of copying so many bytes into storage that is there."""
     found = _write_parts(measured, local_bytes)

@@ -31,7 +31,7 @@ from ..graph.work import moved_bytes
 from .attention import attention_seconds, list_attention_kernels
 from .collectives import collective_way, way_seconds
 from .matmul import MatmulRates, matmul_seconds
-from .measured import node_least_s, node_seconds, write_least_s, write_seconds
+from .measured import copy_seconds, node_least_s, node_seconds, traffic_least_s, write_least_s, write_seconds
 from .model import CostModel, matmul_flops_per_s
 
 Shape = tuple[int, ...]
@@ -87,8 +87,8 @@ def estimate_op_s(
 
 
 def estimate_write_s(model: CostModel, local_bytes: int) -> float:
-    """Seconds to put a state's new version into the state's own storage (`state.write`): read once, written once; nothing where the update's kernel
-    writes it there itself."""
+    """Seconds to put a state's new version into the state's own storage (`state.write`): read once, written once. Not asked for where the update's kernel
+    writes it there itself (`fusion.rewritten_states`)."""
     if model.measured is not None and (found := write_seconds(model.measured, local_bytes)) is not None:
         return found
     return 0.0 if model.fuses else 2 * local_bytes / model.memory_bytes_per_s + model.launch_s
@@ -144,9 +144,11 @@ def least_node_s(model: CostModel, signature: Signature, site: Site, dtypes: tup
     if is_view(site.node.op) or site.node.op in (SEND, RECEIVE):
         return 0.0
     elements = np.array([[num_elements(s)] for s in (*site.inputs, *site.outputs)], dtype=np.int64).reshape(-1, 1)
-    moved = float(_moved(site.node.op, site if model.fuses else None, dtypes, elements, len(site.inputs))[0])
+    moved = float(_moved(site.node.op, _as_run(model, site), dtypes, elements, len(site.inputs))[0])
     flops = node_flops(signature, site)
     if model.measured is not None:
+        if _by_library(model, site) and (least := traffic_least_s(model.measured, moved)) is not None:
+            return least
         case = np.array([flops]), np.array([moved])
         found = node_least_s(model.measured, site.node.op, site, compute_dtype(dtypes), elements, len(site.inputs), *case)
         if found is not None:
@@ -163,8 +165,10 @@ def _seconds(
     """Seconds per column of `elements` (operand, case): local sizes of inputs and seen outputs."""
     if is_view(op) or op == SEND:
         return np.zeros(elements.shape[1])
-    whole, site = site, site if model.fuses else None  # op by op no group has less traffic; shapes are those of the node all the same
+    whole, site = site, _as_run(model, site)  # op by op no group has less traffic; shapes are those of the node all the same
     moved = _moved(op, site, dtypes, elements, num_inputs)
+    if model.measured is not None and _by_library(model, whole) and (found := copy_seconds(model.measured, moved)) is not None:
+        return found
     if op == RECEIVE:
         return np.array([receive_seconds(model, float(b)) for b in moved])
     packet, dtype = packet_of(op), compute_dtype(dtypes)
@@ -178,6 +182,15 @@ def _seconds(
         if packet in _ATTENTION and whole is not None:
             return _attention_seconds(model, model.rates, packet, whole, elements, known) + start
     return np.maximum(flops / matmul_flops_per_s(model, dtype), moved / model.memory_bytes_per_s) + start
+
+
+def _as_run(model: CostModel, site: Site | None) -> Site | None:
+    """The site, if the device runs its group as one."""
+    return site if model.fuses or _by_library(model, site) else None
+
+
+def _by_library(model: CostModel, site: Site | None) -> bool:
+    return not model.fuses and site is not None and site.traffic is not None and site.traffic.library
 
 
 def _moved(op: str, site: Site | None, dtypes: Sequence[str], elements: np.ndarray, num_inputs: int) -> np.ndarray:

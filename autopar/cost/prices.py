@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 
 from ..errors import GraphError
+from ..graph.fusion import rewritten_states
 from ..graph.graph import Graph, value_table
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.rule import Signature, Site
@@ -29,6 +30,7 @@ class MeshPrices:
 
     Args:
         sites, signatures, dtypes: of each node of the graph.
+        rewritten: states that the kernels of the update write where they are (`fusion.rewritten_states`).
     """
 
     model: CostModel
@@ -36,6 +38,7 @@ class MeshPrices:
     sites: tuple[Site, ...]
     signatures: tuple[Signature, ...]
     dtypes: tuple[tuple[str, ...], ...]
+    rewritten: frozenset[str] = frozenset()
 
     def node_seconds(self, node: int, strategies: Sequence[Strategy]) -> tuple[float, ...]:
         """Of node number `node` of the graph, run in each of these strategies."""
@@ -63,6 +66,8 @@ class MeshPrices:
 
     def write_seconds(self, value: Value, storage: Sharding) -> float:
         """To write the new version of a state into its storage; paid once per state that the step replaces."""
+        if value.name in self.rewritten:
+            return 0.0
         return estimate_write_s(self.model, size_bytes(value) // num_shards(storage, axis_sizes(self.mesh)))
 
 
@@ -73,4 +78,5 @@ def build_prices(model: CostModel, mesh: Mesh, graph: Graph, sites: tuple[Site, 
         sites, signatures: of each node (`cuts.resolve_all`).
     """
     values = value_table(graph)
-    return MeshPrices(model, mesh, sites, signatures, tuple(site_dtypes(node, values) for node in graph.nodes))
+    dtypes = tuple(site_dtypes(node, values) for node in graph.nodes)
+    return MeshPrices(model, mesh, sites, signatures, dtypes, rewritten_states(graph, sites))

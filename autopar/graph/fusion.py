@@ -20,9 +20,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .graph import Graph
+from .adam import find_adam
+from .graph import Graph, value_table
 from .liveness import is_view
-from .node import packet_of
+from .node import Phase, packet_of
 from .repeats import block_of
 from .tensor import num_elements
 from .turns import GROWN, RECEIVE, SEND, TAKE
@@ -49,11 +50,13 @@ class Traffic:
         inputs: per input, whether it is read from memory.
         outputs: per output that somebody sees, whether it is written.
         starts: it starts the kernel of its group.
+        library: where groups do not run as one kernel, torch runs this node and others as one all the same (`graph.adam`).
     """
 
     inputs: tuple[bool, ...]
     outputs: tuple[bool, ...]
     starts: bool
+    library: bool = False
 
 
 def find_groups(
@@ -223,7 +226,11 @@ def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Tra
             if maker in group_of and group_of[maker] != group_of.get(i, -1):
                 leaves.add(source)
     found: dict[int, Traffic] = {}
+    into, values = {new: old for old, new in graph.updates if old != new}, value_table(graph)
     for nodes in groups:
+        phases = {graph.nodes[i].phase for i in nodes}
+        adam = find_adam([graph.nodes[i] for i in nodes], values, leaves, into) if phases == {Phase.UPDATE} else None
+        library = {nodes[place] for place in adam.own} if adam else set()
         inside = {out for i in nodes for out in graph.nodes[i].outputs if out}
         read: set[str] = set()
         for i in nodes:
@@ -233,8 +240,18 @@ def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Tra
                 source = base.get(name, name)
                 counted.append(source not in inside and source not in read)
                 read.add(source)
-            found[i] = Traffic(tuple(counted), tuple(out in leaves for out in node.outputs if out), i == nodes[0])
+            found[i] = Traffic(tuple(counted), tuple(out in leaves for out in node.outputs if out), i == nodes[0], i in library)
     return found
+
+
+def rewritten_states(graph: Graph, sites: Sequence[Site]) -> frozenset[str]:
+    """States whose new versions are made in groups of the update: their kernels write them where the old ones are.
+
+    Args:
+        sites: with their traffic.
+    """
+    grouped = {out for site in sites if site.traffic is not None and site.node.phase is Phase.UPDATE for out in site.node.outputs}
+    return frozenset(old for old, new in graph.updates if old != new and new in grouped)
 
 
 def add_traffic(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], node_class: Sequence[int]) -> tuple[Site, ...]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..graph.tensor import power_of_two
+from .adam import adam, runs_adam  # noqa: F401  called by kernels
 
 try:
     import triton

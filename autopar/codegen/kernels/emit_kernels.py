@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ...graph.kernel import Kernel
+from .adam import adam_of, print_adam
 from .reductions import UnsupportedError
 from .torch_text import print_torch
 from .triton_text import TritonText, print_triton
@@ -77,12 +78,26 @@ def _print_plain(kernel: Kernel, head: list[str]) -> list[str]:
     arguments, plain = f"[{', '.join(kernel.graph.inputs)}]", _indented(print_torch(kernel))
     apart = _text([f"def {kernel.name}_ops({arguments[1:-1]}):", *plain])
     if kernel.any_shape:
-        return [apart, _text([*head, f"    return fused.in_pieces({kernel.name}_ops, {arguments})"])]
+        texts, head = _print_adam(kernel, head, arguments)
+        return [apart, *texts, _text([*head, f"    return fused.in_pieces({kernel.name}_ops, {arguments})"])]
     if kernel.into and not any(v.shape for v in kernel.graph.values):
         written = ", ".join(kernel.graph.inputs[i] for _, i in kernel.into)
         seen = f"{kernel.name}_seen = fused.Seen()\n"
         return [apart, seen, _text([*head, f"    return {kernel.name}_seen.run({kernel.name}_ops, {arguments}, [{written}])"])]
     return [_text([*head, *plain])]
+
+
+def _print_adam(kernel: Kernel, head: list[str], arguments: str) -> tuple[list[str], list[str]]:
+    """The function that makes Adam's step by torch's own kernel, if that is what the kernel does, and the head of the one that calls it."""
+    step = adam_of(kernel)
+    if step is None:
+        return [], head
+    head = [*head, f"    if fused.runs_adam({step.param}, {step.exp_avg}, {step.exp_avg_sq}):"]
+    lines = print_adam(kernel, step)
+    if not step.before and not step.after:
+        return [], [*head, *_indented(_indented(lines if lines[-1].startswith("return ") else [*lines, "return None"]))]
+    text = _text([f"def {kernel.name}_adam({arguments[1:-1]}):", *_indented(lines)])
+    return [text], [*head, f"        return fused.in_pieces({kernel.name}_adam, {arguments})"]
 
 
 def _head(kernel: Kernel, doc: list[str], suffix: str = "") -> list[str]:

@@ -1,0 +1,59 @@
+"""Adam's step in the kernel of an update, as a call of torch's own kernel (`runtime.adam`).
+
+In: a kernel in which `graph.adam` found the step. Out: the lines of the function's body; what stands before and after stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...graph.adam import AdamStep, find_adam
+from ...graph.graph import Graph, value_table
+from ...graph.kernel import Kernel
+from ..expression import print_arg
+from .torch_text import print_torch
+
+
+def adam_of(kernel: Kernel) -> AdamStep | None:
+    """The step, if the kernel has one and works element by element."""
+    graph = kernel.graph
+    into = {graph.outputs[o]: graph.inputs[i] for o, i in kernel.into}
+    return find_adam(graph.nodes, value_table(graph), graph.outputs, into) if kernel.any_shape else None
+
+
+def print_adam(kernel: Kernel, step: AdamStep) -> list[str]:
+    """The lines of the function that makes the step, `return` included."""
+    graph = kernel.graph
+    rewritten = {graph.outputs[o] for o, _ in kernel.into}
+    factors = [step.keep, step.beta1, step.beta2, step.divide, step.plus, step.value]
+    words = ("keep", "beta1", "beta2", "divide", "plus", "value")
+    lines = _lines(kernel, step.before, [step.grad, *(f for f in factors if isinstance(f, str))])
+    param = step.param
+    if step.new_param not in rewritten:
+        param = step.new_param
+        lines.append(f"{param} = {step.param}.clone()")
+    told = ", ".join(f"{word}={print_arg(f, ()) if not isinstance(f, str) else f}" for word, f in zip(words, factors))
+    lines.append(f"fused.adam({param}, {step.grad}, {step.exp_avg}, {step.exp_avg_sq}, {told})")
+    held = {step.new_param: param, step.new_exp_avg: step.exp_avg, step.new_exp_avg_sq: step.exp_avg_sq}
+    results = [name for name in graph.outputs if name not in rewritten]
+    lines += _lines(kernel, step.after, [name for name in results if name not in held], held)
+    return lines + ([f"return {', '.join(held.get(name, name) for name in results)}"] if results else [])
+
+
+def _lines(kernel: Kernel, places: Sequence[int], wanted: Sequence[str], called: dict[str, str] | None = None) -> list[str]:
+    """The kernel's nodes at these places as lines, without `return`.
+
+    Args:
+        wanted: what later lines read.
+        called: values that go by another name.
+    """
+    called = called or {}
+    nodes = tuple(replace(kernel.graph.nodes[p], inputs=tuple(called.get(n, n) for n in kernel.graph.nodes[p].inputs)) for p in places)
+    made = {out for node in nodes for out in node.outputs}
+    if not made:
+        return []
+    entering = tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name not in made))
+    outputs = tuple(dict.fromkeys(name for name in wanted if name in made))
+    lines = print_torch(replace(kernel, graph=Graph("", kernel.graph.values, nodes, entering, outputs=outputs), into=()))
+    return lines[:-1] if outputs else lines

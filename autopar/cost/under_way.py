@@ -1,0 +1,42 @@
+"""Under way: what a program holds beside its plan's peak, because its collectives start early and their backend copies.
+
+In: a program as it was partitioned, its sections, the room that its device has left. Out: bytes. The plan's own law (`cost.memory`) knows the program before collectives are
+started ahead; the emitted one holds what is under way, too (`graph.overlap_memory`), as far as there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph.graph import value_table
+from ..graph.liveness import bytes_over_time, live_ranges
+from ..graph.overlap_memory import held_over_time, overlap_within
+from ..graph.program import STARTS, WAIT, Program
+from ..graph.sections import Section
+from ..graph.turns import loop_span
+from .memory import scratch_bytes, waiting_bytes
+
+
+def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, backend_copies: bool = False) -> int:
+    """By how much the peak of what runs is above `estimate_memory`'s.
+
+    Args:
+        room_bytes: as of `overlap_within`.
+        in_flight: as of `estimate_memory`.
+        backend_copies: whether collectives run on gloo.
+    """
+    if not any(node.op.startswith("comm.") for node in program.graph.nodes):
+        return 0
+    overlapped = overlap_within(program, sections, room_bytes)[0]
+    waiting = sum(waiting_bytes(program, in_flight).values())
+    plain = _peak(program, bytes_over_time(program.graph, live_ranges(program.graph)), waiting)
+    return max(0, _peak(overlapped, held_over_time(overlapped.graph, backend_copies), waiting) - plain)
+
+
+def _peak(program: Program, held: Sequence[int], waiting: int) -> int:
+    """With the buffers of blocking collectives, and what other turns hold."""
+    values, span = value_table(program.graph), loop_span(program.graph)
+    return max(
+        size + (0 if node.op in STARTS or node.op == WAIT else scratch_bytes(program, node, values)) + (waiting if span is not None and span[0] <= i <= span[1] else 0)
+        for i, (size, node) in enumerate(zip(held, program.graph.nodes))
+    )
