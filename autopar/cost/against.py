@@ -251,9 +251,10 @@ def _memory(side: _Side) -> list[Row]:
     states = [float(rank.state_bytes) for rank in side.run.ranks]
     peaks = [float(rank.peak_bytes) for rank in side.run.ranks if rank.peak_bytes is not None]
     what = "peak memory" + (", without the reserve" if reserve else "")
+    held = cost.peak_bytes[side.stage] - reserve + cost.under_way_bytes[side.stage]
     return [
         Row("memory", "states", "bytes", cost.state_bytes[side.stage], _spread(states, whole=True)),
-        Row("memory", what, "bytes", cost.peak_bytes[side.stage] - reserve, _spread(peaks, whole=True) if peaks else None),
+        Row("memory", what, "bytes", held, _spread(peaks, whole=True) if peaks else None),
     ]
 
 

@@ -131,6 +131,7 @@ def estimate_program(
         peak_bytes=(memory.peak_bytes,),
         state_bytes=(memory.state_bytes,),
         activation_bytes=(memory.max_activation_bytes,),
+        under_way_bytes=(0,),
         flops=total,
         tokens_per_s=samples / step_s if samples and step_s > 0 else None,
         mfu=total / (step_s * peak_flops_per_s(model, busiest) * num_ranks(program.mesh)) if step_s > 0 else None,

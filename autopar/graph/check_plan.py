@@ -339,6 +339,8 @@ def _memory_faults(plan: Plan) -> Faults:
         for i, count in enumerate(entries):
             if not 0 <= count <= cost.peak_bytes[i]:
                 yield f"cost.{name}[{i}]", f"expected 0 to the peak of {cost.peak_bytes[i]}, found {count}"
+    if len(cost.under_way_bytes) != plan.num_stages or min(cost.under_way_bytes, default=0) < 0:
+        yield "cost.under_way_bytes", f"expected {plan.num_stages} entries, one per stage, none negative, found {list(cost.under_way_bytes)}"
     peak = max(cost.peak_bytes)
     negative = next((h for m in (cost, *cost.moments) for h in m.holders if h.bytes < 0), None)
     if negative is not None:

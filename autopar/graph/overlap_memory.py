@@ -71,7 +71,11 @@ def _flights(graph: Graph, values: Mapping[str, Value], backend_copies: bool) ->
     waited = {node.inputs[0]: i for i, node in enumerate(graph.nodes) if node.op == WAIT}
     uses = use_table(graph)
     begun = [(i, node) for i, node in enumerate(graph.nodes) if node.op in STARTS]
-    late = sum(_sent_bytes(node, values) for _, node in begun if node.phase is Phase.UPDATE)
+    late: dict[int, int] = {}  # of an update, by its size: equal ones go a lot at a time, one kind after the other
+    for _, node in begun:
+        if node.phase is Phase.UPDATE:
+            own = _sent_bytes(node, values)
+            late[own] = late.get(own, 0) + own + (_copied_bytes(node, values) if backend_copies else 0)
     found = []
     alone: dict[object, int] = {}  # axis -> the next reduction that goes alone
     if backend_copies:
@@ -80,7 +84,8 @@ def _flights(graph: Graph, values: Mapping[str, Value], backend_copies: bool) ->
         copied = _copied_bytes(node, values) if backend_copies else 0
         sent, waits = sum(size_bytes(values[n]) for n in node.inputs), [waited[out] for out in node.outputs]
         if node.phase is Phase.UPDATE:
-            found.append((i, min(waits), 2 * min(late, max(BUCKET_BYTES, _sent_bytes(node, values)) + copied)))
+            own = _sent_bytes(node, values)
+            found.append((i, min(waits), min(late[own], 2 * max(BUCKET_BYTES, own) * (2 if copied else 1))))
             continue
         if copied and node.op == "comm.start_all_gather":
             found.append((i, min(waits), copied))

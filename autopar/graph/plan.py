@@ -112,7 +112,12 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one step costs, predicted. Tuples have one entry per pipeline stage."""
+    """What one step costs, predicted. Tuples have one entry per pipeline stage.
+
+    Args:
+        under_way_bytes: what the program holds at most beside `peak_bytes`, as far as its device has room for it: tensors of collectives that are started early, and copies
+            that gloo makes.
+    """
 
     step_s: float
     compute_s: float
@@ -121,6 +126,7 @@ class Cost:
     peak_bytes: tuple[int, ...]
     state_bytes: tuple[int, ...]
     activation_bytes: tuple[int, ...]
+    under_way_bytes: tuple[int, ...]
     flops: float
     tokens_per_s: float | None
     mfu: float | None

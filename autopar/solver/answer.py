@@ -7,7 +7,7 @@ the nodes, `exposed_comm_s` of the comms less what is hidden, `num_params` of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum, isfinite
 
 from ..cost.estimate import estimate_program, hidden_seconds, node_seconds
@@ -15,6 +15,7 @@ from ..cost.memory import ALONE, Among
 from ..cost.model import CostModel
 from ..cost.ops import node_flops
 from ..cost.peak import list_peak
+from ..cost.under_way import under_way_bytes
 from ..graph.case import Case
 from ..graph.choice import Assignment
 from ..graph.graph import Graph, use_table, value_table
@@ -35,6 +36,7 @@ from ..graph.plan import (
     TensorPlan,
 )
 from ..graph.program import Program
+from ..graph.sections import phase_sections
 from ..graph.sharding import Sharding, local_shape
 from ..graph.strategy import REPLICATED, Strategy, axis_choices, build_strategy, list_strategies
 from ..graph.tensor import DTYPE_BYTES, Kind, Value, num_elements
@@ -77,6 +79,8 @@ def build_answer(
     program = partition(graph, case.sites, case.signatures, case.cuts, assignment)
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
     cost = estimate_program(model, program, case.sites, case.signatures, strategies, in_flight, among)
+    room, on_gloo = cluster_info.memory_bytes - cost.peak_bytes[0], model.cluster.device.kind == "cpu"
+    cost = replace(cost, under_way_bytes=(under_way_bytes(program, phase_sections(program.graph), room, in_flight, on_gloo),))
     sizes = axis_sizes(assignment.mesh)
     made = _made_shardings(graph, assignment, strategies)
     plan = Plan(

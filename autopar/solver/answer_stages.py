@@ -183,6 +183,7 @@ def _join_costs(costs: Sequence[Cost], staged: Staged, model: ModelInfo, cluster
         peak_bytes=tuple(c.peak_bytes[0] for c in costs),
         state_bytes=tuple(c.state_bytes[0] for c in costs),
         activation_bytes=tuple(c.activation_bytes[0] for c in costs),
+        under_way_bytes=tuple(c.under_way_bytes[0] for c in costs),
         flops=flops,
         tokens_per_s=tokens / staged.step_s if tokens else None,
         mfu=flops / (staged.step_s * cluster.peak_flops * cluster.num_devices),

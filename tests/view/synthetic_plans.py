@@ -318,7 +318,7 @@ def _finish(b: _Builder, num_layers: int, folded: bool, memory_bytes: int) -> Pl
         summary="Batch split along a, where parameters, gradients and optimizer state are split too; matmuls split along b." if mesh.axes else "One rank.",
         num_microbatches=1,
         schedule="one step",
-        cost=Cost(step, compute, step - compute, 0.0, (peak.bytes,), (params + optim,), (dict((x.name, x.bytes) for x in peak.holders)["activations"],),
+        cost=Cost(step, compute, step - compute, 0.0, (peak.bytes,), (params + optim,), (dict((x.name, x.bytes) for x in peak.holders)["activations"],), (0,),
                   flops, tokens / step, flops / step / FLOPS_PER_S / ranks, peak.holders, tuple(moments), 0.08, "autopar's own tables, none of this model"),
         solve=Certificate(step * 0.9, bound, (step * 0.9 - bound) / (step * 0.9), 1.25, (("trace_s", 0.4), ("rules_s", 0.15), ("ilp_s", 0.7)), 4321,
                           "2 mesh shapes, all strategies that the rules allow, folded over equal blocks",

@@ -191,4 +191,4 @@ def test_an_edited_plan_in_stages_is_priced_anew(staged):
     given = dataclasses.replace(staged, assignment=dataclasses.replace(staged.assignment, storages=whole))
     edited = autopar.plan_workload(workload, "cpu:4", options, given_plan=given).plan
     assert whole != staged.assignment.storages
-    assert edited.cost.step_s != staged.cost.step_s and all(a > b for a, b in zip(edited.cost.state_bytes, staged.cost.state_bytes))
+    assert edited.cost.step_s != staged.cost.step_s and sum(edited.cost.state_bytes) > sum(staged.cost.state_bytes)
