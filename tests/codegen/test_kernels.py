@@ -30,7 +30,6 @@ from .random_plans import Assigner, Control, files_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp64": 1e-11}  # of the largest value: rounding of what comes in and goes out, and of sums of 9001 in float32
-KNOWN_PLAIN = {"a sum over rows beside rows of another kind"}
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +49,9 @@ def test_numbers_equal_float64(numbers, case):
     rows = [row for row in numbers if row["case"] == case]
     assert {row["precision"] for row in rows} == set(TOLERANCE) and any(row["kernel"].endswith("_half") for row in rows)
     for row in rows:
-        if row["plain"]:
-            assert row["plain"] in KNOWN_PLAIN and case.startswith("wide"), row
-        else:
-            assert max(row["difference"], row["strided"]) < TOLERANCE[row["precision"]], row
+        assert not row["plain"], row
+        exact = "fp32" if case == "hard sigmoid" and row["precision"] == "fp64" else row["precision"]  # torch's own has 1 / 6 in float32
+        assert max(row["difference"], row["strided"]) < TOLERANCE[exact], row
 
 
 def test_a_wrong_kernel_is_found(numbers):
@@ -142,6 +140,15 @@ def test_one_update_for_all_parameters():
     assert len(updates) == 2 and all(k.into for k in updates)
     wide = next(k for k in updates if "exp_avg" in k.name)
     assert wide.any_shape and {wide.graph.inputs[i] for _, i in wide.into} >= {"master", "exp_avg", "exp_avg_sq", "param"}
+
+
+def test_one_element_stands_for_no_size():
+    """A kernel for tensors of any shape, found first on tensors of one element, runs on wider ones, too."""
+    update = next(k for k in kernels_of(CASES["small parameters"](), "fp32") if k.any_shape and "exp_avg" in k.name)
+    assert {v.shape for v in update.graph.values if v.shape} == {(1,)}
+    lines = print_triton(update).lines
+    assert all("ptr + row" in line for line in lines if "tl.load" in line and "step" not in line and "_ptr" in line and "mul" not in line), lines
+    assert any("tl.store(param_ptr + row" in line or "tl.store(param_ptr," in line for line in lines), lines
 
 
 def test_kernels_run_without_triton():
