@@ -122,9 +122,9 @@ def _tokens(vocab):
 
 def _bent(x):
     """Activations, one on the other."""
-    x = F.hardswish(x * 3) + F.elu(x, 0.7) * F.leaky_relu(x, 0.1)
+    first, x = x, F.hardswish(x * 3) + F.elu(x, 0.7) * F.leaky_relu(x, 0.1)
     x = F.softplus(x, 2.0, 3.0) - F.mish(x) + F.hardtanh(x * 0.5)
-    return F.softshrink(x) + F.hardshrink(x, 0.2) + F.relu6(x) + torch.log1p(x.abs()) - torch.expm1(x * 0.01) + F.selu(x)
+    return F.softshrink(x) + F.hardshrink(first, 0.2) + F.relu6(x) + torch.log1p(x.abs()) - torch.expm1(x * 0.01) + F.selu(x)
 
 
 def _rounded(x):
