@@ -47,17 +47,6 @@ class Straight(Chain):
         return self.function(x) * self.scale
 
 
-class Small(torch.nn.Module):
-    """Parameters of one element before wider ones."""
-
-    def __init__(self):
-        super().__init__()
-        self.bias, self.weight = torch.nn.Parameter(torch.randn(1)), torch.nn.Parameter(torch.randn(5))
-
-    def forward(self, x):
-        return x * self.weight + self.bias
-
-
 def _straight(function, *shape):
     return Workload(Straight(function, shape[-1]), (torch.randn(*shape),), (), lambda y: (y * y).sum(), ADAMW)
 
@@ -172,7 +161,6 @@ CASES = {
     "row sums": lambda: _of(lambda x: x / (x.abs().sum(-1, keepdim=True) + 1) - x.amax(-1, keepdim=True), 4, 33),
     "clamp and where": lambda: _of(lambda x: torch.where(x > 0.3, x.clamp(-1, 1), x.square()) + x.sigmoid().log(), 7, 11),
     "momentum": lambda: _step(torch.nn.Linear(5, 3), 4, 5, optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
-    "small parameters": lambda: _step(Small(), 3, 5),
     "batch norm": lambda: _step(torch.nn.Sequential(torch.nn.Conv2d(2, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.ReLU()), 4, 2, 6, 6),
     "activations": lambda: _of(_bent, 6, 13),
     "rounding": lambda: _straight(_rounded, 5, 19),

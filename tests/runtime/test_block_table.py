@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from autopar.runtime.block_table import BlockTable, candidates
+torch = pytest.importorskip("torch")
+from autopar.runtime.block_table import BlockTable, candidates  # noqa: E402
+
+pytestmark = pytest.mark.torch
 
 RULE = {"ROWS": 4, "COLS": 512, "num_warps": 4}
 BEST = {"ROWS": 8, "COLS": 512, "num_warps": 2}
@@ -80,7 +83,6 @@ class OnDevice:
 
 def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
     """Without a GPU: a kernel whose time is known stands for a launch."""
-    torch = pytest.importorskip("torch")
     from autopar.runtime import fused
 
     monkeypatch.setattr(OnDevice, "device", torch.device("cuda", 0))
