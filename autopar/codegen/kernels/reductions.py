@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...graph.graph import Graph
-from ...graph.node import Arg, Node, Ref, get_arg, packet_of
+from ...graph.node import Node, Ref, get_arg, packet_of
 from ...graph.tensor import Value, num_elements
 from .index import Index, place_in_row, row_of
 
@@ -227,7 +227,7 @@ def _layer_norm(row: _Row, output: int) -> str:
     if output == 1:
         return mean
     spread = row.sum("spread", here, lambda i: f"({row.at('input', i)} - {mean}) * ({row.at('input', i)} - {mean})")
-    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({spread} / {row.cols} + {_eps(row.node)})")
+    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({spread} / {row.cols} + {_eps(row)})")
     if output == 2:
         return rstd
     return _scaled(row, f"({row.at('input')} - {mean}) * {rstd}")
@@ -236,7 +236,7 @@ def _layer_norm(row: _Row, output: int) -> str:
 def _rms_norm(row: _Row, output: int) -> str:
     here = row.row if output == 0 else row.index
     squares = row.sum("squares", here, lambda i: f"{row.at('input', i)} * {row.at('input', i)}")
-    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({squares} / {row.cols} + {_eps(row.node)})")
+    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({squares} / {row.cols} + {_eps(row)})")
     return rstd if output == 1 else _scaled(row, f"{row.at('input')} * {rstd}")
 
 
@@ -245,11 +245,11 @@ def _scaled(row: _Row, text: str) -> str:
     return f"{text} + {row.at('bias')}" if _is_given(row.node, "bias") else text
 
 
-def _eps(node: Node) -> Arg:
-    eps = get_arg(node, "eps")
+def _eps(row: _Row) -> str:
+    eps = get_arg(row.node, "eps")
     if eps is None:
         raise UnsupportedError("a norm with the eps of its dtype")
-    return eps
+    return row.printer.number(eps, row.node.inputs[_place(row.node, "input")])  # type: ignore[arg-type]
 
 
 def _normalised(row: _Row, mean: str, index: Index | None = None) -> str:
