@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
 from autopar.codegen.kernels.reductions import UnsupportedError  # noqa: E402
-from autopar.codegen.kernels.triton_text import print_triton  # noqa: E402
+from autopar.codegen.kernels.parts import print_parts  # noqa: E402
 from autopar.graph.kernel import Kernel  # noqa: E402
 
 POINTERS = {"float64": "*fp64", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8",
@@ -51,11 +51,11 @@ def compile_kernels(kernels: Sequence[Kernel], archs: Sequence[int]) -> list[Com
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
         for kernel in kernels:
             try:
-                text = print_triton(kernel)
+                parts = print_parts(kernel)
             except UnsupportedError:
                 continue
             for arch in archs:
-                found.append(_compile(kernel, text, namespace[f"{kernel.name}_kernel"], arch, Path(folder)))
+                found += [_compile(part.kernel, part.text, namespace[f"{part.kernel.name}_kernel"], arch, Path(folder)) for part in parts]
     return found
 
 

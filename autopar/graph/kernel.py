@@ -21,7 +21,7 @@ INTO = "into"  # argument of such a node: ((output, input), ...): outputs that a
 
 _PLAIN = frozenset(("_to_copy", "neg", "reciprocal", "expand", "view", "reshape", "permute", "unsqueeze", "squeeze", "full", "alias", "slice"))
 _MOST_WORDS = 4
-_RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "uniform", "range", "float")  # in the texts of kernels
+_RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "range", "float")  # in the texts of kernels
 _SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim"))  # arguments of ops that know a shape
 
 
@@ -107,10 +107,11 @@ def kernel_key(kernel: Kernel) -> object:
 
 
 def _takes_any_shape(graph: Graph) -> bool:
-    """True where no op knows a shape or a dim: all work element by element on tensors of one shape."""
+    """True where no op knows a shape or a dim, nor adds anything up: all work element by element on tensors of one shape."""
     arguments = {key for node in graph.nodes for key, _ in node.args}
-    shapes = {v.shape for v in graph.values if v.shape}
-    return len(shapes) == 1 and not arguments & _SHAPED
+    shape_of = {v.name: v.shape for v in graph.values}
+    reduces = any(not shape_of[out] and any(shape_of[name] for name in node.inputs) for node in graph.nodes for out in node.outputs if out)
+    return len({shape for shape in shape_of.values() if shape}) == 1 and not arguments & _SHAPED and not reduces
 
 
 def suggest_name(kernel: Kernel) -> str:

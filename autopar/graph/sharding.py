@@ -132,7 +132,7 @@ def dim_digits(size: int, dim: int, sharding: Sharding, sizes: tuple[int, ...]) 
     rest = size
     for stride, n, axis in cuts:
         outer = rest // (stride * n)
-        if outer > 1:
+        if outer != 1:  # 0: an empty dim has empty pieces
             digits.append((outer, None))
         digits.append((n, axis))
         rest = stride

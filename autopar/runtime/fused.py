@@ -3,15 +3,17 @@
 In: a Triton function that `codegen.kernels` printed, its tensors, what its grid is divided into. Out: its results. Without Triton, or on the CPU, `runs_triton` is
 false and nothing here is called. Triton's own interpreter (its TRITON_INTERPRET) runs kernels on the CPU.
 
-A result that comes in parts has a row per program, and is added up here. Sizes of blocks: of rows and columns that are held at once about `_ELEMENTS`, whole rows
-where the kernel needs them.
+A result that comes in parts has a row per program, and is added up here. Sizes of blocks by rule: of rows and columns that are held at once about `_ELEMENTS`, whole rows
+where the kernel needs them. On CUDA sizes around these are measured when a kernel is first launched (`block_table`); of several ranks only where nothing is added up, as ranks
+that hold the same thing must add in one order.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from torch import Tensor
 
 from ..graph.tensor import power_of_two
 from .adam import adam, runs_adam  # noqa: F401  called by kernels
+from .block_table import BlockTable, table_of
+from .clock import clock_of
 
 try:
     import triton
@@ -92,7 +96,7 @@ def runs_triton(x: Tensor) -> bool:
 
 
 def blocks(grid: Grid) -> dict[str, int]:
-    """The sizes of a kernel's blocks, and its warps."""
+    """The sizes of a kernel's blocks, and its warps, by rule."""
     if grid.shape == "flat":
         return {"ROWS": _FLAT, "num_warps": 4}
     if grid.shape == "columns":
@@ -110,21 +114,65 @@ def launch(kernel: Any, grid: Grid, inputs: Sequence[Tensor], outs: Sequence[Out
     Returns:
         the results: one, a tuple of several, or None.
     """
-    sizes = blocks(grid)
     device = inputs[0].device
     dense = [x.contiguous() for x in inputs]
     if any(x.data_ptr() != d.data_ptr() for x, d in zip(inputs, dense) if any(x is w for w in written)):
         raise ValueError(f"{kernel.__name__}: a state that is rewritten in place is not dense")
-    programs = -(-grid.rows // sizes["ROWS"])
-    across = -(-grid.cols // sizes["COLS"]) if grid.shape == "columns" else 1
-    if any(out.width for out in outs):
-        programs = min(programs, max(1, _PROGRAMS // across))
-        sizes["PROGRAMS"] = programs
-    made = [_empty(out, programs, device) for out in outs]
+
+    def run(sizes: Mapping[str, int], taken: Sequence[Tensor]) -> list[Tensor]:
+        programs, across = -(-grid.rows // sizes["ROWS"]), -(-grid.cols // sizes["COLS"]) if grid.shape == "columns" else 1
+        parts = {}
+        if any(out.width for out in outs):
+            programs = min(programs, max(1, _PROGRAMS // across))
+            parts["PROGRAMS"] = programs
+        made = [_empty(out, programs, device) for out in outs]
+        kernel[(programs, across)](*taken, *made, *([grid.rows] if grid.any_size else []), **sizes, **parts)
+        return made
+
     with torch.cuda.device(device) if device.type == "cuda" else _Nothing():
-        kernel[(programs, across)](*dense, *made, *([grid.rows] if grid.any_size else []), **sizes)
+        made = run(_sizes(kernel, grid, dense, outs, written, run), dense)
     results = [x.sum(0).to(out.dtype).view(out.shape) if out.width else x for x, out in zip(made, outs)]
     return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+
+def _sizes(kernel: Any, grid: Grid, inputs: Sequence[Tensor], outs: Sequence[Out], written: Sequence[Tensor], run: Callable) -> dict[str, int]:
+    """The sizes of a kernel's blocks on its device: from its table, measured on copies of what is rewritten; where no table may decide, from the rule."""
+    rule, device = blocks(grid), inputs[0].device
+    adds_up = grid.shape != "flat" or any(out.width for out in outs)
+    if device.type != "cuda" or adds_up and _num_ranks() > 1:  # the order of a sum, which ranks must have in common
+        return rule
+    table = _table(device)
+    key = _key(kernel, replace(grid, rows=power_of_two(grid.rows)) if grid.any_size else grid)
+    found = table.known(key)
+    if found is None and torch.cuda.is_current_stream_capturing():
+        return rule
+    if found is None:
+        ours, clock = [x.clone() if any(x is w for w in written) else x for x in inputs], clock_of(device)
+
+        def seconds(sizes: dict[str, int]) -> float:
+            begin = clock.stamp()
+            run(sizes, ours)
+            return clock.seconds(begin, clock.stamp())
+
+        found = table.find(key, rule, seconds)
+    return found
+
+
+@functools.cache
+def _table(device: torch.device) -> BlockTable:
+    return table_of(torch.cuda.get_device_name(device))
+
+
+@functools.cache
+def _key(kernel: Any, grid: Grid) -> str:
+    """A line's name in the table: the kernel and what it runs over; its text, as names are those of one program."""
+    digest = hashlib.sha256(str(getattr(kernel, "src", "")).encode()).hexdigest()[:8]
+    return f"{kernel.__name__} {grid.shape} {grid.rows}x{grid.cols} {digest}"
+
+
+def _num_ranks() -> int:
+    there = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if there else 1
 
 
 def compiled(ops: Callable) -> Callable:

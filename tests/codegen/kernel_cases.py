@@ -40,6 +40,17 @@ class Chain(torch.nn.Module):
         return self.function(x * self.scale) * self.scale
 
 
+class Straight(Chain):
+    """Functions of what comes in itself, so that kernels read its exact values; without gradients."""
+
+    def forward(self, x):
+        return self.function(x) * self.scale
+
+
+def _straight(function, *shape):
+    return Workload(Straight(function, shape[-1]), (torch.randn(*shape),), (), lambda y: (y * y).sum(), ADAMW)
+
+
 def _of(function, *shape):
     torch.manual_seed(0)
     return Workload(Chain(function, shape[-1]), (torch.randn(*shape),), (), lambda y: (y * y).sum(), ADAMW)
@@ -98,6 +109,45 @@ def _tokens(vocab):
     return Workload(Gpt(vocab, 8, 1, 24, 3), (ids,), (targets,), token_loss, ADAMW)
 
 
+def _bent(x):
+    """Activations, one on the other."""
+    first, x = x, F.hardswish(x * 3) + F.elu(x, 0.7) * F.leaky_relu(x, 0.1)
+    x = F.softplus(x, 2.0, 3.0) - F.mish(x) + F.hardtanh(x * 0.5)
+    return F.softshrink(x) + F.hardshrink(first, 0.2) + F.relu6(x) + torch.log1p(x.abs()) - torch.expm1(x * 0.01) + F.selu(x)
+
+
+def _rounded(x):
+    """Whole parts of what comes in, which has no slope, and quotients of positive and negative numbers."""
+    y = x.detach() * 8
+    low = torch.div(y, 3 - x.detach(), rounding_mode="floor") + torch.div(y, -0.7, rounding_mode="trunc") + torch.remainder(y, -1.7) + torch.fmod(y, 1.3)
+    odd = ~(y > 0.5) | (torch.floor_divide(y, 2.0) == torch.trunc(y)) ^ torch.isfinite(y)
+    whole = y.to(torch.int64)
+    return torch.where(odd, x, x * 2) + y.round() + y.frac() + low + (torch.div(whole, 3, rounding_mode="floor") + torch.remainder(whole, -5)).to(x.dtype)
+
+
+def _powers(x):
+    size = x.abs() + 0.1
+    return torch.pow(size, x) + size.pow(1.7) + x.pow(5) + x.pow(-2) * 0 + torch.pow(x, x.detach().round()).clamp(-3, 3) + size.log10() + size.exp2() + size.log2()
+
+
+def _pieces(x):
+    """Paddings, slices with steps and selections, forward and backward."""
+    x = F.pad(x * 2, (2, -1, 0, 3), value=0.5)[1:, :, 1:] * 3
+    return x + F.pad(x[:, ::2], (0, 0, 0, x.shape[1] - (x.shape[1] + 1) // 2)) + x[:, 2:3] * x.select(1, -1).unsqueeze(1) - F.pad(x[:, 1:4, ::3].sum(-1, keepdim=True), (0, 0, 1, x.shape[1] - 4))
+
+
+def _middle(x):
+    """Reductions along a dim with others behind it, and along the first."""
+    x = torch.softmax(x * 2, 1) + torch.log_softmax(x, 1).exp() * x.amax(1, keepdim=True)
+    return x / (x.square().sum(1, keepdim=True) + 1) - x.amax(0)
+
+
+def _again(x):
+    """Sums over rows and over everything that are read again, and numbers per row in other rows."""
+    x = (x * 2 - x.sum(0)) / (x.abs().sum() + 1)
+    return torch.softmax(x, -1) * x.sum(-1).sum(0) + x.tanh() * torch.softmax(x, 0)
+
+
 CASES = {
     "gpt": lambda: _tokens(50),
     "gpt with a wide vocabulary": lambda: _tokens(9001),
@@ -112,8 +162,22 @@ CASES = {
     "clamp and where": lambda: _of(lambda x: torch.where(x > 0.3, x.clamp(-1, 1), x.square()) + x.sigmoid().log(), 7, 11),
     "momentum": lambda: _step(torch.nn.Linear(5, 3), 4, 5, optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
     "batch norm": lambda: _step(torch.nn.Sequential(torch.nn.Conv2d(2, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.ReLU()), 4, 2, 6, 6),
+    "activations": lambda: _of(_bent, 6, 13),
+    "rounding": lambda: _straight(_rounded, 5, 19),
+    "powers": lambda: _of(_powers, 3, 23),
+    "exact powers": lambda: _straight(_powers, 3, 23),
+    "exact activations": lambda: _straight(_bent, 3, 23),
+    "hard sigmoid": lambda: _of(F.hardsigmoid, 3, 11),
+    "log sigmoid": lambda: _of(F.logsigmoid, 3, 11),
+    "pieces": lambda: _of(_pieces, 2, 5, 7),
+    "middle": lambda: _of(_middle, 3, 5, 7),
+    "read again": lambda: _of(_again, 9, 9),
     "one row": lambda: _of(lambda x: torch.softmax(x, -1) * x, 1, 19),
 }
+
+EXACT = (0.0, -0.5, 0.5, 1.5, -2.5, 3.0, -3.0, 1.0, -1.0, 0.0625, -0.125)  # where pieces of functions meet, and halves that are rounded
+
+STEPS = ("round", "trunc", "floor", "floor_divide", "remainder", "fmod", "frac", "hardshrink", "hardshrink_backward")
 
 
 def draw_inputs(kernel, seed=0, strided=False):
@@ -131,6 +195,8 @@ def draw_inputs(kernel, seed=0, strided=False):
             x = torch.randn(value.shape, generator=generator, dtype=torch.float64)
             if name.startswith(("exp_avg_sq", "step", "mul", "sum_exp", "square_avg", "sum")) or value.shape and value.shape[-1:] == (1,):
                 x = x.abs() + 0.5
+            elif x.numel() > 2 * len(EXACT):
+                x.view(-1)[torch.randperm(x.numel(), generator=generator)[: len(EXACT)]] = torch.tensor(EXACT, dtype=x.dtype)
             x = x.to(dtype)
         elif name.startswith("arange"):
             x = torch.arange(value.shape[0])
@@ -139,4 +205,11 @@ def draw_inputs(kernel, seed=0, strided=False):
         if strided and x.dim() > 1 and name not in written:
             x = x.transpose(0, -1).contiguous().transpose(0, -1)
         found[name] = x
+    if any(node.op.split(".")[1] in STEPS for node in kernel.graph.nodes):  # a rounding of what comes in would be a step further
+        for name in (n.inputs[0] for n in kernel.graph.nodes if n.op == "aten._to_copy.default" and "float16" in values[n.outputs[0]].dtype):
+            if name in found and found[name].is_floating_point():
+                found[name] = found[name].to(torch.bfloat16).to(found[name].dtype)
+    for node in kernel.graph.nodes:
+        if node.op == "aten.log_sigmoid_backward.default":  # its forward op leaves this on a CPU, and nothing on a GPU
+            found[node.inputs[2]] = torch.exp(-found[node.inputs[1]].abs())
     return found

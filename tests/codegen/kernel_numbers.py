@@ -18,7 +18,7 @@ import torch
 
 from autopar.codegen.kernels.emit_kernels import print_kernels
 from autopar.codegen.kernels.reductions import UnsupportedError
-from autopar.codegen.kernels.triton_text import print_triton
+from autopar.codegen.kernels.parts import print_parts
 from autopar.graph.kernel import Kernel
 from autopar.runtime import fused
 from autopar.runtime.execute import run_graph
@@ -89,7 +89,7 @@ def main(names):
             for kernel in (*kernels, *halves):
                 why = ""
                 try:
-                    print_triton(kernel)
+                    print_parts(kernel)
                 except UnsupportedError as error:
                     why = str(error)
                 row = {"case": case, "precision": precision, "kernel": kernel.name, "plain": why}

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,6 @@ from .random_plans import Assigner, Control, files_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp64": 1e-11}  # of the largest value: rounding of what comes in and goes out, and of sums of 9001 in float32
-KNOWN_PLAIN = {"a sum over rows beside rows of another kind"}
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +50,9 @@ def test_numbers_equal_float64(numbers, case):
     rows = [row for row in numbers if row["case"] == case]
     assert {row["precision"] for row in rows} == set(TOLERANCE) and any(row["kernel"].endswith("_half") for row in rows)
     for row in rows:
-        if row["plain"]:
-            assert row["plain"] in KNOWN_PLAIN and case.startswith("wide"), row
-        else:
-            assert max(row["difference"], row["strided"]) < TOLERANCE[row["precision"]], row
+        assert not row["plain"], row
+        exact = "fp32" if case == "hard sigmoid" and row["precision"] == "fp64" else row["precision"]  # torch's own has 1 / 6 in float32
+        assert max(row["difference"], row["strided"]) < TOLERANCE[exact], row
 
 
 def test_a_wrong_kernel_is_found(numbers):
@@ -142,6 +141,13 @@ def test_one_update_for_all_parameters():
     assert len(updates) == 2 and all(k.into for k in updates)
     wide = next(k for k in updates if "exp_avg" in k.name)
     assert wide.any_shape and {wide.graph.inputs[i] for _, i in wide.into} >= {"master", "exp_avg", "exp_avg_sq", "param"}
+
+
+def test_one_element_stands_for_no_size():
+    """A kernel for tensors of any shape, found first on tensors of one element, runs on wider ones, too."""
+    update = next(k for k in kernels_of(CASES["momentum"](), "fp32") if k.any_shape)
+    values = tuple(replace(v, shape=(1,)) if v.shape else v for v in update.graph.values)
+    assert print_triton(replace(update, graph=replace(update.graph, values=values))).lines == print_triton(update).lines
 
 
 def test_kernels_run_without_triton():

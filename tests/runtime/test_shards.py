@@ -69,6 +69,13 @@ def test_transposed_tensors_are_cut_by_their_indices():
     assert torch.equal(cut(whole, parse_sharding("S0/3"), mesh_of(2), 1), whole[3:])
 
 
+def test_an_empty_dim_has_empty_pieces():
+    """A constant of no elements may be in pieces as any other tensor."""
+    whole, sharding = torch.zeros(3, 0), parse_sharding("S1/1")
+    pieces = [cut(whole, sharding, mesh_of(2), rank) for rank in range(2)]
+    assert [p.shape for p in pieces] == [(3, 0), (3, 0)] and torch.equal(join(pieces, (3, 0), sharding, mesh_of(2)), whole)
+
+
 def test_fused_heads_are_few_regions():
     assert len(regions((2304, 768), parse_sharding("S0/384"), mesh_of(2), 0)) == 3  # q, k and v, half of the heads each
     assert len(regions((50256, 768), parse_sharding("S0/25128"), mesh_of(2), 0)) == 1

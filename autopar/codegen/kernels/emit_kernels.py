@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from ...graph.kernel import Kernel
 from .adam import adam_of, print_adam
+from .parts import Part, print_parts
 from .reductions import UnsupportedError
 from .torch_text import print_torch
-from .triton_text import TritonText, print_triton
 
 FILE = "kernels.py"
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import torch
 
-from autopar.runtime import fused, ops
+from autopar.runtime import formulas, fused, ops
 from autopar.runtime.fused import tl, uniform
 
 aten = torch.ops.aten
@@ -66,11 +66,11 @@ def _print_compiled(kernel: Kernel) -> list[str]:
 def _print_kernel(kernel: Kernel) -> list[str]:
     doc = _describe(kernel)
     try:
-        triton = print_triton(kernel)
+        parts = print_parts(kernel)
     except UnsupportedError as error:
         return _print_plain(kernel, _head(kernel, [*doc, f"Plain torch on every device: {error}."]))
-    head = [*_head(kernel, doc), f"    if fused.runs_triton({kernel.graph.inputs[0]}):", *_indented(_indented(_launch(kernel, triton)))]
-    return [_text(triton.lines), *_print_plain(kernel, head)]
+    head = [*_head(kernel, doc), f"    if fused.runs_triton({kernel.graph.inputs[0]}):", *_indented(_indented(_launches(kernel, parts)))]
+    return [*(_text(part.text.lines) for part in parts), *_print_plain(kernel, head)]
 
 
 def _print_plain(kernel: Kernel, head: list[str]) -> list[str]:
@@ -126,8 +126,21 @@ def _describe(kernel: Kernel) -> list[str]:
     return doc + textwrap.wrap(f"Ops: {'; '.join(kernel.sources)}.", 130)
 
 
-def _launch(kernel: Kernel, triton: TritonText) -> list[str]:
-    """The lines that launch the Triton function."""
+def _launches(kernel: Kernel, parts: Sequence[Part]) -> list[str]:
+    """The lines that launch the Triton functions, one after the other."""
+    if len(parts) == 1:
+        return _launch(parts[0], "return ")
+    lines = [line for part in parts for line in _launch(part, f"{', '.join(part.kernel.graph.outputs)} = ")]
+    return [*lines, f"return {', '.join(kernel.graph.outputs)}"]
+
+
+def _launch(part: Part, before: str) -> list[str]:
+    """The lines that launch one Triton function.
+
+    Args:
+        before: what is done with its results.
+    """
+    kernel, triton = part.kernel, part.text
     into, graph = dict(kernel.into), kernel.graph
     values = {v.name: v for v in graph.values}
     partial = {p.output: p for p in triton.partials}
@@ -141,7 +154,7 @@ def _launch(kernel: Kernel, triton: TritonText) -> list[str]:
             outs.append(f"fused.Out({shape}, torch.{value.dtype}{parts})")
     rows = f"{wide}.numel()" if kernel.any_shape else str(triton.rows)
     sizes = rows + (", any_size=True" if kernel.any_shape else "") if triton.shape == "flat" else f"{rows}, {triton.cols}{', walks=True' if triton.walks else ''}"
-    lines = [f"return fused.launch({kernel.name}_kernel, fused.Grid(\"{triton.shape}\", {sizes}), [{', '.join(graph.inputs)}], ["]
+    lines = [f"{before}fused.launch({kernel.name}_kernel, fused.Grid(\"{triton.shape}\", {sizes}), [{', '.join(graph.inputs)}], ["]
     lines += [f"    {out}," for out in outs]
     written = f", written=[{', '.join(graph.inputs[i] for _, i in kernel.into)}]" if kernel.into else ""
     return [lines[0] + "]" + written + ")"] if not outs else [*lines, f"]{written})"]

@@ -128,6 +128,16 @@ def variable(name: str, size: int) -> Index:
     return Index(((Atom(name, size), 1),)) if size > 1 else Index()
 
 
+def place_in_row(row: Index, col: Index, width: int, inner: int = 1) -> Index:
+    """The number of element `col` of a row: rows are `width` elements long, neighbours in a row lie `inner` elements apart."""
+    return (row // inner) * (width * inner) + col * inner + row % inner
+
+
+def row_of(flat: Index, width: int, inner: int = 1) -> Index:
+    """The number of the row in which the element `flat` lies, as `place_in_row` counts."""
+    return (flat // (width * inner)) * inner + flat % inner
+
+
 def coordinates(flat: Index, shape: Sequence[int]) -> list[Index]:
     """The place in each dim of the element with this number."""
     found, inner = [], num_elements(tuple(shape))

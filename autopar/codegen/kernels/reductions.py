@@ -6,14 +6,14 @@ trailing dims of a value hold: `rows * cols` elements in all. Formulas are those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...graph.graph import Graph
-from ...graph.node import Arg, Node, Ref, get_arg, packet_of
+from ...graph.node import Node, Ref, get_arg, packet_of
 from ...graph.tensor import Value, num_elements
-from .index import Index
+from .index import Index, place_in_row, row_of
 
 if TYPE_CHECKING:
     from .triton_text import Printer
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 _PLAIN = {"aten.sum": "sum", "aten.amax": "max", "aten.amin": "min"}
 _NORMS = ("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data")
+_LONGEST_WALK = 2**17  # elements along which one program goes alone: as wide as a row of `graph.fusion`
 _CLASSES = ("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward")
+REDUCING = frozenset((*_PLAIN, *_NORMS, *_SOFTMAX, *_CLASSES))
 
 
 class UnsupportedError(Exception):
@@ -37,6 +39,7 @@ class Reduced:
         rows, cols: of what is reduced.
         outputs: values that are the sums themselves, where they are not made within the kernel's rows.
         element: (printer, output, index) -> what is summed up there.
+        inner: elements between two neighbours of a row: 1 where the dims that are reduced are the last ones.
     """
 
     along: str
@@ -44,13 +47,14 @@ class Reduced:
     cols: int
     outputs: tuple[str, ...]
     element: Callable[[Printer, str, Index], str]
+    inner: int = 1
 
 
 def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
     """The reductions of a kernel, in order.
 
     Raises:
-        UnsupportedError: one goes over dims in the middle, or over more than one result needs.
+        UnsupportedError: one goes over dims that do not lie side by side, or for an extreme over more than a program walks along.
     """
     found = []
     for node in graph.nodes:
@@ -64,17 +68,15 @@ def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
             sums = () if packet == "autopar.cross_entropy_backward" else node.outputs
             found.append(Reduced("row", num_elements(shape[:-1]), shape[-1], sums, _nothing))
         elif packet in _SOFTMAX:
-            shape = values[node.outputs[0]].shape
-            if int(get_arg(node, "dim", -1)) % len(shape) != len(shape) - 1:  # type: ignore[arg-type]
-                raise UnsupportedError("softmax along another dim than the last")
-            found.append(Reduced("row", num_elements(shape[:-1]), shape[-1], (), _nothing))
+            size, cols, inner = num_elements(values[node.outputs[0]].shape), *_softmax_row(node, values[node.outputs[0]].shape)
+            found.append(Reduced("row", size // cols, cols, (), _nothing, inner))
     return found
 
 
 def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str, reduced: Reduced | None) -> str | None:
     """The text of an element of what a reducing node makes; None for other nodes."""
     packet = packet_of(node.op)
-    if packet not in (*_PLAIN, *_NORMS, *_SOFTMAX, *_CLASSES):
+    if packet not in REDUCING:
         return None
     if mask:
         raise UnsupportedError("a reduction inside of a concatenation")
@@ -82,7 +84,10 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
         value = node.inputs[0]
         if reduced is None:  # over dims of size 1
             return printer.at(value, index)
-        return printer.reduce(_PLAIN[packet], node.outputs[0], reduced.cols, lambda col: printer.at(value, index * reduced.cols + col), (node.name, index))
+        if index.variables() - {"row"}:
+            raise UnsupportedError("a row's sum that is wanted at several rows at once")
+        cols, inner = reduced.cols, reduced.inner
+        return printer.reduce(_PLAIN[packet], node.outputs[0], cols, lambda col: printer.at(value, place_in_row(index, col, cols, inner)), (node.name, index))
     if packet in _CLASSES:
         return _classes(printer, node, packet.removeprefix("autopar."), index)
     row = _Row(printer, node, index)
@@ -116,16 +121,18 @@ def _plain(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
 
     if not over:
         return []
-    if not kept:
-        if _PLAIN[packet_of(node.op)] != "sum":
-            raise UnsupportedError("an extreme of everything")
-        return [Reduced("all", num_elements(shape), 1, (name,), element)]
-    rows, cols = num_elements(tuple(shape[d] for d in kept)), num_elements(tuple(shape[d] for d in sorted(over)))
-    if max(kept) < min(over):
-        return [Reduced("row", rows, cols, (name,), element)]
-    if min(kept) > max(over) and _PLAIN[packet_of(node.op)] == "sum":
-        return [Reduced("column", cols, rows, (name,), element)]
-    raise UnsupportedError("a reduction over dims in the middle")
+    kind, size = _PLAIN[packet_of(node.op)], num_elements(shape)
+    first, last = min(over), max(over)
+    if any(first < d < last for d in kept):
+        raise UnsupportedError("a reduction over dims that do not lie side by side")
+    if not kept and kind == "sum":
+        return [Reduced("all", size, 1, (name,), element)]
+    if not kept and size > _LONGEST_WALK:
+        raise UnsupportedError("an extreme of everything")
+    cols, inner = num_elements(tuple(shape[first : last + 1])), num_elements(tuple(shape[last + 1 :]))
+    if inner > 1 and cols * inner == size and kind == "sum":
+        return [Reduced("column", cols, inner, (name,), element)]
+    return [Reduced("row", size // cols, cols, (name,), element, inner)]
 
 
 def _norm(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
@@ -154,6 +161,12 @@ def _norm_weight(node: Node, output: int) -> Callable[[Printer, str, Index], str
     return element
 
 
+def _softmax_row(node: Node, shape: Sequence[int]) -> tuple[int, int]:
+    """(elements of a row, elements between two neighbours)."""
+    dim = int(get_arg(node, "dim", -1)) % max(len(shape), 1)  # type: ignore[arg-type]
+    return (shape[dim], num_elements(tuple(shape[dim + 1 :]))) if shape else (1, 1)
+
+
 def _nothing(printer: Printer, name: str, index: Index) -> str:
     raise UnsupportedError("a row that is not summed up")
 
@@ -176,16 +189,12 @@ class _Row:
 
     def __init__(self, printer: Printer, node: Node, index: Index) -> None:
         self.printer, self.node, self.index = printer, node, index
-        shape = get_arg(node, "normalized_shape") or (printer.values[node.outputs[0]].shape[-1],)
-        self.cols = num_elements(tuple(shape))  # type: ignore[arg-type]
+        shape = get_arg(node, "normalized_shape")
+        self.cols, self.inner = (num_elements(tuple(shape)), 1) if shape else _softmax_row(node, printer.values[node.outputs[0]].shape)  # type: ignore[arg-type]
 
     @property
     def row(self) -> Index:
-        return self.index // self.cols
-
-    @property
-    def col(self) -> Index:
-        return self.index % self.cols
+        return row_of(self.index, self.cols, self.inner)
 
     def at(self, key: str, index: Index | None = None, row: Index | None = None) -> str:
         """An operand's element: of the same place, of the same row (a number per row), or of the same column (a weight)."""
@@ -205,7 +214,7 @@ class _Row:
         """A reduction along a row; `element(index)` is the text of one element."""
         if row.variables() - {"row"}:
             raise UnsupportedError("a row's sum that is wanted at several rows at once")
-        return self.printer.reduce(kind, what, self.cols, lambda col: element(row * self.cols + col), (self.node.name, what, row))
+        return self.printer.reduce(kind, what, self.cols, lambda col: element(place_in_row(row, col, self.cols, self.inner)), (self.node.name, what, row))
 
     def named(self, what: str, row: Index, text: str) -> str:
         return self.printer.named(self.printer.scope_of(row), (self.node.name, what, row), what, text)
@@ -218,7 +227,7 @@ def _layer_norm(row: _Row, output: int) -> str:
     if output == 1:
         return mean
     spread = row.sum("spread", here, lambda i: f"({row.at('input', i)} - {mean}) * ({row.at('input', i)} - {mean})")
-    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({spread} / {row.cols} + {_eps(row.node)})")
+    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({spread} / {row.cols} + {_eps(row)})")
     if output == 2:
         return rstd
     return _scaled(row, f"({row.at('input')} - {mean}) * {rstd}")
@@ -227,7 +236,7 @@ def _layer_norm(row: _Row, output: int) -> str:
 def _rms_norm(row: _Row, output: int) -> str:
     here = row.row if output == 0 else row.index
     squares = row.sum("squares", here, lambda i: f"{row.at('input', i)} * {row.at('input', i)}")
-    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({squares} / {row.cols} + {_eps(row.node)})")
+    rstd = row.named("rstd", here, f"1.0 / tl.sqrt({squares} / {row.cols} + {_eps(row)})")
     return rstd if output == 1 else _scaled(row, f"{row.at('input')} * {rstd}")
 
 
@@ -236,11 +245,11 @@ def _scaled(row: _Row, text: str) -> str:
     return f"{text} + {row.at('bias')}" if _is_given(row.node, "bias") else text
 
 
-def _eps(node: Node) -> Arg:
-    eps = get_arg(node, "eps")
+def _eps(row: _Row) -> str:
+    eps = get_arg(row.node, "eps")
     if eps is None:
         raise UnsupportedError("a norm with the eps of its dtype")
-    return eps
+    return row.printer.number(eps, row.node.inputs[_place(row.node, "input")])  # type: ignore[arg-type]
 
 
 def _normalised(row: _Row, mean: str, index: Index | None = None) -> str:

@@ -15,21 +15,23 @@ Sums over rows (a bias's gradient), and over everything, leave one partial sum p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from ...graph.fusion import DRAWS
-from ...graph.graph import producer_table, value_table
+from ...graph.graph import Graph, producer_table, value_table
 from ...graph.kernel import Kernel
 from ...graph.node import Const, Node, Ref, get_arg, packet_of
 from ...graph.tensor import num_elements, power_of_two
-from .index import Index, broadcast, coordinates, flatten, variable, view_source
+from .index import Index, broadcast, coordinates, place_in_row, variable, view_source
+from .placed import placed_text
 from .pointwise import COMPARISONS, pointwise_text
 from .reductions import Reduced, UnsupportedError, list_reductions, row_text
 
 WIDEST_TILE = 8192  # elements of a row that a program holds at once; wider rows are walked along
 _TYPES = {"float64": "tl.float64", "float32": "tl.float32", "bfloat16": "tl.float32", "float16": "tl.float32", "int64": "tl.int64", "int32": "tl.int32",
           "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1"}  # fmt: skip
+_ANY_SIZE = (1024,)  # stands for all shapes
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a mantissa, as `runtime.random` draws them
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
@@ -85,13 +87,14 @@ class Printer:
     """Prints one kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.graph = kernel, kernel.graph
-        self.values = value_table(kernel.graph)
-        self.makers = producer_table(kernel.graph)
+        self.kernel, self.graph = kernel, _of_any_size(kernel.graph) if kernel.any_shape else kernel.graph
+        self.values = value_table(self.graph)
+        self.makers = producer_table(self.graph)
         for value in kernel.graph.values:
             if value.dtype not in _TYPES:
                 raise UnsupportedError(f"{value.dtype} values")
-        self.reductions = list_reductions(kernel.graph, self.values)
+        self.reductions = list_reductions(self.graph, self.values)
+        self.inner = 1  # elements between two neighbours of a row
         self.shape, self.rows, self.cols = self._find_shape()
         self.limit: int | str = "SIZE" if kernel.any_shape else self.rows
         self.walks = self.shape == "rows" and self.cols > WIDEST_TILE
@@ -114,18 +117,18 @@ class Printer:
                 raise UnsupportedError("a sum over rows that is read in the same kernel")
         sizes = [num_elements(self.values[o].shape) for o in self.graph.outputs if not any(o in r.outputs for r in down)]
         if along:
-            rows = {r.rows for r in along} | {r.rows for r in down if r.along == "column"}
-            if len(rows) > 1:
+            kinds = {(r.rows, r.inner) for r in along} | {(r.rows, 1) for r in down if r.along == "column"}
+            if len(kinds) > 1:
                 raise UnsupportedError("reductions along rows of several kinds")
-            count = rows.pop()
+            count, self.inner = kinds.pop()
             if any(size % count for size in sizes):
                 raise UnsupportedError("results that are not made of the same rows")
             return "rows", count, max(r.cols for r in along)
         columns = [r for r in down if r.along == "column"]
         if columns:
-            kinds = {(r.rows, r.cols) for r in columns}
-            rows_count, cols = kinds.pop()
-            if kinds or any(size != rows_count * cols for size in sizes) or any(r.along == "all" for r in down):
+            sums = {(r.rows, r.cols) for r in columns}
+            rows_count, cols = sums.pop()
+            if sums or any(size != rows_count * cols for size in sizes) or any(r.along == "all" for r in down):
                 raise UnsupportedError("sums over rows beside results of another shape")
             return "columns", rows_count, cols
         sizes += [r.rows * r.cols for r in down]
@@ -211,8 +214,8 @@ class Printer:
             base = view_source(index, packet, lambda key, default: get_arg(node, key, default), shape, self.values[node.inputs[0]].shape)
             if base is not None:
                 return self.at(node.inputs[0], base, mask)
-        if text is None and packet == "cat":
-            text = self._cat(node, index, mask)
+        if text is None:
+            text = placed_text(self, node, index, mask)
         if text is None and node.op == DRAWS:
             text = self._draw(node, index)
         if text is None:
@@ -237,33 +240,6 @@ class Printer:
 
     def _limit(self, name: str) -> int | str:
         return self.limit if name == "row" else self.cols if name == "col" else int(name.partition("_")[2])
-
-    def _cat(self, node: Node, index: Index, mask: str) -> str:
-        shape = self.values[node.outputs[0]].shape
-        dim = int(get_arg(node, "dim", 0)) % len(shape)  # type: ignore[arg-type]
-        places = coordinates(index, shape)
-        scope = self.scope_of(index)
-        names = frozenset(b for n in places[dim].variables() for b in self.base.get(n, frozenset({n})))
-        start, pieces = 0, []
-        for name in node.inputs:
-            piece = self.values[name].shape
-            if num_elements(piece) == 0:
-                continue
-            end = start + piece[dim]
-            at = places[dim].text()
-            inside = " & ".join(([f"({at} >= {start})"] if start else []) + ([f"({at} < {end})"] if end < shape[dim] else []))
-            test = self.named(scope, ("inside", index, start, end, mask), "inside", f"{inside}{f' & {mask}' if mask else ''}") if inside else mask
-            here = places[dim] + -start
-            if start or end < shape[dim]:
-                offset = self.named(scope, ("offset", index, start), "place", here.text())
-                self.base[offset] = names
-                here = variable(offset, piece[dim])
-            pieces.append((test, self.at(name, flatten([*places[:dim], here, *places[dim + 1 :]], piece), test)))
-            start = end
-        text = pieces[-1][1]
-        for test, piece_text in reversed(pieces[:-1]):
-            text = f"tl.where({test}, {piece_text}, {text})"
-        return text
 
     def _draw(self, node: Node, index: Index) -> str:
         """A random number (`runtime.random`): its place in the whole tensor, from the places of this rank's elements in each dim."""
@@ -292,10 +268,14 @@ class Printer:
                 operands[key] = number_text(arg, out.dtype)
             elif not isinstance(arg, Const) and arg is not None:
                 options[key] = arg
-        found = pointwise_text(node.op, operands, options, lambda number: number_text(number, out.dtype))
+        found = pointwise_text(node.op, operands, options, lambda number: number_text(number, out.dtype), out.dtype in _FLOATS)
         if found is None:
             raise UnsupportedError(f"{node.op} has no Triton text")
         return found
+
+    def number(self, number: float | int, like: str) -> str:
+        """A literal of the type in which a value is computed."""
+        return number_text(number, self.values[like].dtype)  # type: ignore[arg-type]
 
     def looked_up(self, name: str, row: Index, width: int, place: str) -> str | None:
         """The element of a row whose place in it is a number that the kernel has made; None where the value is made here. 0 where the place is none."""
@@ -363,11 +343,11 @@ class Printer:
             if self.walks and width == self.cols:
                 wide.append(name)
                 continue
-            stores.append(self._store(name, row * width + self.col(width), width))
+            stores.append(self._store(name, place_in_row(row, self.col(width), width, self.inner), width))
         for name in wide:
             if last not in self.scopes:
                 self.scopes.append(last)
-            last.lines.append(self._store(name, row * self.cols + variable("col", self.cols), self.cols))
+            last.lines.append(self._store(name, place_in_row(row, variable("col", self.cols), self.cols, self.inner), self.cols))
         if wide:
             self.scopes.pop()
         if self.walks and self.widths:
@@ -396,12 +376,12 @@ class Printer:
         """What a block of rows adds to a sum over rows, and how many columns that has."""
         size = reduced.rows * reduced.cols
         if self.walks and reduced.along == "all" and size == self.rows * self.cols:
-            total = self.reduce("sum", name, self.cols, lambda col: reduced.element(self, name, self.row() * self.cols + col), (name, "all"))
+            total = self.reduce("sum", name, self.cols, lambda col: reduced.element(self, name, place_in_row(self.row(), col, self.cols, self.inner)), (name, "all"))
             return f"tl.where(row < {self.limit}, {total}, 0)", 1
         if size % self.rows or self.walks and size != self.rows:
             raise UnsupportedError("a sum over rows beside rows of another kind")
         width = size // self.rows
-        text = reduced.element(self, name, self.row() * width + self.col(width))
+        text = reduced.element(self, name, place_in_row(self.row(), self.col(width), width, self.inner))
         limits = [f"(row < {self.limit})"] + ([f"({self.col(width).text()} < {width})"] if width > 1 else [])
         return f"tl.where({' & '.join(limits)}, {text}, 0)", width
 
@@ -433,7 +413,7 @@ class Printer:
                 lines.append("col = tl.arange(0, COLS)[None, :]" if width == self.cols else f"col_{width} = tl.arange(0, {power_of_two(width)})[None, :]")
         wide = "int64" if self.kernel.any_shape or any(num_elements(v.shape) > 2**31 - 1 for v in graph.values) else ""
         first = f"tl.program_id(0){f'.to(tl.{wide})' if wide else ''} * ROWS"
-        if flat and self.rows == 1:
+        if flat and self.rows == 1 and not accumulated:
             lines += body
         elif not accumulated:
             lines += [f"row = {first} + tl.arange(0, ROWS){side}", *body]
@@ -452,6 +432,11 @@ class Printer:
     def _sum_type(self, dtype: str) -> str:
         """In which a sum over rows is kept."""
         return dtype if dtype in ("float64", "int64") else "float32" if dtype in _FLOATS else "int64"
+
+
+def _of_any_size(graph: Graph) -> Graph:
+    """A graph that works on tensors of any one shape, on a shape that is nothing special."""
+    return replace(graph, values=tuple(replace(v, shape=_ANY_SIZE) if v.shape else v for v in graph.values))
 
 
 def number_text(number: float | int, dtype: str) -> str:

@@ -1,0 +1,108 @@
+"""Block tables: the sizes of a kernel's blocks with which a device was fastest, measured when a kernel is first launched there and kept in a file per device.
+
+In: a kernel's key, the sizes that the rule gives (`fused.blocks`), a function that times one launch. Out: the sizes to launch with. The file is JSON with a line per kernel
+(`~/.cache/autopar/blocks/DEVICE.json`); it may be read, edited and deleted. Invariant: without a file, or where a size does not run, the rule's sizes are what is used.
+
+Sizes decide in which order a kernel adds up, so ranks that hold the same thing may only differ in sizes where nothing is added up; `fused.launch` sees to that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+Sizes = dict[str, int]
+
+FOLDER = Path.home() / ".cache" / "autopar" / "blocks"
+_FASTER = 0.97  # of the rule's time: less is noise
+_REPEATS = 5
+_LARGEST = 16384  # elements of a block
+_WARPS = (1, 16)
+
+
+class BlockTable:
+    """The sizes that are known for one device. What it learns is written at once.
+
+    Args:
+        path: of its file; None: nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._known = path, _read(path) if path is not None else {}
+
+    def known(self, key: str) -> Sizes | None:
+        """The sizes of a kernel that was measured."""
+        return self._known.get(key)
+
+    def find(self, key: str, rule: Sizes, seconds: Callable[[Sizes], float]) -> Sizes:
+        """The sizes of a kernel, measured now if they are not known.
+
+        Args:
+            rule: sizes to compare with: its own, when nothing is clearly faster.
+            seconds: times a launch; raises where the device cannot run these sizes.
+        """
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = _fastest(rule, seconds)
+            self._write()
+        return found
+
+    def _write(self) -> None:
+        """Keep all lines, whole or not at all; those that another process has written meanwhile, too."""
+        if self._path is None:
+            return
+        unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        rows = {**_read(self._path), **self._known}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_text("{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(rows[key])}" for key in sorted(rows)) + "\n}\n")
+            os.replace(unfinished, self._path)
+        except OSError:
+            return
+
+
+def table_of(device: str) -> BlockTable:
+    """The table of a device by its name, as `torch.cuda.get_device_name` says it."""
+    return BlockTable(FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '_', device)}.json")
+
+
+def candidates(rule: Sizes) -> list[Sizes]:
+    """Sizes around those of the rule, which come first: half and twice to four times the rows, half and twice the warps."""
+    found = [rule]
+    for rows in (rule["ROWS"] // 2, rule["ROWS"], rule["ROWS"] * 2, rule["ROWS"] * 4):
+        for warps in (rule["num_warps"] // 2, rule["num_warps"], rule["num_warps"] * 2):
+            sizes = {**rule, "ROWS": rows, "num_warps": warps}
+            if rows and _WARPS[0] <= warps <= _WARPS[1] and rows * rule.get("COLS", 1) <= max(_LARGEST, rule["ROWS"] * rule.get("COLS", 1)) and sizes not in found:
+                found.append(sizes)
+    return found
+
+
+def _fastest(rule: Sizes, seconds: Callable[[Sizes], float]) -> Sizes:
+    best, least = rule, float("inf")
+    for sizes in candidates(rule):
+        try:
+            seconds(sizes)  # compiles it
+            taken = min(seconds(sizes) for _ in range(_REPEATS))
+        except Exception:  # noqa: BLE001 - too much shared memory, too many registers: not these sizes
+            if sizes == rule:
+                return rule
+            continue
+        if taken < (least if best is not rule else least * _FASTER):
+            best, least = sizes, taken
+    return best
+
+
+def _read(path: Path) -> dict[str, Sizes]:
+    """The lines of a file that are sizes; none where it cannot be read."""
+    try:
+        rows = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return {key: row for key, row in rows.items() if _is_sizes(row)} if isinstance(rows, dict) else {}
+
+
+def _is_sizes(row: object) -> bool:
+    return isinstance(row, Mapping) and {"ROWS", "num_warps"} <= row.keys() <= {"ROWS", "COLS", "num_warps"} and all(type(n) is int and n & (n - 1) == 0 < n for n in row.values())

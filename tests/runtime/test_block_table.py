@@ -1,0 +1,115 @@
+"""Block tables: what is measured once is kept, in a file that a person may read; the rule's sizes stand where nothing better is known."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from autopar.runtime.block_table import BlockTable, candidates  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+RULE = {"ROWS": 4, "COLS": 512, "num_warps": 4}
+BEST = {"ROWS": 8, "COLS": 512, "num_warps": 2}
+
+
+class Timer:
+    """Seconds of sizes: those that are said, else 1; it counts, and fails on others."""
+
+    def __init__(self, seconds=(), fails=()):
+        self.said, self.fails, self.calls = list(seconds), fails, 0
+
+    def __call__(self, sizes):
+        self.calls += 1
+        if sizes in self.fails:
+            raise RuntimeError("out of resource: shared memory")
+        return next((s for wanted, s in self.said if wanted == sizes), 1.0)
+
+
+def test_the_fastest_is_kept(tmp_path):
+    path, timer = tmp_path / "blocks" / "device.json", Timer([(BEST, 0.5)])
+    assert BlockTable(path).find("norm rows 8x512", RULE, timer) == BEST and timer.calls > len(candidates(RULE))
+    again = Timer()
+    table = BlockTable(path)  # another process
+    assert table.known("norm rows 8x512") == BEST and table.find("norm rows 8x512", RULE, again) == BEST and again.calls == 0
+    assert path.read_text() == '{\n "norm rows 8x512": {"ROWS": 8, "COLS": 512, "num_warps": 2}\n}\n'
+
+
+def test_two_processes_keep_what_both_found(tmp_path):
+    path = tmp_path / "device.json"
+    one, two = BlockTable(path), BlockTable(path)
+    one.find("a", RULE, Timer())
+    two.find("b", RULE, Timer([(BEST, 0.5)]))
+    assert json.loads(path.read_text()) == {"a": RULE, "b": BEST}
+
+
+def test_noise_does_not_replace_the_rule():
+    assert BlockTable(None).find("a", RULE, Timer([(BEST, 0.99)])) == RULE
+
+
+def test_sizes_that_do_not_run_are_left_out():
+    others = [sizes for sizes in candidates(RULE) if sizes != RULE]
+    assert BlockTable(None).find("a", RULE, Timer([(BEST, 0.5)], fails=[BEST])) == RULE
+    assert BlockTable(None).find("a", RULE, Timer(fails=[RULE])) == RULE
+    assert BlockTable(None).find("a", RULE, Timer([(others[-1], 0.5)], fails=others[:-1])) == others[-1]
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": {"ROWS": 3, "num_warps": 4}}', '{"a": {"ROWS": "8", "num_warps": 4}}', '{"a": {"ROWS": 8}}', '{"a": {"ROWS": 8, "num_warps": 4, "num_stages": 2}}'])
+def test_what_is_no_table_is_not_read(tmp_path, text):
+    path = tmp_path / "device.json"
+    path.write_text(text)
+    assert BlockTable(path).known("a") is None
+
+
+def test_candidates_are_around_the_rule():
+    found = candidates(RULE)
+    assert found[0] == RULE and len(found) == len({tuple(s.items()) for s in found}) > 6
+    assert all(s["COLS"] == 512 and 1 <= s["num_warps"] <= 16 and s["ROWS"] * 512 <= 16384 for s in found)
+    assert all(s["ROWS"] >= 1 for s in candidates({"ROWS": 1, "COLS": 8192, "num_warps": 16}))
+
+
+class OnDevice:
+    """Stands for a tensor on a GPU."""
+
+    device = SimpleNamespace(type="cuda")
+
+    def __init__(self, name="x"):
+        self.name = name
+
+    def clone(self):
+        return OnDevice(f"copy of {self.name}")
+
+
+def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
+    """Without a GPU: a kernel whose time is known stands for a launch."""
+    from autopar.runtime import fused
+
+    monkeypatch.setattr(OnDevice, "device", torch.device("cuda", 0))
+    table, seen, now = BlockTable(None), [], [0.0]
+
+    def stamp():
+        return now[0]
+
+    def run(sizes, taken):
+        seen.append([x.name for x in taken])
+        now[0] += 0.5 if sizes["ROWS"] == 2048 else 1.0
+
+    monkeypatch.setattr(fused, "_table", lambda device: table)
+    monkeypatch.setattr(fused, "clock_of", lambda device: SimpleNamespace(stamp=stamp, seconds=lambda a, b: b - a))
+    capturing = [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+
+    def kernel():
+        pass
+
+    param, grad = OnDevice("param"), OnDevice("grad")
+    grid, asked = fused.Grid("flat", 5000, any_size=True), lambda g: fused._sizes(kernel, g, [param, grad], [], [param], run)
+    rule = fused.blocks(grid)
+    assert asked(grid) == rule and not seen  # a graph that is being captured is left alone
+    capturing[0] = False
+    assert asked(grid)["ROWS"] == 2048 and all(names == ["copy of param", "grad"] for names in seen)
+    count = len(seen)
+    assert asked(fused.Grid("flat", 8000, any_size=True))["ROWS"] == 2048 and len(seen) == count  # as large, nearly
+    monkeypatch.setattr(fused, "_num_ranks", lambda: 2)
+    assert asked(fused.Grid("rows", 64, 512)) == fused.blocks(fused.Grid("rows", 64, 512)) and len(seen) == count  # ranks add up in one order
