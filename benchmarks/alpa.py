@@ -22,7 +22,8 @@ def combined_bytes(program: Program, gathers_at_once: bool) -> int:
         gathers_at_once: parameters are gathered in one message, too.
     """
     values = value_table(program.graph)
-    held = {name: size_bytes(values[name]) for name in (life.name for life in list_lives(program)) if values[name].kind in STATE_KINDS and values[name].version == 0}
+    names = [life.name for life in list_lives(program)]
+    held = {n: size_bytes(values[n]) for n in names if values[n].kind in STATE_KINDS and values[n].version == 0}
     for node, origin in zip(program.graph.nodes, program.origins):
         if not node.op.startswith("comm.") or not origin.value:
             continue

@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from math import inf
 from pathlib import Path
 
+from autopar.constraints import Constraints
 from autopar.cost.matmul import MatmulRates
 from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
@@ -49,13 +50,16 @@ _MCORE_BUCKET, _MCORE_BUCKET_A_RANK = 40_000_000, 1_000_000
 # (`DistributedOptimizer`, megatron/core/optimizer/distrib_optimizer.py: ranges of the gradient buffer), DeepSpeed's ZeRO (`DeepSpeedZeroOptimizer`,
 # deepspeed/runtime/zero/stage_1_and_2.py: flattened groups), FSDP's FlatParameter (llm-foundry). FSDP2 (torchtitan) cuts the first dim, unevenly where it must.
 FLAT_STATES = {"mcore_h100", "mbridge", "nemo2407", "nemo_longseq", "mtnlg", "zero", "bigsci", "bloom", "llmfoundry", "torchtitan"}
+# Where more of the states' bytes than this stays whole here, ZeRO-1 in flat buffers is priced as our plan without ZeRO, its states cut afterwards: an
+# all-reduce sends what a reduce-scatter of gradients and a gather of parameters send.
+_MOST_WHOLE = 0.1
 _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
-# As a row names it, and as a constraint does; `_TWICE` are grids (`zero_bubble`). ZB-1p keeps to the memory of 1F1B and its bubble is that of ZB-H1, which
-# the paper made by hand for the same memory (Qi et al. 2024, Table 5 and section 4.4).
+# As a row names it, and as a constraint does; `_TWICE` are grids (`zero_bubble`). ZB-1p is searched within the memory of 1F1B; it is taken to be
+# ZB-H1, which the paper made by hand for the same memory (Qi et al. 2024, sections 2.3 and 3).
 _SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "ZB-1p": "zero-bubble", "": ""}
-_TWICE = ("ZB-2p", "ZB-2p*")  # the star: with half of the microbatch, so that it holds what the others do (ibid., Table 6)
-# All of ZB-* end their steps without waiting for each other: the norm of the gradients is looked at afterwards (ibid., section 4), so a step takes the
+_TWICE = ("ZB-2p", "ZB-2p*")  # the star: with half of the microbatch, so that it holds what the others do (Qi et al. 2024, Table 6)
+# All of ZB-* end their steps without waiting for each other: the norm of the gradients is looked at afterwards (Qi et al. 2024, section 4), so a step takes the
 # longest span of a rank.
 _UNSYNCED = "ZB-"
 # Matmuls of 8 and 4 bits: (words of the precision column, times the 16-bit rate by the data sheets of H100, B200 and GB200). No kernel table has
@@ -131,14 +135,21 @@ class SearchPredictor:
                 model = replace(model, rates=_between(model.rates, narrow_gain(run)))
             case = self._case(row, run.source_id in MEGATRON or UNFUSED in run.hardware)
             limit = cluster.device.memory_bytes - model.reserve_bytes
-            for times in (1, 4):  # what does not fit has a time all the same
-                search = PipelineSearch(
-                    LayoutCases(case, constraints), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True,
-                    cut=cut_evenly,
-                )  # fmt: skip
-                search.run(inf)
-                if search.best is not None:
-                    break
+
+            def search_for(asked: Constraints, factors: tuple[int, ...]) -> PipelineSearch:
+                for times in factors:  # what does not fit has a time all the same
+                    search = PipelineSearch(
+                        LayoutCases(case, asked), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True,
+                        cut=cut_evenly,
+                    )  # fmt: skip
+                    search.run(inf)
+                    if search.best is not None:
+                        break
+                return search
+
+            search = search_for(constraints, (1, 4))
+            if search.best is not None and constraints.zero == 1 and model.flat_states and _whole_share(search.best.stages[0]) > _MOST_WHOLE:
+                search = search_for(replace(constraints, zero=0), (4,))
         except (AutoparError, NotExpressible) as error:
             return Prediction(why=str(error).splitlines()[0])
         if search.best is None:
@@ -149,7 +160,8 @@ class SearchPredictor:
         if schedule.startswith(_UNSYNCED):
             seconds -= _together_seconds(search.best)
         if schedule in _TWICE:
-            return Prediction(seconds, None, band_of(run), why="its memory counts on what an input gradient gives back, which stays here until the weights' gradient")
+            why = "its memory counts on what an input gradient gives back, which stays here until the weights' gradient"
+            return Prediction(seconds, None, band_of(run), why=why)
         if row.get("recompute") and constraints.recompute is None:  # it was left free, so the memory is that of our choice
             why = f"recompute {row.get('recompute')!r} has no word among the constraints; {layout}"
             return Prediction(seconds, None, band_of(run), why=why)
@@ -257,6 +269,18 @@ def _peak_bytes(stage, model, run: Run) -> float:  # noqa: ANN001
     if run.source_id == "torchtitan" and (run.pp or 1) == 1 and zero_of(row_of(run)) == 3:
         return reserved_bytes(list_pieces(program))
     return stage.memory.peak_bytes - flat_states_bytes(program, data_axes(program.mesh))
+
+
+def _whole_share(stage) -> float:  # noqa: ANN001
+    """Of the bytes of optimizer states that a device of a stage holds, the share that flat buffers would save."""
+    from autopar.cost.habits import flat_states_bytes
+    from autopar.graph.tensor import Kind, size_bytes
+    from autopar.solver.role_meshes import data_axes
+    from autopar.solver.stage_solve import stage_program
+
+    program = stage_program(stage.case, stage.assignment)[1]
+    held = sum(size_bytes(v) for v in program.graph.values if v.kind is Kind.OPTIM and v.version == 0)
+    return flat_states_bytes(program, data_axes(program.mesh)) / max(1, held)
 
 
 def _print_layout(layout) -> str:  # noqa: ANN001

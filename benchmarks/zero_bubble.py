@@ -3,8 +3,8 @@
 In: ranks, microbatches, how long the passes take, how many microbatches' activations fit. Out: the text of a grid (`graph.schedules.schedule.parse_csv`).
 The paper searches such an order with a heuristic of a few knobs, and an integer program (Qi et al. 2024, section 3.1). This is a list schedule after the
 same rules, its one knob tried at four values: whoever is free takes a backward that is there, else a forward if memory has room, else a weight
-gradient where it would wait for longer than a share of that. With the paper's times of its 1.5B model (8 stages, 24 microbatches) 6.7 % of the span are
-bubbles; ZB-H2, by hand, has 10.8 %.
+gradient where it would wait for longer than a share of that. It has fewer bubbles than ZB-H1 and than ZB-H2 (both by hand); the paper's
+program may leave fewer.
 """
 
 from __future__ import annotations

@@ -10,7 +10,10 @@ from autopar.graph.schedules.held import peak_held
 from autopar.graph.schedules.known import build_order
 from autopar.graph.schedules.schedule import parse_csv
 from autopar.graph.schedules.timeline import Durations, simulate
+from autopar.graph.tensor import Kind, size_bytes
 from benchmarks.allocator import Piece, reserved_bytes
+from benchmarks.alpa import combined_bytes
+from benchmarks.fsdp2 import list_pieces
 from benchmarks.zero_bubble import Passes, build_grid, known_passes, longest_span
 from tests.cost.test_habits import price
 
@@ -88,11 +91,30 @@ def test_states_that_are_cut_already_gain_nothing():
 def test_whole_states_gain_all_but_their_part():
     program = program_of(pp=1, dp=8, microbatches=2, zero=0)
     values = {v.name: v for v in program.graph.values}
-    from autopar.graph.tensor import Kind, size_bytes
-
     whole = sum(size_bytes(values[n]) for n in program.graph.inputs if values[n].kind is Kind.OPTIM)
     axes = tuple(range(len(program.mesh.axes)))
     assert flat_states_bytes(program, axes) == pytest.approx(whole * 7 / 8)
     seconds = {node.name: 1.0 for node in program.graph.nodes}
     update = sum(node.phase.value == "update" and not node.op.startswith("comm.") for node in program.graph.nodes)
     assert flat_states_seconds(program, axes, seconds) == pytest.approx(update * 7 / 8)
+
+
+# what others hold
+
+
+def bytes_of(program, kind):
+    values = {v.name: v for v in program.graph.values}
+    return sum(size_bytes(values[n]) for n in program.graph.inputs if values[n].kind is kind)
+
+
+def test_gradients_that_are_sent_at_once_are_all_there():
+    program = program_of(pp=1, dp=8, microbatches=2, zero=1)
+    params, states = bytes_of(program, Kind.PARAM), bytes_of(program, Kind.OPTIM)
+    assert combined_bytes(program, gathers_at_once=False) >= params + states + params  # gradients are whole, as parameters are
+
+
+def test_fsdp2_keeps_states_and_no_parameters_beside_them():
+    program = program_of(pp=1, dp=8, microbatches=2, zero=3)
+    stays = [p for p in list_pieces(program) if p.stays]
+    assert sum(p.bytes for p in stays) == sum(bytes_of(program, kind) for kind in (Kind.OPTIM, Kind.BUFFER, Kind.BATCH))
+    assert {p.stream for p in list_pieces(program)} == {0, 1, 2}
