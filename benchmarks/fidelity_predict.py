@@ -14,10 +14,11 @@ from fnmatch import fnmatch
 from math import inf
 from pathlib import Path
 
+from autopar.constraints import Constraints
 from autopar.cost.matmul import MatmulRates
 from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
-from benchmarks.published_rows import NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, sizes_of
+from benchmarks.published_rows import NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, sizes_of, zero_of
 
 # Megatron-LM before FlashAttention: attention multiplied out with a fused softmax (arXiv:2104.04473 section 4.2; arXiv:2205.05198 section 3), dropout
 # in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
@@ -45,10 +46,22 @@ HIDES_ENDS = "--overlap-grad-reduce --overlap-param-gather"
 # Megatron-Core sends gradients and parameters in buckets of so many elements at least, and as many millions as dp has ranks where that is more
 # (`DistributedDataParallel`, megatron/core/distributed/distributed_data_parallel.py), of 2 bytes each.
 _MCORE_BUCKET, _MCORE_BUCKET_A_RANK = 40_000_000, 1_000_000
+# They cut optimizer states as flat buffers, padded at the end: the distributed optimizer of Megatron-LM, Megatron-Core and what is built on it
+# (`DistributedOptimizer`, megatron/core/optimizer/distrib_optimizer.py: ranges of the gradient buffer), DeepSpeed's ZeRO (`DeepSpeedZeroOptimizer`,
+# deepspeed/runtime/zero/stage_1_and_2.py: flattened groups), FSDP's FlatParameter (llm-foundry). FSDP2 (torchtitan) cuts the first dim, unevenly where it must.
+FLAT_STATES = {"mcore_h100", "mbridge", "nemo2407", "nemo_longseq", "mtnlg", "zero", "bigsci", "bloom", "llmfoundry", "torchtitan"}
+# Where more of the states' bytes than this stays whole here, ZeRO-1 in flat buffers is priced as our plan without ZeRO, its states cut afterwards: an
+# all-reduce sends what a reduce-scatter of gradients and a gather of parameters send.
+_MOST_WHOLE = 0.1
 _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
-_MOST_WHOLE = 0.1  # of the optimizer states' bytes may stay whole along dp where a row's framework splits flat buffers
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
-_SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "": ""}  # as a row names it, and as a constraint does
+# As a row names it, and as a constraint does; `_TWICE` are grids (`zero_bubble`). ZB-1p is searched within the memory of 1F1B; it is taken to be
+# ZB-H1, which the paper made by hand for the same memory (Qi et al. 2024, sections 2.3 and 3).
+_SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "ZB-1p": "zero-bubble", "": ""}
+_TWICE = ("ZB-2p", "ZB-2p*")  # the star: with half of the microbatch, so that it holds what the others do (Qi et al. 2024, Table 6)
+# All of ZB-* end their steps without waiting for each other: the norm of the gradients is looked at afterwards (Qi et al. 2024, section 4), so a step takes the
+# longest span of a rank.
+_UNSYNCED = "ZB-"
 # Matmuls of 8 and 4 bits: (words of the precision column, times the 16-bit rate by the data sheets of H100, B200 and GB200). No kernel table has
 # them. Casts and
 # scales may eat all of the gain, or none: their seconds are the middle of both.
@@ -93,7 +106,7 @@ class SearchPredictor:
         return self.known[run.row_id]
 
     def _predict(self, run: Run) -> Prediction:
-        from autopar.constraints import merge_constraints, parse_fix
+        from autopar.constraints import constrain, merge_constraints, parse_fix
         from autopar.cost.model import build_cost_model
         from autopar.errors import AutoparError
         from autopar.solver.layout_cases import LayoutCases
@@ -101,16 +114,17 @@ class SearchPredictor:
         from autopar.solver.pipeline import PipelineSearch
 
         schedule = schedule_of(run)
-        if schedule not in _SCHEDULES:
+        if schedule not in (*_SCHEDULES, *_TWICE):
             return Prediction(why=f"schedule {schedule} is not built here")
         try:
             row = row_of(run)
             constraints, cluster = constraints_of(row), cluster_of(row)
             if schedule and constraints.vpp is None:
-                constraints = merge_constraints(parse_fix(f"schedule={_SCHEDULES[schedule]}"), constraints)
+                named = twice_grid(run, constraints.microbatch) if schedule in _TWICE else _SCHEDULES[schedule]
+                constraints = merge_constraints(constrain(schedule=named), constraints)
             if schedule == "1F1B-I" and _ALL_CHUNKS in run.notes and run.layers and run.pp:
                 constraints = merge_constraints(parse_fix(f"vpp={(run.layers + 2) // run.pp}"), constraints)
-            model = replace(build_cost_model(cluster), whole_blocks=True, hides_ends=HIDES_ENDS in run.zero_stage)
+            model = replace(build_cost_model(cluster), whole_blocks=True, hides_ends=HIDES_ENDS in run.zero_stage, flat_states=run.source_id in FLAT_STATES)
             if run.source_id in ATTENTION and model.rates is not None:
                 model = replace(model, attention=ATTENTION[run.source_id])
             if run.source_id == "mcore_h100" and run.dp:
@@ -121,23 +135,33 @@ class SearchPredictor:
                 model = replace(model, rates=_between(model.rates, narrow_gain(run)))
             case = self._case(row, run.source_id in MEGATRON or UNFUSED in run.hardware)
             limit = cluster.device.memory_bytes - model.reserve_bytes
-            for times in (1, 4):  # what does not fit has a time all the same
-                search = PipelineSearch(
-                    LayoutCases(case, constraints), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True,
-                    cut=cut_evenly,
-                )  # fmt: skip
-                search.run(inf)
-                if search.best is not None:
-                    break
+
+            def search_for(asked: Constraints, factors: tuple[int, ...]) -> PipelineSearch:
+                for times in factors:  # what does not fit has a time all the same
+                    search = PipelineSearch(
+                        LayoutCases(case, asked), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True,
+                        cut=cut_evenly,
+                    )  # fmt: skip
+                    search.run(inf)
+                    if search.best is not None:
+                        break
+                return search
+
+            search = search_for(constraints, (1, 4))
+            if search.best is not None and constraints.zero == 1 and model.flat_states and _whole_share(search.best.stages[0]) > _MOST_WHOLE:
+                search = search_for(replace(constraints, zero=0), (4,))
         except (AutoparError, NotExpressible) as error:
             return Prediction(why=str(error).splitlines()[0])
         if search.best is None:
             return Prediction(why="; ".join(f"{p.what}: {p.why}" for p in list(search.pruned)[:2]) or "no plan was found")
-        if constraints.zero and (share := _whole_share(search.best.stages[0])) > _MOST_WHOLE:
-            return Prediction(why=f"{share:.0%} of the optimizer states do not divide by dp and would stay whole here; its framework splits flat buffers")
-        peak = max(stage.memory.peak_bytes for stage in search.best.stages if stage.memory is not None) + side_bytes(run)
+        peak = max(_peak_bytes(stage, model, run) for stage in search.best.stages) + side_bytes(run)
         reserved = peak + model.reserve_bytes
         seconds, layout = search.best.step_s + side_seconds(run, model.memory_bytes_per_s), _print_layout(search.best.layout)
+        if schedule.startswith(_UNSYNCED):
+            seconds -= _together_seconds(search.best)
+        if schedule in _TWICE:
+            why = "its memory counts on what an input gradient gives back, which stays here until the weights' gradient"
+            return Prediction(seconds, None, band_of(run), why=why)
         if row.get("recompute") and constraints.recompute is None:  # it was left free, so the memory is that of our choice
             why = f"recompute {row.get('recompute')!r} has no word among the constraints; {layout}"
             return Prediction(seconds, None, band_of(run), why=why)
@@ -195,18 +219,68 @@ def _between(rates: MatmulRates, gain: float) -> MatmulRates:
     return replace(rates, flops_per_s=tuple({**levels, "bfloat16": levels["float16"] * 2 / (1 + 1 / gain)}.items()))
 
 
-def _whole_share(stage) -> float:  # noqa: ANN001
-    """Of the bytes of a stage's optimizer states, the share that each rank of dp holds whole."""
-    from autopar.constraints import DATA
-    from autopar.graph.sharding import Shard
-    from autopar.graph.tensor import Kind, size_bytes
-    from autopar.solver.role_meshes import axis_role
+def twice_grid(run: Run, microbatch: int | None) -> str:
+    """The grid of ZB-2p: twice the memory of 1F1B.
 
-    axes = [k for k, axis in enumerate(stage.assignment.mesh.axes) if axis_role(axis.name) == DATA]
-    values = {v.name: v for v in stage.case.graph.values}
-    states = [(size_bytes(values[n]), s) for n, s in stage.assignment.storages if values[n].kind is Kind.OPTIM]
-    whole = sum(size for size, s in states if not any(isinstance(s.placements[k], Shard) for k in axes))
-    return whole / max(1, sum(size for size, _ in states)) if axes else 0.0
+    Raises:
+        NotExpressible: its stages or microbatches are not printed.
+    """
+    from benchmarks.zero_bubble import build_grid, known_passes
+
+    batch = global_batch(run)
+    if not run.pp or not batch or not microbatch or not run.hidden or not run.heads or not run.seq_len:
+        raise NotExpressible(f"schedule {schedule_of(run)}: stages, microbatches or sizes are not printed")
+    count = batch // microbatch // (run.dp or 1)
+    return build_grid(run.pp, count, known_passes(run.hidden, run.heads, run.seq_len), 2 * run.pp)
+
+
+def _together_seconds(best) -> float:  # noqa: ANN001
+    """Seconds of a step that are spent in waiting for all ranks to begin or end it."""
+    from autopar.graph.schedules.known import build_order
+    from autopar.graph.schedules.timeline import Durations, simulate
+    from autopar.solver.layouts import layout_ranks
+    from benchmarks.zero_bubble import longest_span
+
+    layout = best.layout
+    each = [best.stages[rank].times for rank in layout_ranks(layout)]
+    order = build_order(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)
+    parts = ([t.forward_s for t in each], [t.backward_s for t in each], [t.weight_s for t in each])
+    times = Durations(*(tuple(s / layout.chunks for s in part) for part in parts))
+    return simulate(order, times).makespan_s - longest_span(order, times)
+
+
+def _peak_bytes(stage, model, run: Run) -> float:  # noqa: ANN001
+    """The most that a device of a stage holds, as the run's framework holds it: states that do not divide cut where it cuts them (`habits.flat_states_bytes`),
+    gradients of Alpa sent at once; of torchtitan without stages what its allocator reserves, which is what it prints."""
+    from autopar.cost.habits import flat_states_bytes
+    from autopar.solver.role_meshes import data_axes
+    from autopar.solver.stage_solve import stage_program
+    from benchmarks.allocator import reserved_bytes
+    from benchmarks.alpa import combined_bytes
+    from benchmarks.fsdp2 import list_pieces
+
+    if stage.memory is None:
+        return 0.0
+    if not model.flat_states and run.source_id != "alpa":
+        return stage.memory.peak_bytes
+    program = stage_program(stage.case, stage.assignment)[1]
+    if run.source_id == "alpa":
+        return max(stage.memory.peak_bytes, combined_bytes(program, zero_of(row_of(run)) != 3))
+    if run.source_id == "torchtitan" and (run.pp or 1) == 1 and zero_of(row_of(run)) == 3:
+        return reserved_bytes(list_pieces(program))
+    return stage.memory.peak_bytes - flat_states_bytes(program, data_axes(program.mesh))
+
+
+def _whole_share(stage) -> float:  # noqa: ANN001
+    """Of the bytes of optimizer states that a device of a stage holds, the share that flat buffers would save."""
+    from autopar.cost.habits import flat_states_bytes
+    from autopar.graph.tensor import Kind, size_bytes
+    from autopar.solver.role_meshes import data_axes
+    from autopar.solver.stage_solve import stage_program
+
+    program = stage_program(stage.case, stage.assignment)[1]
+    held = sum(size_bytes(v) for v in program.graph.values if v.kind is Kind.OPTIM and v.version == 0)
+    return flat_states_bytes(program, data_axes(program.mesh)) / max(1, held)
 
 
 def _print_layout(layout) -> str:  # noqa: ANN001

@@ -128,12 +128,19 @@ def sizes_of_run(run: Run) -> Sizes:
 _ABLATION = {1: (2048, 16), 2: (3072, 24), 4: (4096, 32), 8: (5760, 40)}
 _ABLATION_TABLE = "results_intra_ablation_ref.tsv"
 
+# Alpa with stages alone ran each model in 64 to 1024 microbatches of 1024 samples, 128 among them for every size but the largest, and prints the best
+# (benchmark/alpa/exp_inter_only.py); it has no chunks (`1f1b` of alpa/pipeline_parallel/schedules.py).
+_STAGES_ALONE = "Alpa inter_only"
+_STAGES_MICROBATCHES = 128
+
 
 def row_of(run: Run) -> Row:
     """The run as the search's own reader of published rows takes it; the batch filled in where it follows from others, sizes that the source's code prints."""
     if _ABLATION_TABLE in run.locator and run.model.startswith("gpt") and run.n_gpus in _ABLATION:
         hidden, heads = _ABLATION[run.n_gpus]
         run = replace(run, layers=8, hidden=hidden, heads=heads, vocab=25600, seq_len=1024, global_bs=8, micro_bs=8 // run.n_gpus)
+    if run.framework == _STAGES_ALONE and run.family == "dense" and run.n_gpus and run.micro_bs is None and run.global_bs:
+        run = replace(run, micro_bs=run.global_bs // _STAGES_MICROBATCHES, vpp=1 if run.n_gpus > 1 else None)
     cells = {f.name: "" if (value := getattr(run, f.name)) is None else str(value) for f in fields(run)}
     batch = global_batch(run)
     return Row(run.row_id, {**cells, "global_bs": "" if batch is None else str(batch)})

@@ -53,6 +53,8 @@ class CostModel:
             what the backward pass reads, as our programs do.
         hides_ends: what is sent when the turns are over (gradients that were added up, new parameters) runs beside the last backward, and the first forward of
             the next step, as Megatron-LM's `--overlap-grad-reduce` and `--overlap-param-gather` have it; else it is waited for, as in our programs.
+        flat_states: optimizer states are cut along dp as one flat buffer, whatever their dims, as Megatron-LM's distributed optimizer has them; else a state whose
+            dims do not divide stays whole, as in our programs.
         nics: ports per host that a group drives, whoever else sends; None: its ranks' share of them (`links.ports`).
         stage_per_host: 2 where a pipeline stage and the next are on one host, 1 where not; 0: there is one stage (`staged_model`).
         measured: rows of `autopar profile`, which price what they know; the figures above price the rest.
@@ -72,6 +74,7 @@ class CostModel:
     fuses: bool = False
     whole_blocks: bool = False
     hides_ends: bool = False
+    flat_states: bool = False
     nics: int | None = None
     stage_per_host: int = 0
     measured: MeasuredRows | None = None

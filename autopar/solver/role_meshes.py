@@ -29,6 +29,11 @@ def axis_role(name: str) -> str:
     return role if role in ROLES else ""
 
 
+def data_axes(mesh: Mesh) -> tuple[int, ...]:
+    """The axes of dp, by index."""
+    return tuple(k for k, axis in enumerate(mesh.axes) if axis_role(axis.name) == DATA)
+
+
 def named_degrees(constraints: Constraints, ranks: int) -> dict[str, int]:
     """Role -> degree where the user said one; 1: no axis has it."""
     found = {role: degree for role, degree in constraints.degrees if role != PIPELINE}

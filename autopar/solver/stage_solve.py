@@ -14,7 +14,7 @@ from math import inf
 
 from ..constraints import DATA, SEQUENCE, Constraints
 from ..cost.estimate import hidden_seconds, node_seconds
-from ..cost.habits import ends_hidden_seconds, rest_of_blocks_seconds
+from ..cost.habits import ends_hidden_seconds, flat_states_seconds, rest_of_blocks_seconds
 from ..cost.memory import ALONE, Among, Memory, estimate_memory
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
@@ -36,7 +36,7 @@ from .build import Shared, build_problem
 from .formulate import count_columns
 from .one_mesh import MeshAnswer, build_assignment, solve_mesh
 from .problem import Problem
-from .role_meshes import SPARE, axis_role
+from .role_meshes import SPARE, axis_role, data_axes
 from .skeleton import Skeleton
 from .steer import Steer
 
@@ -242,6 +242,8 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
         total[Phase.BACKWARD] += rest_of_blocks_seconds(program, seconds) / turns
     if model.hides_ends:
         total[Phase.UPDATE] -= ends_hidden_seconds(model, program, seconds)
+    if model.flat_states:
+        total[Phase.UPDATE] -= flat_states_seconds(program, data_axes(program.mesh), seconds)
     return StageTimes(total[Phase.PREPARE], total[Phase.FORWARD], total[Phase.BACKWARD], weight_s, total[Phase.UPDATE])
 
 
