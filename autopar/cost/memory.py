@@ -19,7 +19,7 @@ from ..graph.program import Program
 from ..graph.reshard import StepKind
 from ..graph.stage_wires import TurnHeld
 from ..graph.tensor import STATE_KINDS, Kind, Value, size_bytes
-from ..graph.turns import RECEIVE, SEND, loop_span
+from ..graph.turns import LOOP, RECEIVE, SEND, loop_span
 from .wires import Ends, step_copied_bytes
 
 HOLDERS = ("parameters", "gradients", "optimizer", "buffers", "batch", "activations", "gathered", "temporaries", "reserve")
@@ -138,7 +138,7 @@ def queued_bytes(program: Program, in_flight: float, among: Among) -> list[int]:
         sizes[name] *= owner in lives  # a state is there anyway
     others: dict[tuple[Phase, tuple[str, ...]], int] = {}
     for row in among.held:
-        fewer = ceil((max(in_flight, 1.0) - max(row.in_flight, 1.0)) * kept)
+        fewer = ceil((max(in_flight, 1.0) - max(row.in_flight, 1.0)) * kept) if row.phase in LOOP else 0
         bytes_ = sum(count * sizes[name] for name, count in row.messages if name in sizes and owners.get(name) not in waiting) - fewer
         others[row.phase, row.own] = max(bytes_, others.get((row.phase, row.own), bytes_))
     for (phase, own), bytes_ in others.items():

@@ -55,15 +55,21 @@ def list_turns_held(
     """
     ends = _list_ends(stages, here, chunks)
     ranks_here = _ranks_of(order, len(stages))
-    wires, nodes, rows = [], [], {rank: {code: k for k, code in enumerate(order.rows[rank])} for rank in set(order.rank_of)}
+    wires, nodes = [], []
+    tables: dict[int, dict[int, int]] = {}  # rank -> action -> its place
+
+    def list_places(end: _End, chunk: int) -> list[int | None]:
+        rank = order.rank_of[chunk]
+        if rank not in tables:
+            tables[rank] = {code: place for place, code in enumerate(order.rows[rank])}
+        return [tables[rank].get(_code(order, end.phase, chunk, m)) for m in range(order.num_microbatches)]
+
     for mine, other, rank, sends in ends:
         far = _far_chunk(order, number, mine, (here, rank, other), ranks_here)
         if far is None:
             continue
-        near = _chunk_of(order, number, mine.chunk)
-        places = [rows[number].get(_code(order, mine.phase, near, m)) for m in range(order.num_microbatches)]
-        theirs = [rows[order.rank_of[far]].get(_code(order, other.phase, far, m)) for m in range(order.num_microbatches)]
-        pairs = [(a, b) for a, b in zip(places, theirs) if a is not None and b is not None]
+        places = zip(list_places(mine, _chunk_of(order, number, mine.chunk)), list_places(other, far))
+        pairs = [(a, b) for a, b in places if a is not None and b is not None]
         sent, received = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
         wires.append(Wire(number, order.rank_of[far], sent, received) if sends else Wire(order.rank_of[far], number, received, sent))
         nodes.append(mine)

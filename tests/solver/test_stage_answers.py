@@ -12,11 +12,12 @@ import pytest
 
 from autopar.cluster import parse_cluster
 from autopar.constraints import Constraints
-from autopar.cost.memory import ALONE, estimate_memory
+from autopar.cost.memory import ALONE, estimate_memory, queued_bytes
 from autopar.cost.model import build_cost_model, staged_model
 from autopar.cost.prices import build_prices
 from autopar.graph.case import build_case, split_case
 from autopar.graph.mesh import Mesh, MeshAxis
+from autopar.graph.node import Phase
 from autopar.graph.roles import find_roles
 from autopar.graph.schedules.known import build_order
 from autopar.graph.stages import cut_stages, list_units
@@ -197,6 +198,19 @@ def test_messages_under_way_count_against_the_limit():
         found = solve_stage(part, mesh, steer, MODEL, share * most, 4.0, 4.0, 20.0, among=heavy)
         assert found.assignment is not None and found.memory.peak_bytes <= share * most
         assert found.memory.peak_bytes == estimate_memory(stage_program(part, found.assignment)[1], 0, 4.0, heavy).peak_bytes
+
+
+def test_what_is_sent_last_is_held_beside_the_update():
+    """The update begins when its last action is over: what that and the one before have sent may be under way, and nothing is in flight that makes room for it."""
+    case = split_case(build_block_case(width=64, hidden=128, batch=64, vocab=128), 4)
+    graphs = [s.graph for s in cut_stages(case.graph, [case.graph.nodes[list_units(case.graph)[3][0]].name])]
+    among, roles, part = place_among(graphs, 1, build_order("gpipe", 2, 4), 1), find_roles(case.graph, case.sites, case.signatures, case.cuts), build_case(graphs[1], case.rules)
+    found = solve_stage(part, Mesh(()), Steer(Constraints(), part_roles(roles, case, part)), MODEL, None, 4.0, 4.0, 20.0)
+    program = stage_program(part, found.assignment)[1]
+    phases = [node.phase for node in program.graph.nodes]
+    queued = queued_bytes(program, 4.0, among)
+    [(_, count)] = [row.messages for row in among.held if row.phase is Phase.UPDATE][0]
+    assert count == 2 and queued[phases.index(Phase.UPDATE)] >= 2 * 16 * 64 * 4 and not any(queued_bytes(program, 4.0, ALONE)[: phases.index(Phase.UPDATE)])
 
 
 def test_a_shorter_model_says_what_a_stage_of_the_whole_one_holds():
