@@ -23,7 +23,7 @@ from ..graph.schedules.timeline import Durations, simulate
 from ..graph.stage_programs import crossing_chunks
 from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
-from .layout_guess import Cut, count_flying, cut_units
+from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .stage_solve import StageAnswer, align, holds_as_many, place_among, solve_stage
 from .steer import Steer
@@ -196,12 +196,14 @@ class LayoutSolver:
         order = build_order(layout.schedule if place.num_stages > 1 else "gpipe", place.num_stages, count, layout.chunks)
         in_flight = count_flying(order, layout.chunks) if place.num_stages > 1 else (1.0,)
         graphs = [stage.graph for stage in stages]
+        turns = min(count, few_turns(layout.schedule, place.num_stages, count) + 2 * place.num_stages)  # interleaved: messages vary for longer than what is in flight
+        few = build_order(layout.schedule, place.num_stages, turns, layout.chunks) if starts else order
         chunks = crossing_chunks(whole.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks), graphs) if starts else ()
         kinds: list[tuple[int, float, Among, StageAnswer]] = []
         answers: list[StageAnswer] = []
         for number, held in enumerate(in_flight):
             here = number if place_of is None else place_of[number]
-            among = place_among(graphs, here, order, number, chunks)
+            among = place_among(graphs, here, few, number, chunks)
             like, known_s = None, inf
             for other, flying, beside, found in kinds:
                 if flying >= held and holds_as_many(beside, among) and not place.others:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
