@@ -7,17 +7,19 @@ the device and its allocator keep for themselves (`reserve_bytes`). Scratch spac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from ..graph.graph import value_table
-from ..graph.liveness import live_ranges
+from ..graph.graph import Graph, value_table
+from ..graph.liveness import live_ranges, storage_bases
 from ..graph.node import Node, Phase, get_arg
 from ..graph.plan import Holder, Moment
 from ..graph.program import Program
 from ..graph.reshard import StepKind
+from ..graph.stage_wires import TurnHeld
 from ..graph.tensor import STATE_KINDS, Kind, Value, size_bytes
-from ..graph.turns import RECEIVE, SEND, count_microbatches, has_backward, loop_span
+from ..graph.turns import LOOP, RECEIVE, SEND, loop_span
 from .wires import Ends, step_copied_bytes
 
 HOLDERS = ("parameters", "gradients", "optimizer", "buffers", "batch", "activations", "gathered", "temporaries", "reserve")
@@ -42,12 +44,12 @@ class Among:
     """A stage among others.
 
     Args:
-        number: of the stage.
         given_bytes: of what other stages return: every rank has all outputs, whole, when the step ends.
+        held: what it holds for other turns, in each of its actions.
     """
 
-    number: int = 0
     given_bytes: int = 0
+    held: tuple[TurnHeld, ...] = ()
 
 
 ALONE = Among()
@@ -115,23 +117,54 @@ def waiting_bytes(program: Program, in_flight: float) -> dict[str, int]:
     return {life.name: ceil((in_flight - 1) * life.bytes) for life in lives}
 
 
-def queued_bytes(program: Program, among: Among) -> list[int]:
-    """Bytes of messages beside the program's own values while each node runs: what has come for this turn and is not received yet, what comes for the next one, and
-    what stages further on have not taken yet: they take it as many turns later as they are further on (`runtime.stages` waits for them). Only where nothing goes
-    backward: there the schedule says when a message is taken, and that is not counted."""
-    graph, values, span = program.graph, value_table(program.graph), loop_span(program.graph)
+def queued_bytes(program: Program, in_flight: float, among: Among) -> list[int]:
+    """Bytes of messages beside the program's own values while each node runs, at the action of its phase where they and what microbatches in flight keep
+    are most: what is sent and not taken yet, and what has come and is not received yet.
+
+    Args:
+        in_flight: as of `estimate_memory`, which counts so many in every action: where there are fewer, messages have their room.
+    """
+    graph, values = program.graph, value_table(program.graph)
     found = [0] * len(graph.nodes)
-    if span is None or has_backward(graph):
+    at = {node.name: i for i, node in enumerate(graph.nodes) if node.op in (SEND, RECEIVE)}
+    if not at:
         return found
-    others, inside = count_microbatches(graph) - 1, range(span[0], span[1] + 1)
-    sizes = {i: size_bytes(values[graph.nodes[i].outputs[0]]) for i in inside if graph.nodes[i].op in (SEND, RECEIVE)}
-    sent = sum(size * min(others, _int(graph.nodes[i], "stage") - among.number) for i, size in sizes.items() if graph.nodes[i].op == SEND)
-    coming = {i: size for i, size in sizes.items() if graph.nodes[i].op == RECEIVE}
-    early = sum(coming.values())
-    for i in inside:
-        early -= coming.get(i, 0)
-        found[i] = sent + sum(coming.values()) + early
+    lives, base = {life.name: life for life in list_lives(program)}, storage_bases(graph)
+    waiting = waiting_bytes(program, in_flight)
+    kept = sum(waiting.values()) / (in_flight - 1) if in_flight > 1 else 0.0
+    sizes = {name: size_bytes(values[graph.nodes[i].outputs[0]]) for name, i in at.items()}
+    owners = {name: base[graph.nodes[i].inputs[0]] for name, i in at.items() if graph.nodes[i].op == SEND}
+    for name, owner in owners.items():
+        sizes[name] *= owner in lives  # a state is there anyway
+    others: dict[tuple[Phase, tuple[str, ...]], int] = {}
+    for row in among.held:
+        fewer = ceil((max(in_flight, 1.0) - max(row.in_flight, 1.0)) * kept) if row.phase in LOOP else 0
+        bytes_ = sum(count * sizes[name] for name, count in row.messages if name in sizes and owners.get(name) not in waiting) - fewer
+        others[row.phase, row.own] = max(bytes_, others.get((row.phase, row.own), bytes_))
+    for (phase, own), bytes_ in others.items():
+        change = [0] * (len(graph.nodes) + 1)
+        for name in own:
+            if name in owners:
+                change[max(at[name], lives[owners[name]].last) + 1 if owners[name] in lives else -1] += sizes[name]
+            elif name in at:
+                change[0] += sizes[name]
+                change[at[name]] -= sizes[name]
+        for i, node in enumerate(graph.nodes):
+            bytes_ += change[i]
+            if node.phase is phase:
+                found[i] = max(found[i], bytes_)
+    _add_late(graph, at, sizes, found)
     return found
+
+
+def _add_late(graph: Graph, at: Mapping[str, int], sizes: Mapping[str, int], found: list[int]) -> None:
+    """Add what is sent once a step, from there until something comes back from the same stage: it may not be taken before."""
+    for name, first in at.items():
+        node = graph.nodes[first]
+        if node.op == SEND and node.phase is Phase.UPDATE:
+            back = (i for n, i in at.items() if i > first and graph.nodes[i].op == RECEIVE and get_arg(graph.nodes[i], "stage") == get_arg(node, "stage"))
+            for i in range(first + 1, min(back, default=len(found))):
+                found[i] += sizes[name]
 
 
 def scratch_bytes(program: Program, node: Node, values: dict[str, Value]) -> int:
@@ -164,13 +197,13 @@ def ends_higher(program: Program, among: Among) -> bool:
     last = len(program.graph.nodes) - 1
     if last < 0 or not among.given_bytes:
         return False
-    over = sum(life.bytes for life in list_lives(program) if life.last == last and not life.leaves) + beside_bytes(program, last, among)
+    over = sum(life.bytes for life in list_lives(program) if life.last == last and not life.leaves) + beside_bytes(program, last, 1.0, among)
     return among.given_bytes > over
 
 
-def beside_bytes(program: Program, at: int, among: Among) -> int:
+def beside_bytes(program: Program, at: int, in_flight: float, among: Among) -> int:
     """What is held while a node runs, beside values."""
-    return scratch_bytes(program, program.graph.nodes[at], value_table(program.graph)) + queued_bytes(program, among)[at]
+    return scratch_bytes(program, program.graph.nodes[at], value_table(program.graph)) + queued_bytes(program, in_flight, among)[at]
 
 
 def estimate_memory(program: Program, reserve_bytes: int, in_flight: float = 1.0, among: Among = ALONE) -> Memory:
@@ -189,7 +222,7 @@ def estimate_memory(program: Program, reserve_bytes: int, in_flight: float = 1.0
     ends: dict[int, list[Life]] = {}
     waiting = [0] * len(HOLDERS)
     span, each = loop_span(graph), waiting_bytes(program, in_flight)
-    queued = queued_bytes(program, among)
+    queued = queued_bytes(program, in_flight, among)
     for life in list_lives(program):
         waiting[column[life.holder]] += each.get(life.name, 0)
         starts.setdefault(life.first, []).append(life)

@@ -37,7 +37,7 @@ def list_peak(program: Program, node: str, in_flight: float = 1.0, among: Among 
             last_read = graph.nodes[life.last].name if until[life.name][1] < len(graph.nodes) else ""
             rows.append(PeakTensor(whole, sharding, life.holder, own + waiting, made_by, last_read, waiting))
     there = graph.nodes[at]
-    beside = among.given_bytes if ends else beside_bytes(program, at, among)
+    beside = among.given_bytes if ends else beside_bytes(program, at, in_flight, among)
     if beside:
         rows.append(PeakTensor("", None, "temporaries", beside, node, node))
     return Peak(node, there.phase, there.path, there.source, tuple(rows))

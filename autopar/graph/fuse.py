@@ -80,7 +80,7 @@ def fuse_program(
     found = find_groups(graph, sites, signatures, parts=sections)
     if segments:
         found = (*find_segments(graph, sections), *(nodes for nodes in found if graph.nodes[nodes[0]].phase is Phase.UPDATE))
-    groups = [_describe(graph, values, makers, uses, ends, nodes) for nodes in found]
+    groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes)).outside]  # what nobody reads makes no kernel
     kernels: dict[object, Kernel] = {kernel_key(k): k for k in taken}
     names = {k.name for k in taken}
     stands: dict[int, Node] = {}  # last node of a group -> the node that takes its place

@@ -107,7 +107,8 @@ def build_stage_programs(
     for number, (_, mine, part) in enumerate(parts):
         program = partition(mine.graph, mine.sites, mine.signatures, mine.cuts, part, keep_grads)
         program = _tell_messages(program, number, numbers)
-        sections = stage_sections(program.graph, _chunk_of(program, chunks), (len(starts) + 1) // len(parts), splits_backward)
+        own = _chunk_of(program.graph, [origin.node or n.name for n, origin in zip(program.graph.nodes, program.origins)], chunks)
+        sections = stage_sections(program.graph, own, (len(starts) + 1) // len(parts), splits_backward)
         _check_sections(program.graph, sections)
         outputs = tuple(k for k, name in enumerate(turns.graph.outputs) if name in mine.graph.outputs)
         found.append(StageProgram(program, mine.graph, sections, outputs))
@@ -173,13 +174,26 @@ def _chunk_table(graph: Graph, starts: Sequence[str], ranks: tuple[int, ...]) ->
     return {node.name: numbers[chunk] for node, chunk in zip(graph.nodes, table) if chunk >= 0}
 
 
-def _chunk_of(program: Program, chunks: dict[str, int]) -> dict[str, int]:
-    """Program node -> its chunk; what has none of its own goes with the first to run of its readers, and what the turns do not read (a send) with what made
-    its value."""
-    graph = program.graph
+def crossing_chunks(turns: Graph, starts: Sequence[str], ranks: Sequence[int], graphs: Sequence[Graph]) -> tuple[dict[str, int], ...]:
+    """For each stage: node of its graph -> its chunk on that stage, sends and receives among them; () where each stage has one.
+
+    Args:
+        turns: the graph in turns that was cut.
+        graphs: of all stages.
+        Others as of `build_stage_programs`.
+    """
+    if len(ranks) == len(graphs):
+        return ()
+    chunks = _chunk_table(turns, starts, tuple(ranks))
+    return tuple(_chunk_of(graph, [node.name for node in graph.nodes], chunks) for graph in graphs)
+
+
+def _chunk_of(graph: Graph, names: Sequence[str], chunks: dict[str, int]) -> dict[str, int]:
+    """Node -> its chunk; what has none of its own goes with the first to run of its readers, and what the turns do not read (a send) with what made
+    its value. `names`: of each node in the graph that was cut."""
     found: dict[str, int] = {}
-    for node, origin in zip(graph.nodes, program.origins):
-        known = chunks.get((origin.node or node.name).partition(COPY)[0])  # of a copy none: it runs when it is read
+    for node, name in zip(graph.nodes, names):
+        known = chunks.get(name.partition(COPY)[0])  # of a copy none: it runs when it is read
         if known is not None and node.op not in (SEND, RECEIVE) and not node.op.startswith("comm."):
             found[node.name] = known
     makers = producer_table(graph)

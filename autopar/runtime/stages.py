@@ -23,7 +23,9 @@ from ..graph.mesh import Mesh, coordinates, num_ranks
 from ..graph.repeats import shift_name
 from ..graph.schedules.check import AROUND, check_schedule, without_sends
 from ..graph.schedules.delivery import Event, check_delivery
-from ..graph.schedules.schedule import COMPUTE, Action, ActionKind, Schedule, parse_csv, print_schedule, runs_in_step
+from ..graph.schedules.order import order_of
+from ..graph.schedules.schedule import COMPUTE, Action, ActionKind, Schedule, parse_csv, print_schedule
+from ..graph.schedules.under_way import Wire, count_under_way
 from ..graph.sections import section_of
 from ..graph.sharding import REPLICATE, Sharding, parse_sharding
 from .comm import Comm
@@ -67,6 +69,7 @@ class Pipeline:
         states, batches: per stage, under the model's names, shardings over the mesh of all ranks.
         homes: state -> the stage that updates it.
         arrivals: per stage: stage that sends -> what it sends to this one in a step, in order.
+        most: per stage: stages ahead -> how many messages to that stage may be under way before each action.
     """
 
     stages: tuple[Stage, ...]
@@ -75,6 +78,7 @@ class Pipeline:
     batches: tuple[Mapping[str, Batch], ...]
     homes: Mapping[str, int]
     arrivals: tuple[Mapping[int, tuple[Arrival, ...]], ...]
+    most: tuple[Mapping[int, tuple[int, ...]], ...] = ()
 
     def section_of(self, action: Action) -> str:
         """The name of the section that an action runs."""
@@ -112,8 +116,9 @@ def read_pipeline(namespace: Mapping[str, Any], schedule_text: str | None) -> Pi
         raise ProgramError(f"{lost}: every stage that has it says that another one updates it (COPIES)")
     pipeline = Pipeline(stages, schedule, states, batches, homes, ())
     _check_sections(pipeline)
-    check_delivery(schedule, [_list_events(pipeline, k) for k in range(len(stages))])
-    return replace(pipeline, arrivals=tuple(_list_arrivals(pipeline, k) for k in range(len(stages))))
+    events = [_list_events(pipeline, k) for k in range(len(stages))]
+    check_delivery(schedule, events)
+    return replace(pipeline, arrivals=tuple(_list_arrivals(pipeline, k) for k in range(len(stages))), most=_list_most(schedule, events))
 
 
 def _read_schedule(text: str, name: str, count: int, microbatches: int, placed: Sequence[int]) -> Schedule:
@@ -220,6 +225,29 @@ def _list_arrivals(pipeline: Pipeline, stage: int) -> dict[int, tuple[Arrival, .
     return found
 
 
+def _list_most(schedule: Schedule, events: Sequence[Sequence[Event]]) -> tuple[dict[int, tuple[int, ...]], ...]:
+    """`Pipeline.most`: what the times of the schedule allow (`graph.schedules.under_way`)."""
+    order = order_of(schedule)
+    places: dict[tuple[int, int, int], list[list[int]]] = {}
+    received = {event.message: event.place for row in events for event in row if not event.sends}
+    for row in events:
+        for event in row:
+            source, target, number, turn = event.message
+            if event.sends and turn != _ONCE:
+                ends = places.setdefault((source, target, number), [[], []])
+                ends[0].append(event.place)
+                ends[1].append(received[event.message])
+    found = []
+    for stage in range(len(events)):
+        wires = [Wire(source, target, tuple(a), tuple(b)) for (source, target, _), (a, b) in places.items() if source == stage]
+        sums: dict[int, list[int]] = {}
+        for wire, counts in zip(wires, count_under_way(order, stage, wires)):
+            known = sums.setdefault(wire.target - stage, [0] * len(counts))
+            sums[wire.target - stage] = [a + b for a, b in zip(known, counts)]
+        found.append({ahead: tuple(counts) for ahead, counts in sums.items()})
+    return tuple(found)
+
+
 def union_of(pipeline: Pipeline) -> dict[str, State]:
     """All states of all stages as their homes have them."""
     return {name: pipeline.states[home][name] for name, home in pipeline.homes.items()}
@@ -271,17 +299,21 @@ class StageComm:
         return x
 
     def actions(self) -> Iterator[tuple[str, int]]:
-        """(section, microbatch) of each action of this stage, in the order of the schedule."""
+        """(section, microbatch) of each action of this stage, in the order of the schedule. Before each it waits for who is behind, so that no more is under way
+        than the plan counts: a stage that nothing comes back to would run ahead, and hold all that it sends."""
         todo = [a for a in self._pipeline.schedule.actions[self.stage] if self._runs(a)]
         self._left = dict(Counter(action.microbatch for action in todo))
-        bounded = runs_in_step(self._pipeline.schedule)
+        most = self._pipeline.most[self.stage]
+        places = {action: place for place, action in enumerate(self._pipeline.schedule.actions[self.stage])}
+        for first in todo[:1]:
+            self._expect(self._pipeline.section_of(first), first.microbatch)
         for action, following in zip(todo, (*todo[1:], None)):
-            if bounded:
-                self._hold_back(self._pipeline.section_of(action))
-            self._left[action.microbatch] -= 1
             self.doing = f"in {action} ({_WORDS[action.kind]} of microbatch {action.microbatch})"
             if following is not None:
                 self._expect(self._pipeline.section_of(following), following.microbatch)
+            for ahead, counts in most.items():
+                self._let_arrive(ahead, counts[places[action]])
+            self._left[action.microbatch] -= 1
             yield self._pipeline.section_of(action), action.microbatch
         self.doing = "in its update"
 
@@ -291,12 +323,6 @@ class StageComm:
 
     def _runs(self, action: Action) -> bool:
         return self._pipeline.section_of(action) in self._pipeline.stages[self.stage].module.SECTIONS
-
-    def _hold_back(self, section: str) -> None:
-        """Wait for who is behind: a stage that nothing comes back to would run ahead, and hold all that it sends. A stage that is k further on takes a message k
-        turns after it was made, so that as many turns may be under way."""
-        for ahead, count in Counter(ahead for ahead, _ in self._sends.get(section, ()) if ahead > 0).items():
-            self._let_arrive(ahead, ahead * count)
 
     def _let_arrive(self, ahead: int, most: int) -> None:
         self.waiting = f", waiting for stage {self.stage + ahead}"

@@ -108,11 +108,18 @@ class _Mail:
         self.changed = threading.Condition(world.lock)
         self.boxes: defaultdict[tuple[int, int], deque[_Letter]] = defaultdict(deque)  # by source and target
         self.ended: dict[int, int] = {}  # rank -> the last step that it ended
+        self.asked: defaultdict[tuple[int, int, int], int] = defaultdict(int)  # by source, target and step: letters that are awaited and not read
         self.readers: dict[int, tuple[int, str]] = {}  # rank that waits -> from which rank, and what for
 
     def post(self, rank: int, target: int, letter: _Letter) -> None:
         with self.changed:
             self.boxes[rank, target].append(letter)
+            self.changed.notify_all()
+
+    def ask(self, rank: int, source: int, step: int, count: int) -> None:
+        """So many more letters may come: who sends them need not hold them."""
+        with self.changed:
+            self.asked[source, rank, step] += count
             self.changed.notify_all()
 
     def read(self, rank: int, source: int, step: int, what: str) -> _Letter:
@@ -131,6 +138,7 @@ class _Mail:
                 self.readers.pop(rank, None)
             if box[0].step > step:
                 raise RankError(f"rank {rank} waits in {what}, but rank {source} is in a later step")
+            self.asked[source, rank, step] -= 1
             self.changed.notify_all()
             return box.popleft()
 
@@ -142,11 +150,17 @@ class _Mail:
             targets = [t for s, t in self.boxes if s == rank]
         for target in targets:
             self.let_read(rank, target, step, 0)
+            with self.changed:
+                self.asked.pop((rank, target, step), None)
 
-    def let_read(self, rank: int, target: int, step: int, most: int) -> None:
-        """Wait until at most so many letters of this step from this rank to that one are not read."""
+    def let_go(self, rank: int, target: int, step: int, most: int) -> None:
+        """Wait until at most so many letters of this step from this rank to that one are not asked for."""
+        self.let_read(rank, target, step, most, self.asked)
+
+    def let_read(self, rank: int, target: int, step: int, most: int, asked: Mapping[tuple[int, int, int], int] | None = None) -> None:
+        """Wait until at most so many letters of this step from this rank to that one are not read, those that are asked for aside."""
         with self.changed:
-            while len(unread := [letter.arrival for letter in self.boxes[rank, target] if letter.step == step]) > most:
+            while len(unread := [a.arrival for a in self.boxes[rank, target] if a.step == step]) > most + (asked or {}).get((rank, target, step), 0):
                 what = f"send of {arrival_text(unread[0])} to rank {target}"
                 if self.world.failed:
                     raise _OtherRankFailed(f"rank {rank}: {what}: another rank failed")
@@ -178,6 +192,7 @@ class ThreadComm(Placed):
         super().__init__(mesh, rank, device)
         self._world = world
         self._ledger = Ledger(rank, num_ranks(mesh))
+        self._asked: defaultdict[int, deque[Arrival]] = defaultdict(deque)  # by source
 
     def all_gather(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
         return self._meet(f"all_gather({axis}, {dim}, {stride}) of {_text(x)}", axis, x, lambda xs: merge_digit(torch.stack(xs), dim, stride))
@@ -232,6 +247,7 @@ class ThreadComm(Placed):
 
     def begin_step(self, arrivals: Mapping[int, Sequence[Arrival]]) -> None:
         self._ledger.begin(arrivals)
+        self._asked.clear()
 
     def send(self, x: Tensor, target: int, key: Key) -> None:
         self._ledger.send(target, key)
@@ -242,13 +258,19 @@ class ThreadComm(Placed):
             self._world.mail.post(self.rank, target, _Letter(self._ledger.step, arrival, copy))
 
     def let_arrive(self, target: int, most: int) -> None:
-        self._world.mail.let_read(self.rank, target, self._ledger.step, most)
+        self._world.mail.let_go(self.rank, target, self._ledger.step, most)
 
     def expect(self, source: int, key: Key) -> None:
-        self._ledger.announced(source, key)
+        due = self._ledger.due(source, key)
+        self._asked[source] += due
+        if due:
+            self._world.mail.ask(self.rank, source, self._ledger.step, len(due))
 
     def receive(self, source: int, key: Key) -> Tensor:
-        for arrival in self._ledger.due(source, key):
+        self.expect(source, key)
+        wanted, asked = self._ledger.announced(source, key), self._asked[source]
+        while wanted in asked:
+            arrival = asked.popleft()
             what = f"receive of {arrival_text(arrival)} from rank {source}"
             letter = self._world.mail.read(self.rank, source, self._ledger.step, what)
             self._ledger.check(source, arrival, letter.arrival)

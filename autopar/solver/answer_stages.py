@@ -12,13 +12,14 @@ from math import prod
 
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
-from ..graph.case import Case, copy_case
+from ..graph.case import Case, copy_case, split_case
 from ..graph.choice import Assignment
 from ..graph.graph import Graph, count_params
 from ..graph.mesh import Mesh, MeshAxis
 from ..graph.node import Phase
 from ..graph.plan import Certificate, ClusterInfo, Cost, ModelInfo, ParamPlan, Pipeline, Plan, StagePlan
-from ..graph.schedules.known import kind_name
+from ..graph.schedules.known import build_order, kind_name
+from ..graph.stage_programs import crossing_chunks
 from ..graph.stages import COPY, stage_table
 from ..graph.tensor import STATE_KINDS
 from .answer import build_answer
@@ -66,6 +67,9 @@ def build_staged_answer(
     plans = []
     told: tuple[tuple[tuple[str, tuple[str, ...]], ...], str] | None = None
     middle = len(staged.stages) // 2
+    layout, graphs = staged.layout, [s.case.graph for s in staged.stages]
+    order = build_order(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)
+    chunks = crossing_chunks(split_case(case, layout.num_microbatches).graph, staged.starts, layout_ranks(layout), graphs)
     for number, (stage, held) in enumerate(zip(staged.stages, staged.in_flight)):
         assert stage.assignment is not None
         assignment = replace(stage.assignment, mesh=plan_axes(staged.layout.place))
@@ -73,7 +77,7 @@ def build_staged_answer(
         if number == middle:
             told = recognise(mine.graph, mine.sites, mine.signatures, mine.cuts, assignment)
         prices = build_prices(model, assignment.mesh, mine.graph, mine.sites, mine.signatures)
-        among = place_among([s.case.graph for s in staged.stages], number)
+        among = place_among(graphs, number, order, number, chunks)
         plans.append(build_answer(mine, assignment, certificate, model, prices, (), "", model_info, cluster, held, among).plan)
     assert told is not None
     labels, summary = told

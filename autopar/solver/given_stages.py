@@ -17,11 +17,11 @@ from ..graph.mesh import Mesh
 from ..graph.partition import partition
 from ..graph.plan import Pipeline
 from ..graph.schedules.known import build_order
-from ..graph.stage_programs import stage_cases
+from ..graph.stage_programs import crossing_chunks, stage_cases
 from .layout_guess import count_flying
 from .layout_solve import Staged, simulate_stages
 from .layouts import Layout, Place, layout_ranks
-from .stage_solve import StageAnswer, time_program
+from .stage_solve import StageAnswer, place_among, time_program
 
 
 def price_stages(case: Case, assignment: Assignment, layout: Layout, starts: Sequence[str], model: CostModel) -> Staged:
@@ -37,12 +37,15 @@ def price_stages(case: Case, assignment: Assignment, layout: Layout, starts: Seq
     turns = split_case(case, layout.num_microbatches)
     order = build_order(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)
     flying = count_flying(order, layout.chunks)
-    answers = []
-    for (stage, mine, part), held in zip(stage_cases(turns, assignment, starts, layout_ranks(layout)), flying):
+    answers: list[StageAnswer] = []
+    parts = stage_cases(turns, assignment, starts, layout_ranks(layout))
+    graphs = [stage.graph for stage, _, _ in parts]
+    chunks = crossing_chunks(turns.graph, starts, layout_ranks(layout), graphs)
+    for number, ((stage, mine, part), held) in enumerate(zip(parts, flying)):
         part = replace(part, mesh=layout.place.stage_mesh(len(answers)))
         program = partition(mine.graph, mine.sites, mine.signatures, mine.cuts, part)
         own = build_case(stage.graph, turns.rules) if part.again else mine
-        answers.append(StageAnswer(own, None, part, estimate_memory(program, 0, held), time_program(mine, program, part, model)))
+        answers.append(StageAnswer(own, None, part, estimate_memory(program, 0, held, place_among(graphs, number, order, number, chunks)), time_program(mine, program, part, model)))
     return simulate_stages(layout, (), tuple(starts), tuple(answers), flying)
 
 

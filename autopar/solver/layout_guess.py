@@ -152,11 +152,13 @@ def count_flying(order: Order, chunks: int) -> tuple[float, ...]:
 
 
 def _held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
-    """Microbatches in flight per stage. Of the named ones only GPipe holds more of them the more there are."""
-    if stages == 1:
-        return (1.0,)
-    few = count if schedule == "gpipe" or is_grid(schedule) or count < 3 * stages else 2 * stages + count % stages
-    return _peak_held(schedule, stages, few, chunks)
+    """Microbatches in flight per stage."""
+    return _peak_held(schedule, stages, few_turns(schedule, stages, count), chunks) if stages > 1 else (1.0,)
+
+
+def few_turns(schedule: str, stages: int, count: int) -> int:
+    """So many microbatches hold as much at once as all do: of the named schedules only GPipe holds more of them the more there are."""
+    return count if schedule == "gpipe" or is_grid(schedule) or count < 3 * stages else 2 * stages + count % stages
 
 
 @lru_cache(maxsize=1 << 12)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
 
+from ..cost.memory import Among
 from ..cost.model import CostModel, staged_model
 from ..errors import ConstraintError, MicrobatchError
 from ..graph.case import Case, build_case
@@ -19,11 +20,12 @@ from ..graph.roles import Roles
 from ..graph.schedules.known import build_order, chunk_ranks, splits_backward
 from ..graph.schedules.schedule import numbers_on_ranks
 from ..graph.schedules.timeline import Durations, simulate
+from ..graph.stage_programs import crossing_chunks
 from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
-from .layout_guess import Cut, count_flying, cut_units
+from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
-from .stage_solve import StageAnswer, align, place_among, solve_stage
+from .stage_solve import StageAnswer, align, holds_as_many, place_among, solve_stage
 from .steer import Steer
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
@@ -193,49 +195,55 @@ class LayoutSolver:
         stages = cut_stages(whole.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks)) if starts else (Stage(whole.graph, (), ()),)
         order = build_order(layout.schedule if place.num_stages > 1 else "gpipe", place.num_stages, count, layout.chunks)
         in_flight = count_flying(order, layout.chunks) if place.num_stages > 1 else (1.0,)
-        kinds: list[tuple[int, float, StageAnswer]] = []
+        graphs = [stage.graph for stage in stages]
+        turns = min(count, few_turns(layout.schedule, place.num_stages, count) + 2 * place.num_stages)  # interleaved: messages vary for longer than what is in flight
+        few = build_order(layout.schedule, place.num_stages, turns, layout.chunks) if starts else order
+        chunks = crossing_chunks(whole.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks), graphs) if starts else ()
+        kinds: list[tuple[int, float, Among, StageAnswer]] = []
         answers: list[StageAnswer] = []
         for number, held in enumerate(in_flight):
             here = number if place_of is None else place_of[number]
+            among = place_among(graphs, here, few, number, chunks)
             like, known_s = None, inf
-            for other, flying, found in kinds:
-                if flying >= held and not place.others:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
+            for other, flying, beside, found in kinds:
+                if flying >= held and holds_as_many(beside, among) and not place.others:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
                     mine = found if other == here else _transfer(stages[other], stages[here], found, self.cases)
                     if mine is not None and mine.found.objective_s < known_s:
                         like, known_s = mine, mine.found.objective_s
                         if found.found.memory_rows == 0 or flying == held:
                             known_s = -inf
             if like is not None and known_s > max(a.found.objective_s for a in answers) * (1 - _GAP) and known_s > like.found.bound_s * (1 + _STAGE_GAP):
-                like = self._solve_stage(here, stages, whole, roles, layout, model, held, like)
-                kinds.append((here, held, like))
+                like = self._solve_stage(here, stages, whole, roles, layout, model, held, among, like)
+                kinds.append((here, held, among, like))
             if like is None:
-                like = self._solve_stage(here, stages, whole, roles, layout, model, held, None)
+                like = self._solve_stage(here, stages, whole, roles, layout, model, held, among, None)
                 if like.assignment is None:
                     unfit = like.found.status == "infeasible"
                     why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
                     return Unsolved(why, number, unfit)
-                kinds.append((here, held, like))
+                kinds.append((here, held, among, like))
             answers.append(like)
         return simulate_stages(layout, cuts, starts, tuple(answers), tuple(in_flight))
 
     def _solve_stage(
-        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
+        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, among: Among,
+        known: StageAnswer | None,
     ) -> StageAnswer:
         """One stage; `known`: a plan that fits."""
-        key = (layout.place, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, turn_weight(layout), known is None)
+        key = (layout.place, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None)
         if key in self.solved:
             return self.solved[key]
-        self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, model, held, known)
+        self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, model, held, among, known)
         return found
 
     def _solve_fresh(
-        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, known: StageAnswer | None
+        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, among: Among,
+        known: StageAnswer | None,
     ) -> StageAnswer:
         case = self.cases.refine(build_case(stages[number].graph, self.cases.case.rules))
         place = layout.place
         steer = Steer(inner_constraints(self.cases.constraints, place.stage_mesh(number)), part_roles(roles, whole, case))
         left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
-        among = place_among([stage.graph for stage in stages], number)
         found = solve_stage(case, place.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=place.stage_mesh, among=among)
         better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known

@@ -9,15 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..constraints import Constraints
+from ..cost.memory import Among
 from ..cost.model import CostModel, staged_model
 from ..errors import InfeasibleError
 from ..graph.case import Case, case_roles, split_case
 from ..graph.choice import Assignment
 from ..graph.mesh import num_ranks
 from ..graph.plan import Plan
+from ..graph.schedules.known import build_order
+from ..graph.stage_programs import crossing_chunks
 from .given_stages import given_layout, price_stages
 from .layout_solve import Staged, simulate_stages
-from .layouts import inner_constraints, turn_weight
+from .layouts import inner_constraints, layout_ranks, turn_weight
 from .stage_solve import StageAnswer, StageTimes, place_among, solve_stage
 from .steer import Steer, refine_fold
 from .unit_costs import part_roles
@@ -41,6 +44,7 @@ class StageAgain:
         case: of its graph; equal blocks decide alike under the plan's constraints.
         assignment: its part of the plan's.
         staged: the whole plan with its prices by today's figures.
+        among: where it is among the others.
     """
 
     number: int
@@ -49,6 +53,7 @@ class StageAgain:
     steer: Steer
     model: CostModel
     staged: Staged
+    among: Among
 
     @property
     def step_s(self) -> float:
@@ -66,7 +71,7 @@ class StageAgain:
         tensors = None if limit_bytes is None else limit_bytes - self.model.reserve_bytes
         found = solve_stage(
             self.case, layout.place.stage_mesh(number), demands, self.model, tensors, self.staged.in_flight[number], turn_weight(layout), time_limit_s,
-            mesh_of=layout.place.stage_mesh, among=place_among([s.case.graph for s in self.staged.stages], number),
+            mesh_of=layout.place.stage_mesh, among=self.among,
         )  # fmt: skip
         if found.assignment is None:
             raise StageShortage(number, found.found.status == "infeasible")
@@ -100,10 +105,13 @@ def set_up_stages(plan: Plan, traced: Case, constraints: Constraints, model: Cos
     staged = price_stages(traced, plan.assignment, layout, pipeline.starts, of_stages)
     whole = split_case(traced, layout.num_microbatches)
     roles = case_roles(whole)
+    graphs = [stage.case.graph for stage in staged.stages]
+    order = build_order(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)
+    chunks = crossing_chunks(whole.graph, pipeline.starts, layout_ranks(layout), graphs)
     found = []
     for number, stage in enumerate(staged.stages):
         assert stage.assignment is not None
         inner = inner_constraints(constraints, layout.place.stage_mesh(number))
         case = replace(stage.case, fold=refine_fold(stage.case.graph, stage.case.fold, inner))
-        found.append(StageAgain(number, case, stage.assignment, Steer(inner, part_roles(roles, whole, case)), of_stages, staged))
+        found.append(StageAgain(number, case, stage.assignment, Steer(inner, part_roles(roles, whole, case)), of_stages, staged, place_among(graphs, number, order, number, chunks)))
     return tuple(found)

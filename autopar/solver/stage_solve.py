@@ -8,7 +8,7 @@ along the axes of dp, then any dim along all others; so every rank sends its own
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -26,8 +26,10 @@ from ..graph.node import Node, Phase
 from ..graph.partition import assigned_strategies, node_cuts, partition
 from ..graph.program import Program
 from ..graph.roles import Roles
+from ..graph.schedules.order import Order
 from ..graph.sections import weight_nodes
 from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
+from ..graph.stage_wires import list_turns_held
 from ..graph.stages import Stage
 from ..graph.strategy import list_strategies
 from ..graph.tensor import Value, size_bytes
@@ -41,6 +43,7 @@ from .skeleton import Skeleton
 from .steer import Steer
 
 _MOST_COLUMNS = 400_000
+_SLACK, _MOST_BESIDE = 1e-3, 0.5  # shares of the limit: left free beside what is known to be too much; of what is held beside a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ def solve_stage(
     cutoff_s: float = inf,
     mesh_of: Callable[[int], Mesh] | None = None,
     among: Among = ALONE,
+    room_bytes: float | None = None,
 ) -> StageAnswer:
     """Solve one stage.
 
@@ -142,6 +146,7 @@ def solve_stage(
         weight: what one turn counts (`layouts.turn_weight`).
         mesh_of: as of `crossing_choices`.
         among: where it is among other stages.
+        room_bytes: of the limit, for what the program itself holds; None: all of it.
     Raises:
         ConstraintError: the mesh cannot obey.
     """
@@ -158,6 +163,7 @@ def solve_stage(
             skeletons=skeletons, shared=shared,
         )
 
+    room = limit_bytes if room_bytes is None else room_bytes
     measured: dict[Assignment, tuple[Case, Program, Memory]] = {}  # the last one: it is the answer's, as a rule
 
     def build_program(assignment: Assignment) -> tuple[Case, Program, Memory]:
@@ -172,7 +178,7 @@ def solve_stage(
 
     def solve(problem: Problem, give_up: bool, parts: float = 1.0) -> MeshAnswer:
         left = max(0.5, (deadline - time.monotonic()) / parts)
-        return solve_mesh(problem, limit_bytes, time_limit_s=left, cutoff_s=cutoff_s, measure=measure, give_up_tight=give_up)
+        return solve_mesh(problem, room, time_limit_s=left, cutoff_s=cutoff_s, measure=measure, give_up_tight=give_up)
 
     problem = build("none" if said == "free" else said)
     answer = solve(problem, said == "free")
@@ -191,9 +197,11 @@ def solve_stage(
         return StageAnswer(case, answer, None, None, None)
     assignment = build_assignment(problem, answer.decisions)
     mine, program, memory = build_program(assignment)
-    if limit_bytes is not None and memory.peak_bytes > limit_bytes:  # what is held beside the program the judge does not see: leave room for it
-        left, room = max(0.5, deadline - time.monotonic()), limit_bytes - (memory.peak_bytes - limit_bytes)
-        return solve_stage(case, mesh, asked, model, room, in_flight, weight, left, cutoff_s, mesh_of)
+    if limit_bytes is not None and room is not None and memory.peak_bytes > limit_bytes:  # what is held beside the program the judge does not see: leave room for it
+        left, room = max(0.5, deadline - time.monotonic()), room - (memory.peak_bytes - limit_bytes) - _SLACK * limit_bytes
+        if room < (1 - _MOST_BESIDE) * limit_bytes:
+            return StageAnswer(case, _narrowed(replace(answer, status="infeasible"), answer.bound_s), None, None, None)
+        return solve_stage(case, mesh, asked, model, limit_bytes, in_flight, weight, left, cutoff_s, mesh_of, among, room)
     times = time_program(mine, program, assignment, model, said == "full" and model.whole_blocks)
     return StageAnswer(case, answer, assignment, memory, times)
 
@@ -203,10 +211,22 @@ def _narrowed(answer: MeshAnswer, bound_s: float) -> MeshAnswer:
     return replace(answer, bound_s=bound_s, status="unknown" if answer.status == "infeasible" else answer.status)
 
 
-def place_among(graphs: Sequence[Graph], number: int) -> Among:
-    """Where a stage is among others. `graphs`: of all."""
-    others = [(graph, value_table(graph)) for k, graph in enumerate(graphs) if k != number]
-    return Among(number, sum(size_bytes(values[name]) for graph, values in others for name in graph.outputs))
+def place_among(stages: Sequence[Graph], here: int, order: Order, number: int, chunks: Sequence[Mapping[str, int]] = ()) -> Among:
+    """Where a stage is among others. Args: as of `list_turns_held`."""
+    others = [(graph, value_table(graph)) for k, graph in enumerate(stages) if k != here]
+    given = sum(size_bytes(values[name]) for graph, values in others for name in graph.outputs)
+    return Among(given, list_turns_held(stages, here, order, number, chunks) if len(stages) > 1 else ())
+
+
+def holds_as_many(mine: Among, other: Among) -> bool:
+    """True where a stage holds at least as many messages in each kind of action, at most, as one that is like it: the sends and receives of both come in one order."""
+    return all(a >= b for a, b in zip(_most_messages(mine), _most_messages(other)))
+
+
+def _most_messages(among: Among) -> tuple[int, int]:
+    """Of forwards and backwards."""
+    most = {phase: max((sum(count for _, count in row.messages) for row in among.held if row.phase is phase), default=0) for phase in (Phase.FORWARD, Phase.BACKWARD)}
+    return most[Phase.FORWARD], most[Phase.BACKWARD]
 
 
 def stage_program(case: Case, assignment: Assignment) -> tuple[Case, Program]:

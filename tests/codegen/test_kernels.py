@@ -23,6 +23,7 @@ from autopar.codegen.kernels.triton_text import print_triton  # noqa: E402
 from autopar.graph.fuse import fuse_program  # noqa: E402
 from autopar.graph.program import check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
+from autopar.graph.tensor import Kind  # noqa: E402
 from autopar.trace import trace_step  # noqa: E402
 
 from . import random_plans  # noqa: E402
@@ -195,6 +196,23 @@ def test_equal_counts_are_worked_out_once():
 
 
 # --- programs
+
+
+def test_what_nobody_reads_makes_no_kernel():
+    """Two ops in a row whose result is dropped (a stage may have such copies): they stay as they are, what others read is fused."""
+    assigner = Assigner(trace_step(CASES["gpt"](), "fp32").graph, ())
+    program = assigner.program(assigner.draw(random.Random(0)))
+    graph = program.graph
+    first = next(i for i, n in enumerate(graph.nodes) if n.op == "aten.add.Tensor")
+    like, weight = graph.nodes[first], next(v for v in graph.values if v.name in graph.inputs and v.kind is Kind.PARAM)
+    dead = [replace(like, name=f"dead_{k}", inputs=(source, source), outputs=(f"dead_{k}",)) for k, source in enumerate((weight.name, "dead_0"))]
+    values = (*graph.values, *(replace(weight, name=n.name, storage=n.name, kind=Kind.ACTIVATION) for n in dead))
+    nodes = (*graph.nodes[: first + 1], *dead, *graph.nodes[first + 1 :])
+    origins = (*program.origins[: first + 1], *(program.origins[first],) * 2, *program.origins[first + 1 :])
+    changed = replace(program, graph=replace(graph, nodes=nodes, values=values), origins=origins)
+    fused = fuse_program(changed, phase_sections(changed.graph))
+    assert {"dead_0", "dead_1"} <= {n.name for n in fused.program.graph.nodes} and all(k.graph.outputs for k in fused.kernels)
+    assert print_kernels(fused.kernels)
 
 
 @pytest.mark.parametrize("case", ["gpt", "rotary", "batch norm", "momentum", "dropout"])

@@ -97,6 +97,14 @@ def test_memory_of_what_only_goes_forward_is_as_predicted(tmp_path):
 
 
 @pytest.mark.gloo
+@pytest.mark.parametrize("world, kinds", [(2, ("gpipe", "1f1b", "interleaved,vpp=2")), (4, ("1f1b", "zero-bubble", "zbv"))])
+def test_memory_of_training_is_as_predicted_on_every_rank(world, kinds):
+    fixes = [f"pp={world},microbatches=8,schedule={kind}" for kind in kinds]
+    for code, _, err in run_ranks(world, "stage_memory", *fixes, timeout=280):
+        assert code == 0, err
+
+
+@pytest.mark.gloo
 def test_five_adamw_steps_of_eight_ranks_equal_plain_pytorch(tmp_path):
     """Three kinds of parallelism at once; the checkpoint goes on in twice as many stages without data parallelism."""
     fix, other = "pp=2,dp=2,tp=2,zero=1,microbatches=2,schedule=1f1b", "pp=4,tp=2,microbatches=4,schedule=gpipe"

@@ -224,6 +224,25 @@ def task_forward_memory(fix):
     stop_process_group()
 
 
+def task_stage_memory(*fixes):
+    """In training every rank of every schedule holds what its plan says, messages under way included, and its stages hold unlike much."""
+    for fix in fixes:
+        torch.manual_seed(0)
+        model = Gpt(vocab=64, seq=64, layers=8, hidden=64, heads=4)
+        inputs, targets = (torch.randint(0, 64, (32, 64)) for _ in range(2))
+        options = autopar.Options(constraints=parse_fix(fix), time_limit_s=20.0)
+        ranks = f"cpu:{os.environ['WORLD_SIZE']}"
+        step = autopar.compile(model, ranks, example_inputs=(inputs,), example_targets=(targets,), loss=token_loss, optimizer=ADAMW, options=options)
+        mine = step.local_batch(inputs, targets)
+        step(*mine)
+        _, extra = measure_cpu_peak(lambda: step(*mine))
+        held = sum(step.num_bytes().values()) + sum(x.numel() * x.element_size() for x in mine) + extra
+        predicted = step.plan.cost.peak_bytes[step.comm.coordinate("pp")]
+        print(fix, held, predicted)
+        assert abs(held - predicted) <= 0.05 * predicted, (fix, held, predicted)
+    stop_process_group()
+
+
 class Layered(torch.nn.Module):
     """A GPT that gives the outputs of its layers, too, and a mean over the samples."""
 

@@ -12,12 +12,14 @@ import pytest
 
 from autopar.cluster import parse_cluster
 from autopar.constraints import Constraints
-from autopar.cost.memory import estimate_memory
+from autopar.cost.memory import ALONE, estimate_memory, queued_bytes
 from autopar.cost.model import build_cost_model, staged_model
 from autopar.cost.prices import build_prices
 from autopar.graph.case import build_case, split_case
 from autopar.graph.mesh import Mesh, MeshAxis
+from autopar.graph.node import Phase
 from autopar.graph.roles import find_roles
+from autopar.graph.schedules.known import build_order
 from autopar.graph.stages import cut_stages, list_units
 from autopar.solver.build import build_problem
 from autopar.solver.judge import evaluate_seconds, held_bytes
@@ -28,7 +30,7 @@ from autopar.solver.layout_solve import Staged
 from autopar.solver.layouts import least_seconds, print_layout
 from autopar.solver.one_mesh import build_assignment
 from autopar.solver.pipeline import PipelineSearch
-from autopar.solver.stage_solve import crossing_choices, solve_stage, stage_program, time_stage
+from autopar.solver.stage_solve import crossing_choices, place_among, solve_stage, stage_program, time_stage
 from autopar.solver.steer import Steer
 from autopar.solver.unit_costs import part_roles
 
@@ -177,3 +179,50 @@ def test_units_bound_every_layout(shape):
 def test_units_of_a_tied_model_bound_every_layout():
     gaps = list_gaps("4xH100-80GB", (4,), **LARGE, tied=True)
     assert max(gaps.values()) <= 1 + 1e-6, max(gaps.items(), key=lambda row: row[1])
+
+
+def test_messages_under_way_count_against_the_limit():
+    """They are beside the program, where the judge of the search does not see them."""
+    case = split_case(build_block_case(width=64, hidden=128, batch=64, vocab=128), 4)
+    stages = cut_stages(case.graph, [case.graph.nodes[list_units(case.graph)[3][0]].name])
+    graphs, order = [stage.graph for stage in stages], build_order("gpipe", 2, 4)
+    among = place_among(graphs, 0, order, 0)
+    roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
+    part = build_case(graphs[0], case.rules)
+    steer, mesh = Steer(Constraints(), part_roles(roles, case, part)), Mesh((DP,))
+    alone, beside = (solve_stage(part, mesh, steer, MODEL, None, 4.0, 4.0, 20.0, among=a).memory.peak_bytes for a in (ALONE, among))
+    heavy = replace(among, held=tuple(replace(row, messages=tuple((name, 8 * count) for name, count in row.messages)) for row in among.held))
+    most = solve_stage(part, mesh, steer, MODEL, None, 4.0, 4.0, 20.0, among=heavy).memory.peak_bytes
+    assert alone <= beside < most
+    for share in (0.97, 0.9, 0.85):
+        found = solve_stage(part, mesh, steer, MODEL, share * most, 4.0, 4.0, 20.0, among=heavy)
+        assert found.assignment is not None and found.memory.peak_bytes <= share * most
+        assert found.memory.peak_bytes == estimate_memory(stage_program(part, found.assignment)[1], 0, 4.0, heavy).peak_bytes
+
+
+def test_what_is_sent_last_is_held_beside_the_update():
+    """The update begins when its last action is over: what that and the one before have sent may be under way, and nothing is in flight that makes room for it."""
+    case = split_case(build_block_case(width=64, hidden=128, batch=64, vocab=128), 4)
+    graphs = [s.graph for s in cut_stages(case.graph, [case.graph.nodes[list_units(case.graph)[3][0]].name])]
+    among, roles, part = place_among(graphs, 1, build_order("gpipe", 2, 4), 1), find_roles(case.graph, case.sites, case.signatures, case.cuts), build_case(graphs[1], case.rules)
+    found = solve_stage(part, Mesh(()), Steer(Constraints(), part_roles(roles, case, part)), MODEL, None, 4.0, 4.0, 20.0)
+    program = stage_program(part, found.assignment)[1]
+    phases = [node.phase for node in program.graph.nodes]
+    queued = queued_bytes(program, 4.0, among)
+    [(_, count)] = [row.messages for row in among.held if row.phase is Phase.UPDATE][0]
+    assert count == 2 and queued[phases.index(Phase.UPDATE)] >= 2 * 16 * 64 * 4 and not any(queued_bytes(program, 4.0, ALONE)[: phases.index(Phase.UPDATE)])
+
+
+def test_a_shorter_model_says_what_a_stage_of_the_whole_one_holds():
+    """Eight blocks in four stages; of a model of three stages the middle one stands for both in the midst."""
+    def graphs_of(blocks, count, per):
+        whole = split_case(build_block_case(blocks=blocks), 4)
+        rows = list_units(whole.graph)
+        return [stage.graph for stage in cut_stages(whole.graph, [whole.graph.nodes[rows[1 + per * k][0]].name for k in range(1, count)])]
+
+    order = build_order("1f1b", 4, 4)
+    whole, short = graphs_of(8, 4, 2), graphs_of(6, 3, 2)
+    for number, here in enumerate((0, 1, 1, 2)):
+        mine, theirs = place_among(whole, number, order, number), place_among(short, here, order, number)
+        counts = [[(row.phase, row.in_flight, sorted(count for _, count in row.messages), len(row.own)) for row in among.held] for among in (mine, theirs)]
+        assert counts[0] == counts[1] and any(count for row in mine.held for _, count in row.messages)

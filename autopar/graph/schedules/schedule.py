@@ -78,12 +78,6 @@ class Schedule:
         return len(self.rank_of)
 
 
-def runs_in_step(schedule: Schedule) -> bool:
-    """Nothing goes backward, and all ranks take the microbatches in one order, with one stage each: so a rank may wait for those behind it."""
-    orders = {tuple(a.microbatch for a in row) for row in schedule.actions}
-    return len(orders) == 1 and schedule.num_stages == schedule.num_ranks and all(a.kind is ActionKind.F for row in schedule.actions for a in row)
-
-
 @lru_cache(maxsize=64)
 def numbers_on_ranks(rank_of: tuple[int, ...]) -> tuple[int, ...]:
     """Of each stage its number among those of its rank, in the order of the model."""
