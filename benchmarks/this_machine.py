@@ -330,11 +330,12 @@ def main() -> None:
                     both = median((*one.seconds, *two.seconds))
                     cost, peak = compiled.plan.cost, max(one.peak_bytes, two.peak_bytes)
                     drift = (one.drift + two.drift) / 2
-                    error, size = cost.step_s / both - 1, max(cost.peak_bytes) / peak - 1
+                    held = max(sum(pair) for pair in zip(cost.peak_bytes, cost.under_way_bytes))
+                    error, size = cost.step_s / both - 1, held / peak - 1
                     apart = abs(one.step_s / two.step_s - 1)
                     print(f"{name:14} {cost.step_s * 1e3:12.1f} {both * 1e3:12.1f} {max(one.spread, two.spread):7.1%} {apart:7.1%}"
                           f" {drift:6.2f} {error:+7.1%} {(1 + error) * drift - 1:+8.1%} {(one.busy_s + two.busy_s) / 2 * 1e3:8.1f}"
-                          f" {max(cost.peak_bytes) / 2**20:14.2f} {peak / 2**20:9.2f} {size:+7.1%}"
+                          f" {held / 2**20:14.2f} {peak / 2**20:9.2f} {size:+7.1%}"
                           f"  {compiled.plan.labels} {compiled.plan.num_microbatches} turns", flush=True)  # fmt: skip
                     times.append(abs(error))
                     sizes.append(abs(size))
