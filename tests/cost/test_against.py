@@ -47,7 +47,7 @@ def made_up_run(plan, num_ranks=4, slower=SLOWER):
     comms = tuple(
         CommTimes(c.phase.value, c.kind, c.axis, 1, c.bytes, tuple(s * c.seconds for s in slower)) for c in plan.comms if c.kind not in ("slice", "keep")
     )
-    rank = RankRun(0, (1.0, 1.0), tuple(s * simulation.step_s for s in slower), actions, comms, plan.cost.state_bytes[0], 64, plan.cost.peak_bytes[0])
+    rank = RankRun(0, (1.0, 1.0), tuple(s * simulation.step_s for s in slower), actions, comms, plan.cost.state_bytes[0], 64, plan.cost.peak_bytes[0] + plan.cost.under_way_bytes[0])
     ranks = tuple(replace(rank, rank=k, peak_bytes=rank.peak_bytes + 10 * k) for k in range(num_ranks))
     return Run("2026-01-02T03:04:05+00:00", "0.1", HERE, plan.model.name, plan_key(plan_to_json(plan)), "dp=4", ranks)
 
@@ -130,7 +130,7 @@ def test_the_reserve_is_no_tensors():
     plan = measured_plan(dp=4)
     plan = replace(plan, cost=replace(plan.cost, holders=(*plan.cost.holders, Holder("reserve", 1000))))
     found = {row.what: row for row in compare_run(plan, simulate_plan(plan), made_up_run(plan)).rows}
-    assert found["peak memory, without the reserve"].predicted == plan.cost.peak_bytes[0] - 1000
+    assert found["peak memory, without the reserve"].predicted == plan.cost.peak_bytes[0] + plan.cost.under_way_bytes[0] - 1000
 
 
 def notes_of(plan, run):
@@ -212,7 +212,7 @@ def made_up_staged_run(plan, slower=SLOWER):
             comms += [CommTimes(names[-1], c.kind, c.axis, count, c.bytes, tuple(s * seconds for s in slower)) for c, seconds in ran]
         comms.append(CommTimes("", "broadcast", "pp", 1, 4, tuple(s * 0.25 * idle for s in slower)))
         step = tuple(s * simulation.step_s for s in slower)
-        mine = RankRun(0, (1.0, 1.0), step, tuple(actions), tuple(comms), plan.cost.state_bytes[stage], 64, plan.cost.peak_bytes[stage])
+        mine = RankRun(0, (1.0, 1.0), step, tuple(actions), tuple(comms), plan.cost.state_bytes[stage], 64, plan.cost.peak_bytes[stage] + plan.cost.under_way_bytes[stage])
         ranks += [replace(mine, rank=stage * size + k) for k in range(size)]
     return Run("2026-01-02T03:04:05+00:00", "0.1", HERE, plan.model.name, plan_key(plan_to_json(plan)), "pp=2 dp=2", tuple(ranks))
 
@@ -240,7 +240,7 @@ def test_each_stage_has_its_rows(words):
         assert sum(row.predicted for row in actions.values() if not row.part and row.predicted) == pytest.approx(simulation.step_s)
         assert {"forward", "backward", "each of 4 microbatches", "waiting for other stages"} <= set(actions)
         assert not any("pp" in row.what for row in mine if row.group == "communication")
-        assert [row.predicted for row in mine if row.unit == "bytes"] == [plan.cost.state_bytes[stage], plan.cost.peak_bytes[stage]]
+        assert [row.predicted for row in mine if row.unit == "bytes"] == [plan.cost.state_bytes[stage], plan.cost.peak_bytes[stage] + plan.cost.under_way_bytes[stage]]
 
 
 def test_the_text_of_stages_fits():
