@@ -1,7 +1,8 @@
-"""Under way: what a program holds beside its plan's peak, because its collectives start early and their backend copies.
+"""Under way: what a program holds beside its plan's peak, because its collectives start early, and on a CPU because gloo and the loss work on copies.
 
 In: a program as it was partitioned, its sections, the room that its device has left. Out: bytes. The plan's own law (`cost.memory`) knows the program before collectives are
-started ahead; the emitted one holds what is under way, too (`graph.overlap_memory`), as far as there is room.
+started ahead; the emitted one holds what is under way, too (`graph.overlap_memory`), as far as there is room. On a CPU the loss works on a block of logits at a time (`runtime.vocabulary`);
+elsewhere it is a kernel.
 """
 
 from __future__ import annotations
@@ -10,33 +11,42 @@ from collections.abc import Sequence
 
 from ..graph.graph import value_table
 from ..graph.liveness import bytes_over_time, live_ranges
+from ..graph.node import Node
 from ..graph.overlap_memory import held_over_time, overlap_within
 from ..graph.program import STARTS, WAIT, Program
 from ..graph.sections import Section
+from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
 from ..graph.turns import loop_span
 from .memory import scratch_bytes, waiting_bytes
 
+_LOGITS = {"autopar.sum_exp": 0, "autopar.cross_entropy_backward": 1}  # place of the logits among the inputs
 
-def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, backend_copies: bool = False) -> int:
+
+def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False) -> int:
     """By how much the peak of what runs is above `estimate_memory`'s.
 
     Args:
         room_bytes: as of `overlap_within`.
         in_flight: as of `estimate_memory`.
-        backend_copies: whether collectives run on gloo.
+        on_cpu: whether collectives run on gloo, and groups of ops one after the other.
     """
-    if not any(node.op.startswith("comm.") for node in program.graph.nodes):
-        return 0
     overlapped = overlap_within(program, sections, room_bytes)[0]
     waiting = sum(waiting_bytes(program, in_flight).values())
     plain = _peak(program, bytes_over_time(program.graph, live_ranges(program.graph)), waiting)
-    return max(0, _peak(overlapped, held_over_time(overlapped.graph, backend_copies), waiting) - plain)
+    return max(0, _peak(overlapped, held_over_time(overlapped.graph, on_cpu), waiting, on_cpu) - plain)
 
 
-def _peak(program: Program, held: Sequence[int], waiting: int) -> int:
-    """With the buffers of blocking collectives, and what other turns hold."""
+def _peak(program: Program, held: Sequence[int], waiting: int, on_cpu: bool = False) -> int:
+    """With the buffers of blocking collectives, the block of the loss, and what other turns hold."""
     values, span = value_table(program.graph), loop_span(program.graph)
     return max(
-        size + (0 if node.op in STARTS or node.op == WAIT else scratch_bytes(program, node, values)) + (waiting if span is not None and span[0] <= i <= span[1] else 0)
+        size + _scratch(program, node, values, on_cpu) + (waiting if span is not None and span[0] <= i <= span[1] else 0)
         for i, (size, node) in enumerate(zip(held, program.graph.nodes))
     )
+
+
+def _scratch(program: Program, node: Node, values: dict[str, Value], on_cpu: bool) -> int:
+    if on_cpu and node.op in _LOGITS:
+        logits = values[node.inputs[_LOGITS[node.op]]]
+        return min(LOGITS_BLOCK, num_elements(logits.shape)) * max(4, DTYPE_BYTES[logits.dtype])
+    return 0 if node.op in STARTS or node.op == WAIT else scratch_bytes(program, node, values)

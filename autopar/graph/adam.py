@@ -15,7 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 
-from .node import Arg, Node, Ref, get_arg
+from .graph import Graph, use_table, value_table
+from .node import Arg, Node, Phase, Ref, get_arg
 from .tensor import Value
 
 _ROUNDING = 1e-12  # between `1 - beta2` as traced and as worked out here
@@ -59,6 +60,33 @@ def find_adam(nodes: Sequence[Node], values: Mapping[str, Value], read: Collecti
     finder = _Finder(nodes, values, read, into)
     found = (finder.match(place) for place, node in enumerate(nodes) if node.op == "aten.addcdiv.default")
     return next((step for step in found if step), None)
+
+
+def list_unheld(graph: Graph) -> frozenset[str]:
+    """What Adam's steps make in a program that needs no storage: it is made within them, or goes where the old version of a state is.
+
+    Args:
+        graph: of a program, whose `state.write` nodes say where new versions go.
+    """
+    parts: dict[str, list[int]] = {}
+    into: dict[str, str] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.phase is Phase.UPDATE and node.op == "state.write":
+            into[node.inputs[1]] = node.inputs[0]
+        elif node.phase is Phase.UPDATE and not node.op.startswith("comm."):
+            parts.setdefault(node.path, []).append(i)
+    values, uses = value_table(graph), use_table(graph)
+    ends = {graph.loss, *graph.outputs, *(name for _, name in graph.grads)}
+    found: set[str] = set()
+    for places in parts.values():
+        inside, nodes = set(places), [graph.nodes[i] for i in places]
+        made = [out for node in nodes for out in node.outputs if out]
+        read = {name for name in made if name in ends or any(i not in inside and graph.nodes[i].op != "state.write" for i, _ in uses[name])}
+        for place, node in enumerate(nodes):
+            if node.op == "aten.addcdiv.default" and (step := _Finder(nodes, values, read, into).match(place)) is not None:
+                kept = {step.new_param, step.new_exp_avg, step.new_exp_avg_sq} - (into.keys() - read)
+                found.update(out for k in step.own for out in nodes[k].outputs if out not in kept)
+    return frozenset(found)
 
 
 class _Finder:

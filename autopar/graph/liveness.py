@@ -8,7 +8,8 @@ law of memory that solver, cost and emitted code share:
   it owns bytes only from where it is made until then;
 * everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;
 * in a step that takes its batch in turns, what comes from before the turns and is read in them is held to the end of the last turn, and a sum
-  over the turns, or what they put together, is held from the start of the first.
+  over the turns, or what they put together, is held from the start of the first;
+* of a program, what Adam's step makes on its way owns nothing (`graph.adam`), nor do the new states that it puts where the old ones are.
 
 It counts no workspace of a kernel and no reserve of the allocator: that is for `cost` to add.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .adam import list_unheld
 from .graph import Graph, value_table
 from .program import WAIT
 from .tensor import size_bytes
@@ -51,7 +53,7 @@ def storage_bases(graph: Graph) -> dict[str, str]:
 def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
     """(first, last) node index, both inclusive, at which each value that owns bytes holds them.
 
-    Inputs are (-1, number of nodes); the loss and outputs end at the number of nodes. Views are left out.
+    Inputs are (-1, number of nodes); the loss and outputs end at the number of nodes. Views are left out, and what owns nothing.
     """
     end = len(graph.nodes)
     entering = frozenset(graph.inputs)
@@ -86,7 +88,8 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
         last[base[name]] = end
     if span is not None:
         made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op in GROWN)
-    return {name: (made[name], until) for name, until in last.items()}
+    unheld = list_unheld(graph)
+    return {name: (made[name], until) for name, until in last.items() if name not in unheld}
 
 
 def bytes_over_time(graph: Graph, ranges: Mapping[str, tuple[int, int]] | None = None) -> list[int]:

@@ -115,8 +115,8 @@ class Cost:
     """What one step costs, predicted. Tuples have one entry per pipeline stage.
 
     Args:
-        under_way_bytes: what the program holds at most beside `peak_bytes`, as far as its device has room for it: tensors of collectives that are started early, and copies
-            that gloo makes.
+        under_way_bytes: what the program holds at most beside `peak_bytes`, as far as its device has room for it: tensors of collectives that are started early, and on a
+            CPU copies that gloo makes, and the logits on which the loss works.
     """
 
     step_s: float

@@ -2,7 +2,7 @@
 
 In: a rank's rows (or classes), and `rows`, the whole table's numbers of them, ascending. A whole table is known by its size. What a rank
 does not hold is zero in what it returns; the sum over the ranks is the whole. Source of the split loss: Shoeybi et al. 2019, "Megatron-LM",
-section 3 (arXiv 1909.08053). Imports torch only.
+section 3 (arXiv 1909.08053).
 
 The loss of a token with logits x and class t is log(sum exp(x - m)) - (x_t - m) with m = max x. `m`, the sum and x_t are one number per
 token each, so all that ranks exchange is small. Nothing of the size of the logits is made but the gradient: work goes in blocks of tokens.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import torch
 
-BLOCK = 1 << 22  # elements of logits that are worked on at a time
+from ..graph.tensor import LOGITS_BLOCK as BLOCK  # elements of logits that are worked on at a time
 
 
 def _find(wanted: torch.Tensor, rows: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:

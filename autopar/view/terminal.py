@@ -200,7 +200,7 @@ def _print_memory(plan: Plan, console: Console) -> None:
     print_rows(console, (Column("holder"), Column("bytes", True), Column("of the limit")), shown)
     reserve = "" if any(h.name == "reserve" for h in holders) else ", reserve of the allocator"
     if under_way := max(plan.cost.under_way_bytes):
-        print_line(console, f"beside it, as far as there is room: at most {print_bytes(under_way)} of collectives under way", "dim")
+        print_line(console, f"beside it, as far as there is room: at most {print_bytes(under_way)} of collectives under way and of copies", "dim")
     print_line(console, f"not counted: scratch space inside kernels, fragmentation{reserve}, other programs", "dim")
 
 
