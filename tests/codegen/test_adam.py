@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ torch = pytest.importorskip("torch")
 from torch import nn, optim  # noqa: E402
 
 from autopar.api import Compiled, compile_workload  # noqa: E402
+from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
+from autopar.demo import model as demo  # noqa: E402
+from autopar.graph.graph import Graph  # noqa: E402
+from autopar.graph.kernel import Kernel  # noqa: E402
+from autopar.graph.node import Node, Phase, Ref  # noqa: E402
+from autopar.graph.tensor import Kind, Value  # noqa: E402
 from autopar.options import Options  # noqa: E402
 from autopar.runtime import adam as runtime_adam  # noqa: E402
 from autopar.trace import Workload  # noqa: E402
@@ -78,6 +85,62 @@ def test_torchs_kernel_does_what_the_ops_do(name: str, dtype: str, tmp_path: Pat
     for state in ("param", "exp_avg", "exp_avg_sq"):
         torch.testing.assert_close(given[state].double(), wide[state], rtol=20 * info.eps, atol=4 * info.eps)
     assert not torch.equal(given["param"].double(), tensors["param"])
+
+
+@pytest.mark.parametrize("name", ADAMS)
+def test_what_stands_around_the_step_is_done(name: str, tmp_path: Path) -> None:
+    """A working copy in bf16 of float32 masters is made after the step, and the gradient converted before it."""
+    workload = replace(demo.build(batch=2, seq=8, vocab=32, layers=2, hidden=16, heads=2), optimizer=ADAMS[name])
+    text = compile_workload(workload, "cpu:1", Options(price=False, precision="bf16"), cache_path=None).files["kernels.py"]
+    space = _load(text, tmp_path)
+    functions = _adam_kernels(text)
+    assert any(".copy_(to_copy" in part for part in re.findall(r"^def \w+_adam\(.*?(?=^def )", text, flags=re.M | re.S))
+    for function in functions:
+        arguments = re.search(rf"def {function}\((.*)\):", text)[1].split(", ")
+        described = dict(re.findall(r"(\w+)\s+(float32|bfloat16|float64)\[", text[text.index(f"def {function}(") :]))
+        torch.manual_seed(1)
+        given = {a: torch.randn(SIZE).to(getattr(torch, described[a])) if not a.startswith("mul") else torch.tensor(-0.01, dtype=torch.float64) for a in arguments}
+        given["exp_avg_sq"] = given["exp_avg_sq"].abs()
+        right = {a: x.clone() for a, x in given.items()}
+        told, wanted = space[function](*given.values()), space[f"{function}_ops"](*right.values())
+        for a in arguments:
+            torch.testing.assert_close(given[a], right[a], rtol=1e-5 if given[a].dtype != torch.bfloat16 else 1e-2, atol=1e-6)
+        if wanted is not None:
+            torch.testing.assert_close(told, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_made_before_the_step_may_be_read_after_it(tmp_path: Path) -> None:
+    """A kernel by hand: the gradient is scaled, and the kernel returns it and its sum with the new parameter."""
+    names = ("param", "grad", "exp_avg", "exp_avg_sq", "factor", "scaled", "apart", "first", "decayed", "second", "root", "divided", "summed", "moved", "after")
+    values = tuple(Value(n, n, 0, () if n == "factor" else (SIZE,), "float64", Kind.ACTIVATION) for n in names)
+
+    def node(name: str, op: str, *inputs: str, **args: object) -> Node:
+        keys = {"addcmul": ("self", "tensor1", "tensor2"), "addcdiv": ("self", "tensor1", "tensor2")}.get(op.split(".")[1], ("self", "other"))
+        refs = tuple((key, Ref(k)) for k, key in enumerate(keys[: len(inputs)]))
+        return Node(name, op, inputs, (*refs, *args.items()), (name,), Phase.UPDATE)  # type: ignore[arg-type]
+
+    nodes = (
+        node("scaled", "aten.mul.Tensor", "grad", "factor"),
+        node("apart", "aten.sub.Tensor", "scaled", "exp_avg"),
+        node("first", "aten.add.Tensor", "exp_avg", "apart", alpha=0.1),
+        node("decayed", "aten.mul.Scalar", "exp_avg_sq", other=0.99),
+        node("second", "aten.addcmul.default", "decayed", "scaled", "scaled", value=1 - 0.99),
+        node("root", "aten.sqrt.default", "second"),
+        node("divided", "aten.div.Tensor", "root", "factor"),
+        node("summed", "aten.add.Scalar", "divided", other=1e-8),
+        node("moved", "aten.addcdiv.default", "param", "first", "summed", value=-0.1),
+        node("after", "aten.add.Tensor", "moved", "scaled"),
+    )
+    graph = Graph("", values, nodes, ("param", "grad", "exp_avg", "exp_avg_sq", "factor"), outputs=("first", "second", "moved", "scaled", "after"))
+    kernel = Kernel("update", graph, ((0, 2), (1, 3)), True, ("x.py:1: add",))
+    space = _load(print_kernels([kernel]), tmp_path)
+    torch.manual_seed(0)
+    given = [torch.rand(SIZE, dtype=torch.float64) for _ in range(4)] + [torch.tensor(0.7, dtype=torch.float64)]
+    right = [x.clone() for x in given]
+    made, wanted = space["update"](*given), space["update_ops"](*right)
+    assert "update_adam" in space and len(made) == 3
+    for a, b in zip((*made, *given), (*wanted, *right)):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -28,32 +28,39 @@ def print_adam(kernel: Kernel, step: AdamStep) -> list[str]:
     rewritten = {graph.outputs[o] for o, _ in kernel.into}
     factors = [step.keep, step.beta1, step.beta2, step.divide, step.plus, step.value]
     words = ("keep", "beta1", "beta2", "divide", "plus", "value")
-    lines = _lines(kernel, step.before, [step.grad, *(f for f in factors if isinstance(f, str))])
+    results = [name for name in graph.outputs if name not in rewritten]
+    read = [name for place in step.after for name in graph.nodes[place].inputs]
+    lines, early = _lines(kernel, step.before, [step.grad, *(f for f in factors if isinstance(f, str)), *read, *results])
     param = step.param
     if step.new_param not in rewritten:
         param = step.new_param
         lines.append(f"{param} = {step.param}.clone()")
-    told = ", ".join(f"{word}={print_arg(f, ()) if not isinstance(f, str) else f}" for word, f in zip(words, factors))
-    lines.append(f"fused.adam({param}, {step.grad}, {step.exp_avg}, {step.exp_avg_sq}, {told})")
+    told = ", ".join(f"{word}={early.get(f, f) if isinstance(f, str) else print_arg(f, ())}" for word, f in zip(words, factors))
+    lines.append(f"fused.adam({param}, {early.get(step.grad, step.grad)}, {step.exp_avg}, {step.exp_avg_sq}, {told})")
     held = {step.new_param: param, step.new_exp_avg: step.exp_avg, step.new_exp_avg_sq: step.exp_avg_sq}
-    results = [name for name in graph.outputs if name not in rewritten]
-    lines += _lines(kernel, step.after, [name for name in results if name not in held], held)
-    return lines + ([f"return {', '.join(held.get(name, name) for name in results)}"] if results else [])
+    later, late = _lines(kernel, step.after, [name for name in results if name not in held], {**early, **held})
+    return [*lines, *later, *([f"return {', '.join({**early, **held, **late}.get(name, name) for name in results)}"] if results else [])]
 
 
-def _lines(kernel: Kernel, places: Sequence[int], wanted: Sequence[str], called: dict[str, str] | None = None) -> list[str]:
-    """The kernel's nodes at these places as lines, without `return`.
+def _lines(kernel: Kernel, places: Sequence[int], wanted: Sequence[str], called: dict[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
+    """The kernel's nodes at these places as lines, without `return`; the states that they rewrite are rewritten.
 
     Args:
         wanted: what later lines read.
         called: values that go by another name.
+    Returns:
+        the lines, and by which name each value goes that is wanted.
     """
     called = called or {}
     nodes = tuple(replace(kernel.graph.nodes[p], inputs=tuple(called.get(n, n) for n in kernel.graph.nodes[p].inputs)) for p in places)
     made = {out for node in nodes for out in node.outputs}
     if not made:
-        return []
-    entering = tuple(dict.fromkeys(name for node in nodes for name in node.inputs if name not in made))
-    outputs = tuple(dict.fromkeys(name for name in wanted if name in made))
-    lines = print_torch(replace(kernel, graph=Graph("", kernel.graph.values, nodes, entering, outputs=outputs), into=()))
-    return lines[:-1] if outputs else lines
+        return [], {}
+    states = {kernel.graph.outputs[o]: kernel.graph.inputs[i] for o, i in kernel.into if kernel.graph.outputs[o] in made}
+    entering = tuple(dict.fromkeys((*(name for node in nodes for name in node.inputs if name not in made), *states.values())))
+    results = tuple(dict.fromkeys(name for name in wanted if name in made and name not in states))
+    into = tuple((len(results) + k, entering.index(old)) for k, old in enumerate(states.values()))
+    lines = print_torch(replace(kernel, graph=Graph("", kernel.graph.values, nodes, entering, outputs=(*results, *states)), into=into))
+    if not results:
+        return lines, {}
+    return lines[:-1], dict(zip(results, lines[-1].removeprefix("return ").split(", ")))
