@@ -21,8 +21,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
-from autopar.codegen.kernels.reductions import UnsupportedError  # noqa: E402
 from autopar.codegen.kernels.parts import print_parts  # noqa: E402
+from autopar.codegen.kernels.reductions import UnsupportedError  # noqa: E402
 from autopar.graph.kernel import Kernel  # noqa: E402
 
 POINTERS = {"float64": "*fp64", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8",

@@ -107,8 +107,8 @@ def _program(graph, sizes, keeps_grads=True):
 
 
 def _count_texts(row: Row, workload) -> None:
-    from autopar.codegen.kernels.reductions import UnsupportedError
     from autopar.codegen.kernels.parts import print_parts
+    from autopar.codegen.kernels.reductions import UnsupportedError
     from autopar.graph.fuse import fuse_program
     from autopar.graph.kernel import is_kernel
     from autopar.graph.sections import phase_sections

@@ -25,7 +25,6 @@ from .program import STARTS, WAIT, Program
 from .sections import Section
 from .tensor import Value, size_bytes
 
-
 _COPIED = ("comm.all_gather", "comm.reduce_scatter")
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from autopar.codegen.kernels.emit_kernels import print_kernels
-from autopar.codegen.kernels.reductions import UnsupportedError
 from autopar.codegen.kernels.parts import print_parts
+from autopar.codegen.kernels.reductions import UnsupportedError
 from autopar.graph.kernel import Kernel
 from autopar.runtime import fused
 from autopar.runtime.execute import run_graph
