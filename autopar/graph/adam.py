@@ -171,6 +171,7 @@ class _Finder:
         kinds = {(self.values[n].shape, self.values[n].dtype) for n in (step.param, step.grad, step.exp_avg, step.exp_avg_sq, *made)}
         states = (step.exp_avg, step.exp_avg_sq) == (self.into.get(step.new_exp_avg), self.into.get(step.new_exp_avg_sq))
         own = self.into.get(step.new_param, step.param) == step.param and step.param not in self.makers
-        if needs & reached or olds & read_later or len(kinds) != 1 or not states or not own or len({step.param, step.grad, step.exp_avg, step.exp_avg_sq}) != 4:
+        real = all("float" in dtype for _, dtype in kinds)
+        if needs & reached or olds & read_later or len(kinds) != 1 or not real or not states or not own or len({step.param, step.grad, step.exp_avg, step.exp_avg_sq}) != 4:
             return None
         return replace(step, own=tuple(sorted(self.taken)), before=tuple(p for p in rest if p not in after), after=tuple(after))
