@@ -190,7 +190,7 @@ def _as_run(model: CostModel, site: Site | None) -> Site | None:
 
 
 def _by_library(model: CostModel, site: Site | None) -> bool:
-    return not model.fuses and site is not None and site.traffic is not None and site.traffic.library
+    return not model.fuses and site is not None and site.traffic is not None and site.traffic.one_pass
 
 
 def _moved(op: str, site: Site | None, dtypes: Sequence[str], elements: np.ndarray, num_inputs: int) -> np.ndarray:

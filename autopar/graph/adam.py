@@ -11,7 +11,7 @@ nor a state's old version afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isclose
 
@@ -57,9 +57,7 @@ def find_adam(nodes: Sequence[Node], values: Mapping[str, Value], read: Collecti
         read: what others read of it.
         into: new version -> the state in whose place it goes.
     """
-    finder = _Finder(nodes, values, read, into)
-    found = (finder.match(place) for place, node in enumerate(nodes) if node.op == "aten.addcdiv.default")
-    return next((step for step in found if step), None)
+    return next(_Finder(nodes, values, read, into).steps(), None)
 
 
 def list_unheld(graph: Graph) -> frozenset[str]:
@@ -82,10 +80,9 @@ def list_unheld(graph: Graph) -> frozenset[str]:
         inside, nodes = set(places), [graph.nodes[i] for i in places]
         made = [out for node in nodes for out in node.outputs if out]
         read = {name for name in made if name in ends or any(i not in inside and graph.nodes[i].op != "state.write" for i, _ in uses[name])}
-        for place, node in enumerate(nodes):
-            if node.op == "aten.addcdiv.default" and (step := _Finder(nodes, values, read, into).match(place)) is not None:
-                kept = {step.new_param, step.new_exp_avg, step.new_exp_avg_sq} - (into.keys() - read)
-                found.update(out for k in step.own for out in nodes[k].outputs if out not in kept)
+        for step in _Finder(nodes, values, read, into).steps():
+            kept = {step.new_param, step.new_exp_avg, step.new_exp_avg_sq} - (into.keys() - read)
+            found.update(out for k in step.own for out in nodes[k].outputs if out not in kept)
     return frozenset(found)
 
 
@@ -97,7 +94,12 @@ class _Finder:
         self.makers = {out: place for place, node in enumerate(nodes) for out in node.outputs}
         self.taken: set[int] = set()
 
-    def match(self, last: int) -> AdamStep | None:
+    def steps(self) -> Iterator[AdamStep]:
+        """All that there are."""
+        found = (self._match(place) for place, node in enumerate(self.nodes) if node.op == "aten.addcdiv.default")
+        return (step for step in found if step is not None)
+
+    def _match(self, last: int) -> AdamStep | None:
         self.taken = {last}
         node = self.nodes[last]
         value = get_arg(node, "value", 1)

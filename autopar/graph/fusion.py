@@ -50,13 +50,13 @@ class Traffic:
         inputs: per input, whether it is read from memory.
         outputs: per output that somebody sees, whether it is written.
         starts: it starts the kernel of its group.
-        library: where groups do not run as one kernel, torch runs this node and others as one all the same (`graph.adam`).
+        one_pass: where groups do not run as one kernel, torch runs this node and others as one all the same (`graph.adam`).
     """
 
     inputs: tuple[bool, ...]
     outputs: tuple[bool, ...]
     starts: bool
-    library: bool = False
+    one_pass: bool = False
 
 
 def find_groups(
@@ -229,8 +229,8 @@ def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Tra
     into, values = {new: old for old, new in graph.updates if old != new}, value_table(graph)
     for nodes in groups:
         phases = {graph.nodes[i].phase for i in nodes}
-        adam = find_adam([graph.nodes[i] for i in nodes], values, leaves, into) if phases == {Phase.UPDATE} else None
-        library = {nodes[place] for place in adam.own} if adam else set()
+        step = find_adam([graph.nodes[i] for i in nodes], values, leaves, into) if phases == {Phase.UPDATE} else None
+        one_pass = {nodes[place] for place in step.own} if step else set()
         inside = {out for i in nodes for out in graph.nodes[i].outputs if out}
         read: set[str] = set()
         for i in nodes:
@@ -240,7 +240,7 @@ def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Tra
                 source = base.get(name, name)
                 counted.append(source not in inside and source not in read)
                 read.add(source)
-            found[i] = Traffic(tuple(counted), tuple(out in leaves for out in node.outputs if out), i == nodes[0], i in library)
+            found[i] = Traffic(tuple(counted), tuple(out in leaves for out in node.outputs if out), i == nodes[0], i in one_pass)
     return found
 
 

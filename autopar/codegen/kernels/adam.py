@@ -12,7 +12,7 @@ from ...graph.adam import AdamStep, find_adam
 from ...graph.graph import Graph, value_table
 from ...graph.kernel import Kernel
 from ..expression import print_arg
-from .torch_text import print_torch
+from .torch_text import print_body
 
 
 def adam_of(kernel: Kernel) -> AdamStep | None:
@@ -60,7 +60,5 @@ def _lines(kernel: Kernel, places: Sequence[int], wanted: Sequence[str], called:
     entering = tuple(dict.fromkeys((*(name for node in nodes for name in node.inputs if name not in made), *states.values())))
     results = tuple(dict.fromkeys(name for name in wanted if name in made and name not in states))
     into = tuple((len(results) + k, entering.index(old)) for k, old in enumerate(states.values()))
-    lines = print_torch(replace(kernel, graph=Graph("", kernel.graph.values, nodes, entering, outputs=(*results, *states)), into=into))
-    if not results:
-        return lines, {}
-    return lines[:-1], dict(zip(results, lines[-1].removeprefix("return ").split(", ")))
+    lines, names = print_body(replace(kernel, graph=Graph("", kernel.graph.values, nodes, entering, outputs=(*results, *states)), into=into))
+    return lines, dict(zip(results, names))

@@ -22,6 +22,12 @@ _IN_PLACE = frozenset((
 
 def print_torch(kernel: Kernel) -> list[str]:
     """The lines, `return` included."""
+    lines, results = print_body(kernel)
+    return [*lines, *([f"return {', '.join(results)}"] if results else [])]
+
+
+def print_body(kernel: Kernel) -> tuple[list[str], list[str]]:
+    """The lines, and by which names they leave the results that are not written into an argument."""
     return _Printer(kernel).text()
 
 
@@ -42,7 +48,7 @@ class _Printer:
         self.lerps = self._find_lerps() if self.reuses else {}
         self.merged = {difference for _, difference in self.lerps.values()}
 
-    def text(self) -> list[str]:
+    def text(self) -> tuple[list[str], list[str]]:
         for place, node in enumerate(self.graph.nodes):
             if place in self.merged:
                 continue
@@ -51,8 +57,7 @@ class _Printer:
             else:
                 self._line(place, node)
             self._settle(place, node)
-        self.lines += [f"return {', '.join(self.texts[name] for name in self.results)}"] if self.results else []
-        return self.lines
+        return self.lines, [self.texts[name] for name in self.results]
 
     def _find_lerps(self) -> dict[int, tuple[str, int]]:
         """Place of `x + w (y - x)` -> (y, place of the difference that nobody else reads): one pass of torch's `lerp_`, which computes just that for w < 0.5."""
