@@ -129,8 +129,11 @@ class Formulation:
             if all(self._is_inside(group.source, e) for e in group.endpoints):
                 self._inside.add(number)
         self._fill_tables()
+        self._columns: list[tuple[int, int]] = []  # of each group: first, and first after them
         for number, group in enumerate(problem.groups):
+            first = self.num_columns
             self._add_group(number, group)
+            self._columns.append((first, self.num_columns))
         for phase, hidden in self._hidden.items():
             self._add_excess(phase, hidden)
         self.num_structural = self.num_columns
@@ -466,6 +469,16 @@ class Formulation:
         value = np.concatenate([v for _, v in self._memory_rows.values()]) * unit
         count = len(self._memory_rows)
         return Rows(np.full(count, -np.inf), np.full(count, 1000.0), row, column, value)
+
+    def seconds_of(self, problem: Problem) -> np.ndarray:
+        """What each column costs in a problem that differs in nothing but the seconds of choosers and how often groups are resharded."""
+        seconds = np.concatenate(self._costs)
+        for first, chooser in zip(self.offsets, problem.choosers):
+            seconds[first : first + len(chooser.seconds)] = chooser.seconds
+        for (first, last), mine, other in zip(self._columns, self.problem.groups, problem.groups):
+            if mine.times != other.times:
+                seconds[first:last] *= other.times / mine.times
+        return seconds
 
     def build_smallest(self, unit_bytes: float) -> LinearProgram:
         """The program that minimises the highest of the memory rows (in units) instead of the seconds."""

@@ -23,9 +23,12 @@ from ..graph.mesh import Mesh, num_ranks
 from .build import Shared
 from .layout_cases import LayoutCases, Turned
 from .layouts import Place, inner_constraints, working_mesh, working_ranks
-from .run_costs import fill_run, price_run
+from .relaxation import Latest, Relaxation
+from .run_costs import RunRelaxation, fill_run, price_run, relax_run, telling_units
 from .stage_cuts import Crossings, some_units
-from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, least_costs, price_crossings, price_kind, price_phases
+from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, least_costs, price_crossings, price_kind, price_phases, relax_kind
+
+_MOST_KEPT = 24  # programs of kinds and of runs, each
 
 
 class Tier(IntEnum):
@@ -51,12 +54,14 @@ class LayoutPrices:
     _between: dict[Mesh, Shared] = field(default_factory=dict)
     _shared: dict[Mesh, Shared] = field(default_factory=dict)
     _received: dict[tuple[int, Mesh, int, bool], Crossings] = field(default_factory=dict)
+    _kind_programs: Latest[Relaxation] = field(default_factory=lambda: Latest(_MOST_KEPT))
+    _run_programs: Latest[RunRelaxation] = field(default_factory=lambda: Latest(_MOST_KEPT))
 
-    def costs(self, place: Place, count: int, tier: Tier, chunks: int = 1) -> UnitCosts:
+    def costs(self, place: Place, count: int, tier: Tier, chunks: Sequence[int] = (1,)) -> UnitCosts:
         """Costs of the units.
 
         Args:
-            chunks: that each stage runs, for runs of as many units as such a chunk has.
+            chunks: how many each stage may run: runs are priced of as many units as such a chunk has.
         Raises:
             ConstraintError: the place cannot obey.
         """
@@ -67,17 +72,21 @@ class LayoutPrices:
         known = self._kinds.setdefault((mesh, count), {})
         kinds = turned.units.kinds
         wanted = {Tier.FLOOR: (), Tier.MAIN: (max(set(kinds), key=kinds.count),)}.get(tier, tuple(range(len(turned.units.cases))))
-        inner = inner_constraints(self.cases.constraints, place.mesh)
         for kind in wanted:
             if kind not in known:
-                shared = self._shared.setdefault(mesh, Shared())
-                known[kind] = price_kind(turned.units, kind, mesh, self.model, inner, count, shared)
+                known[kind] = price_kind(self._relax_kind(place, count, kind), count)
         floors = self._floors(place, count)
         rows = [known.get(kind) or floors[kind] for kind in kinds]
         costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))), homes=turned.homes)
         if place.num_stages > 1:
-            costs = replace(costs, crossings=self._crossings(place, count, False), near=self._crossings(place, count, True)).in_chunks(chunks)
+            costs = replace(costs, crossings=self._crossings(place, count, False), near=self._crossings(place, count, True))
         return self._with_run(costs, place, count, chunks) if tier is Tier.RUN else costs
+
+    def _relax_kind(self, place: Place, count: int, kind: int) -> Relaxation:
+        """The program of a kind of unit."""
+        mesh, inner = working_mesh(place), inner_constraints(self.cases.constraints, place.mesh)
+        shared = self._shared.setdefault(mesh, Shared())
+        return self._kind_programs.get((mesh, count, kind, inner), lambda: relax_kind(self._turned(count).units, kind, mesh, self.model, inner, count, shared))
 
     def _crossings(self, place: Place, count: int, near: bool) -> Crossings:
         """What crosses between stages; of a shortened graph only what the first and the last unit of a stage read, as each does that is like it."""
@@ -93,7 +102,7 @@ class LayoutPrices:
     def _staged_model(self, place: Place) -> CostModel:
         return staged_model(self.model, place.num_stages, num_ranks(place.mesh) * place.num_stages)
 
-    def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: int) -> UnitCosts:
+    def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: Sequence[int]) -> UnitCosts:
         """The costs with those of the longest run as one piece, as long as a chunk has of it."""
         turned, stages = self._turned(count), place.num_stages
         if turned.parts.length < 2:
@@ -101,21 +110,25 @@ class LayoutPrices:
         first, last = turned.run_units
         mesh = working_mesh(place)
         known = self._runs.setdefault((mesh, count, stages > 1), {})
-        most = -(-(last - first) // (stages * chunks))
-        for each in {most, (last - first) // (stages * chunks)} - {0} if chunks > 1 else {most}:
-            if each not in known:
-                inner, shared = inner_constraints(self.cases.constraints, place.mesh), self._between.setdefault(mesh, Shared())
-                known[each] = price_run(turned.parts, each, mesh, self._staged_model(place), inner, count, shared)
+        lengths = {-(-(last - first) // (stages * each)) for each in chunks} | {(last - first) // (stages * each) for each in chunks if each > 1}
+        for each in sorted(lengths - {0} - known.keys()):
+            units = telling_units(turned.parts, each)
+            known[each] = price_run(self._relax_run(place, count, units), units, each)
         return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
+
+    def _relax_run(self, place: Place, count: int, units: int) -> RunRelaxation:
+        """The program of a run of so many units."""
+        mesh, inner, parts = working_mesh(place), inner_constraints(self.cases.constraints, place.mesh), self._turned(count).parts
+        shared, model = self._between.setdefault(mesh, Shared()), self._staged_model(place)
+        return self._run_programs.get((mesh, count, place.num_stages > 1, units, inner), lambda: relax_run(parts, units, mesh, model, inner, count, shared))
 
     def phases(self, place: Place, count: int) -> PhaseCosts:
         """Costs of the units by phase, of a place that obeys."""
         if place.others:
             rows = [self.phases(Place(place.num_stages, mesh), count) for mesh in place.meshes]
             return PhaseCosts(*(tuple(map(min, *(getattr(row, name) for row in rows))) for name in ("loop_s", "once_s", "drain_s")))
-        turned, inner, mesh = self._turned(count), inner_constraints(self.cases.constraints, place.mesh), working_mesh(place)
-        shared = self._shared.setdefault(mesh, Shared())
-        per_kind = [price_phases(turned.units, kind, mesh, self.model, inner, count, shared) for kind in range(len(turned.units.cases))]
+        turned = self._turned(count)
+        per_kind = [price_phases(self._relax_kind(place, count, kind), count) for kind in range(len(turned.units.cases))]
         return PhaseCosts(*(turned.expand([per_kind[kind][k] for kind in turned.units.kinds]) for k in range(3)))
 
     def floor_s(self, place: Place, count: int) -> tuple[float, float]:

@@ -73,7 +73,6 @@ class _Open:
     bound_s: float
     guess_s: float = inf
     tier: Tier = Tier.FLOOR
-    own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
     sharp: bool = False  # the bound knows of phases
     simulated: bool = False
     solved: bool = False
@@ -92,17 +91,17 @@ class _Place:
 class _Step(IntEnum):
     """What makes a guess better, in order."""
 
-    UNITS, RUN, OWN, CHUNKS, SIMULATE, SOLVE = range(6)
+    UNITS, RUN, OWN, SIMULATE, SOLVE = range(5)
 
 
-_USUAL = (1.01, 1.05, 1.12, 1.02, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
+_USUAL = (1.01, 1.05, 1.12, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
 
 
 def _next_step(place: _Place, each: _Open) -> _Step:
     if place.tier < Tier.RUN:
         return _Step.UNITS if place.tier < Tier.ALL else _Step.RUN
     if each.tier < Tier.RUN:
-        return _Step.CHUNKS if each.own else _Step.OWN
+        return _Step.OWN
     return _Step.SIMULATE if not each.simulated and each.layout.place.num_stages > 1 else _Step.SOLVE
 
 
@@ -236,32 +235,31 @@ class PipelineSearch:
         costs: UnitCosts | None = None
         for count, rows in _by_count(place.rows):
             if costs is None or not self.prices.may_stretch(fewest, count):
-                fewest, costs = count, self._costs(place, rows[0].layout, tier)
+                fewest, costs = count, self._costs(place, count, tier)
             if costs is not None:
                 mine = self.prices.stretch(costs, fewest, count)
                 for each in rows:
                     self._learn(each, mine, costs, guesses=tier > Tier.FLOOR)
-                    if count == fewest and each.layout.chunks == rows[0].layout.chunks:
-                        each.tier = tier
+                    each.tier = tier if count == fewest else each.tier
 
     def _price_layout(self, place: _Place, each: _Open) -> None:
         """The prices for its own number of microbatches: of all layouts of the place with as many."""
-        costs = self._costs(place, each.layout, Tier.RUN)
+        costs = self._costs(place, each.layout.num_microbatches, Tier.RUN)
         for other in place.rows if costs is not None else ():
             if other.layout.num_microbatches == each.layout.num_microbatches:
                 other.gone = other.gone or place.place.num_stages * other.layout.chunks > len(costs.step_s)
                 self._learn(other, costs, costs)
-                other.own = True
-                other.tier = Tier.RUN if other.layout.chunks == each.layout.chunks else max(other.tier, Tier.ALL)
+                other.tier = Tier.RUN
 
-    def _costs(self, place: _Place, layout: Layout, tier: Tier) -> UnitCosts | None:
-        """None where the place cannot obey."""
+    def _costs(self, place: _Place, count: int, tier: Tier) -> UnitCosts | None:
+        """For as many chunks as layouts of the place have that may still win; None where the place cannot obey."""
+        chunks = sorted({each.layout.chunks for each in place.rows if not (each.gone or self._is_beaten(each))})
         try:
-            return self.prices.costs(place.place, layout.num_microbatches, tier, layout.chunks)
+            return self.prices.costs(place.place, count, tier, chunks or (1,))
         except ConstraintError as error:
-            self._prune(print_layout(Layout(place.place, layout.num_microbatches)), str(error))
+            self._prune(print_layout(Layout(place.place, count)), str(error))
             for each in place.rows:
-                each.gone = each.gone or each.layout.num_microbatches == layout.num_microbatches
+                each.gone = each.gone or each.layout.num_microbatches == count
             return None
 
     def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts, guesses: bool = True) -> None:
@@ -309,7 +307,7 @@ class PipelineSearch:
     def _take_step(self, step: _Step, place: _Place, each: _Open) -> None:
         if step in (_Step.UNITS, _Step.RUN):
             self._price_place(place, Tier(place.tier + 1))
-        elif step in (_Step.OWN, _Step.CHUNKS):
+        elif step is _Step.OWN:
             self._price_layout(place, each)
         elif step is _Step.SIMULATE:
             self._simulate(place, each)
@@ -323,7 +321,7 @@ class PipelineSearch:
         return [prod(usual[step:]) for step in _Step]
 
     def _simulate(self, place: _Place, each: _Open) -> None:
-        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, each.layout.chunks)
+        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
         cuts = self.cut(costs, layout_ranks(each.layout))
         assert cuts is not None, "what has no cuts is not guessed"
         each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts, self.limit_bytes))
@@ -350,7 +348,7 @@ class PipelineSearch:
     def _sharpen(self, place: _Place, each: _Open) -> None:
         """The bounds of all layouts of the place with as many microbatches, by phase; of one with several chunks at its own cuts."""
         count, chunks = each.layout.num_microbatches, each.layout.chunks
-        costs, phases = self.prices.costs(place.place, count, Tier.RUN, chunks), self.prices.phases(place.place, count)
+        costs, phases = self.prices.costs(place.place, count, Tier.RUN, (chunks,)), self.prices.phases(place.place, count)
         for other in place.rows:
             if other.layout.num_microbatches == count and (other is each or other.layout.chunks == chunks == 1):
                 other.sharp, other.bound_s = True, max(other.bound_s, sharpen_bound(other.layout, costs, phases))
@@ -360,7 +358,7 @@ class PipelineSearch:
         began = time.monotonic()
         self.num_solved += 1
         each.solved = True
-        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, each.layout.chunks)
+        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
         try:
             staged = self.solver.solve(each.layout, costs, self.deadline - time.monotonic())
         except (ConstraintError, MicrobatchError) as error:

@@ -23,12 +23,13 @@ from ..graph.roles import Roles
 from ..graph.stages import Cutter, list_units, stage_table, state_stages
 from ..graph.turns import RECEIVE, SEND
 from .build import Shared, build_problem
-from .formulate import Formulation, count_columns
+from .formulate import count_columns
 from .problem import STORAGE, Chooser, Problem
+from .relaxation import Relaxation
 from .skeleton import Skeleton
 from .stage_solve import crossing_choices
 from .steer import Steer
-from .unit_costs import RunCosts, part_roles, relax
+from .unit_costs import RunCosts, part_roles
 
 FEW = 4  # units whose program tells all larger ones: it has an edge from one that is neither first nor last to another, as all of those have
 
@@ -100,13 +101,31 @@ def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, m
     count = count_columns(problem)
     if count > most_columns:
         return 0.0, count
-    return relax(Formulation(problem), Formulation(_with_one_more(problem, unit_names(case, unit))), more)[0], count
+    relaxation = Relaxation(problem)
+    return relaxation.solve(_seconds_with(relaxation, unit_names(case, unit), more))[0], count
 
 
-def price_run(
-    parts: RunParts, count: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared
-) -> tuple[float, float]:
-    """Least seconds of a step of so many units between two cuts; and what free ends save at most.
+@dataclass(frozen=True, slots=True)
+class RunRelaxation:
+    """The program of the first units of a run between two cuts, which tells runs of other lengths, too.
+
+    Args:
+        second: as of `RunPart`.
+        ends_s: what free ends save at most.
+    """
+
+    relaxation: Relaxation
+    second: frozenset[str]
+    ends_s: float
+
+
+def telling_units(parts: RunParts, count: int) -> int:
+    """Of how many units the program tells a run of `count`: where there are units between the first and the last, as many as have all edges."""
+    return count if count < FEW - 1 or parts.length < FEW else FEW
+
+
+def relax_run(parts: RunParts, units: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> RunRelaxation:
+    """The program of the first `units` of a run.
 
     Args:
         model: with the link between stages.
@@ -114,9 +133,7 @@ def price_run(
     Raises:
         ConstraintError: the mesh cannot obey.
     """
-    part = parts.part(min(count, FEW))
-    if count > FEW and not part.second:
-        return 0.0, 0.0
+    part = parts.part(units)
     case = part.case
     steer = Steer(constraints, part.roles, crossing_choices(case, mesh, part.roles, constraints))
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
@@ -124,15 +141,30 @@ def price_run(
         case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, skeletons=part.skeletons, turn_weight=float(turns),
         shared=shared,
     )  # fmt: skip
-    more = Formulation(_with_one_more(problem, part.second)) if count > FEW else None
-    return relax(Formulation(problem), more, count - FEW)[0], _ends_seconds(problem)
+    return RunRelaxation(Relaxation(problem), part.second, _ends_seconds(problem))
 
 
-def _with_one_more(problem: Problem, second: frozenset[str]) -> Problem:
-    """The problem with one more unit like the second."""
+def price_run(run: RunRelaxation, units: int, count: int) -> tuple[float, float]:
+    """Least seconds of a step of `count` units between two cuts; and what free ends save at most.
+
+    Args:
+        run: of `units` units, as `telling_units` says.
+    """
+    if count != units and not run.second:
+        return 0.0, 0.0
+    return run.relaxation.solve(_seconds_with(run.relaxation, run.second, count - units))[0], run.ends_s
+
+
+def _seconds_with(relaxation: Relaxation, second: frozenset[str], more: int) -> np.ndarray:
+    """What the columns of a relaxation cost with so many more units like the second."""
+    return relaxation.form.seconds_of(_with_more(relaxation.problem, second, more)) if more else relaxation.program.cost
+
+
+def _with_more(problem: Problem, second: frozenset[str], more: int) -> Problem:
+    """The problem with so many more units like the second."""
 
     def grown(names: Sequence[str]) -> float:
-        return 1.0 + sum(name in second for name in names) / len(names)
+        return 1.0 + more * sum(name in second for name in names) / len(names)
 
     def members(chooser: Chooser) -> list[str]:
         return [name for part in chooser.parts for name in part.members]

@@ -26,11 +26,10 @@ from ..graph.stages import COPY, Cutter, list_units, stage_table
 from ..graph.tensor import size_bytes
 from ..graph.turns import LOOP, SEND
 from .build import Shared, build_problem
-from .formulate import Formulation
-from .ilp import solve_program
 from .judge import made_id, share_bytes, wanted_id
 from .layouts import stage_roles
 from .problem import Group, Problem
+from .relaxation import Relaxation
 from .skeleton import Skeleton
 from .stage_cuts import NOTHING, Crossings, least_crossings, receive_table, sum_segments
 from .steer import Steer
@@ -201,23 +200,34 @@ def _list_crossings(graph: Graph, table: Sequence[int]) -> tuple[CrossingValue, 
     return tuple(CrossingValue(size_bytes(values[name]), table[makers[name][0]], tuple(targets.items())) for name, targets in found.items())
 
 
-def price_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, ...]:
-    """The costs of each unit of a kind, in the order of `COST_FIELDS`.
+def relax_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> Relaxation:
+    """The program of each unit of a kind, with free ends.
 
     Args:
         shared: of this mesh and these constraints.
     Raises:
         ConstraintError: the mesh cannot obey.
     """
-    problem = _unit_problem(units, kind, mesh, model, constraints, turns, shared)
+    case = units.cases[kind]
+    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
+    problem = build_problem(
+        case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=Steer(constraints, units.roles[kind]),
+        skeletons=units.skeletons[kind], turn_weight=float(turns), shared=shared,
+    )  # fmt: skip
+    return Relaxation(own_costs(problem))
+
+
+def price_kind(unit: Relaxation, turns: int) -> tuple[float, ...]:
+    """The costs of each unit of a kind, in the order of `COST_FIELDS`."""
+    problem = unit.problem
     least = sum(float(c.seconds.min()) for c in problem.choosers)
     if least <= 0:
         return 0.0, 0.0, 0.0, 0, 0, 0
-    form, forward = Formulation(problem), _least_turn(problem, Phase.FORWARD, turns)
-    bound, values = relax(form)
+    forward = _least_turn(problem, Phase.FORWARD, turns)
+    bound, values = unit.solve()
     if values is None:
         return bound, forward, 0.0, 0, 0, 0
-    decisions = [int(np.argmax(values[o : o + len(c.seconds)])) for o, c in zip(form.offsets, problem.choosers)]
+    decisions = unit.decide(values)
     return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
 
 
@@ -241,41 +251,10 @@ def price_crossings(units: Units, model: CostModel, ranks: int, turns: int, near
     return Crossings(*tables)
 
 
-def price_phases(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> tuple[float, float, float]:
-    """`PhaseCosts` of each unit of a kind.
-
-    Args:
-        shared: of this mesh and these constraints.
-    """
-    problem = _unit_problem(units, kind, mesh, model, constraints, turns, shared)
-    loop, once = (relax(Formulation(_of_phases(problem, of_loop)))[0] for of_loop in (True, False))
-    return loop, once, _least_turn(problem, Phase.BACKWARD, turns)
-
-
-def _unit_problem(units: Units, kind: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> Problem:
-    case = units.cases[kind]
-    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
-    problem = build_problem(
-        case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=Steer(constraints, units.roles[kind]),
-        skeletons=units.skeletons[kind], turn_weight=float(turns), shared=shared,
-    )  # fmt: skip
-    return own_costs(problem)
-
-
-def relax(form: Formulation, more: Formulation | None = None, times: int = 0) -> tuple[float, np.ndarray | None]:
-    """Seconds that no plan beats, and the columns of the fastest mix of plans (None where that was not found).
-
-    Args:
-        more: a program of the same shape; what it costs beyond the first one counts `times` times.
-    """
-    program = form.build(None, 1.0)
-    cost = program.cost if more is None else program.cost + times * (more.build(None, 1.0).cost - program.cost)
-    least = sum(float(c.seconds.min()) for c in form.problem.choosers)
-    scale = 1000.0 / least if least > 0 else 1.0
-    found = solve_program(replace(program, cost=cost * scale), relaxed=True, time_limit_s=20.0)
-    if found.status != "optimal" or found.values is None:
-        return max(least, (found.bound or 0.0) / scale), None
-    return max(found.objective / scale, 0.0), found.values
+def price_phases(unit: Relaxation, turns: int) -> tuple[float, float, float]:
+    """`PhaseCosts` of each unit of a kind."""
+    loop, once = (unit.solve(unit.form.seconds_of(_of_phases(unit.problem, of_loop)))[0] for of_loop in (True, False))
+    return loop, once, _least_turn(unit.problem, Phase.BACKWARD, turns)
 
 
 def _of_phases(problem: Problem, loop: bool) -> Problem:

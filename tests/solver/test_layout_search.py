@@ -41,10 +41,10 @@ def test_more_exact_prices_only_raise_bounds():
     seen = 0
     for layout in (each.layout for each in search.list_open()):
         if layout.num_microbatches <= 8:
-            rows = [search.prices.costs(layout.place, layout.num_microbatches, tier, layout.chunks) for tier in Tier]
+            rows = [search.prices.costs(layout.place, layout.num_microbatches, tier, (layout.chunks,)) for tier in Tier]
             bounds = [bound_layout(layout, row) for row in rows]
             assert all(a <= b * (1 + 1e-9) for a, b in zip(bounds, bounds[1:])), print_layout(layout)
-            few = search.prices.costs(layout.place, 1, Tier.RUN, layout.chunks)
+            few = search.prices.costs(layout.place, 1, Tier.RUN, (layout.chunks,))
             if len(few.step_s) == len(rows[-1].step_s) and layout.num_microbatches > 1:
                 assert bound_layout(layout, search.prices.stretch(few, 1, layout.num_microbatches)) <= bounds[-1] * (1 + 1e-9)
             seen += 1
@@ -56,7 +56,7 @@ def test_guesses_are_near_what_solving_gives(words):
     search = make_search("4xH100-80GB", LARGE, **words)
     for each in search.list_open():
         layout = each.layout
-        costs = search.prices.costs(layout.place, layout.num_microbatches, Tier.RUN, layout.chunks)
+        costs = search.prices.costs(layout.place, layout.num_microbatches, Tier.RUN, (layout.chunks,))
         cuts = cut_units(costs, layout_ranks(layout))
         staged = search.solver.solve(layout, costs, 60.0)
         assert isinstance(staged, Staged)

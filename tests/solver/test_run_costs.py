@@ -21,7 +21,7 @@ from autopar.solver.ilp import solve_program
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_prices import LayoutPrices, Tier
 from autopar.solver.layouts import Place
-from autopar.solver.run_costs import FEW, RunParts, bound_mesh, fill_run, price_run
+from autopar.solver.run_costs import FEW, RunParts, bound_mesh, fill_run, price_run, relax_run, telling_units
 from autopar.solver.stage_solve import crossing_choices
 from autopar.solver.steer import Steer
 from autopar.solver.unit_costs import find_units
@@ -52,25 +52,31 @@ def relax(parts, count, mesh, model, turns):
     return solve_program(Formulation(problem).build(None, 1e6), relaxed=True, time_limit_s=30.0).objective / 1e6
 
 
+def price(parts, count, mesh, model, turns):
+    """`price_run`, from the program that tells it."""
+    units = telling_units(parts, count)
+    return price_run(relax_run(parts, units, mesh, model, Constraints(), turns, Shared()), units, count)
+
+
 @pytest.mark.parametrize("mesh", [Mesh((DP,)), Mesh((TP,)), Mesh((DP, TP))], ids=["dp", "tp", "dp x tp"])
 @pytest.mark.parametrize("turns", [1, 4])
 def test_four_units_tell_those_of_more(turns, mesh):
     parts, model = make_parts(turns), staged_model(MODEL, 2, 8)
     assert parts.length >= 6
-    for count in (1, 2, FEW, 6, parts.length):
-        seconds, ends_s = price_run(parts, count, mesh, model, Constraints(), turns, Shared())
+    for count in (1, 2, 3, FEW, 6, parts.length):
+        seconds, ends_s = price(parts, count, mesh, model, turns)
         assert seconds == pytest.approx(relax(parts, count, mesh, model, turns), rel=1e-6)
         assert 0 < ends_s < inf
 
 
 def test_the_costs_of_a_run_are_at_least_those_of_its_parts():
     parts, model = make_parts(4), staged_model(MODEL, 2, 8)
-    known = {n: price_run(parts, n, Mesh((DP, TP)), model, Constraints(), 4, Shared()) for n in (2, FEW, 6)}
+    known = {n: price(parts, n, Mesh((DP, TP)), model, 4) for n in (2, FEW, 6)}
     prices = LayoutPrices(LayoutCases(build_block_case(**SHAPE), Constraints()), MODEL, (4,))
     alone = prices.costs(Place(2, Mesh((DP, TP))), 4, Tier.ALL).step_s[parts.first]
     costs = fill_run(known, alone, parts.length)
     for n in range(1, parts.length + 1):
-        real = price_run(parts, n, Mesh((DP, TP)), model, Constraints(), 4, Shared())[0]
+        real = price(parts, n, Mesh((DP, TP)), model, 4)[0]
         assert n * alone <= costs.free_s[n] * (1 + 1e-9) and costs.free_s[n] <= costs.between_s[n] <= real * (1 + 1e-6)
     assert costs.between_s[6] > 1.02 * 6 * alone  # and say more than the units one by one
 
