@@ -16,7 +16,7 @@ from ..graph.schedules.known import build_order, is_grid, runs_backward, splits_
 from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, simulate
 from .layouts import Layout, layout_ranks
-from .stage_cuts import bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts
+from .stage_cuts import Segments, bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts
 from .unit_costs import PhaseCosts, UnitCosts
 from .unit_stages import segment_fits
 
@@ -28,15 +28,17 @@ def bound_layout(layout: Layout, costs: UnitCosts) -> float:
     stages, ranks, costs = layout.place.num_stages, layout_ranks(layout), costs.in_chunks(layout.chunks)
     if stages > len(costs.step_s):
         return inf
+    segments = segments_of(costs)
     if layout.chunks > 1:
-        return _bound_chunks(costs, stages, tuple(rank for k, rank in enumerate(ranks) if ranks[k - 1] != rank or k == 0))  # where it turns back nothing is cut
-    return bound_cuts(_tables(costs, segments_of(costs), ranks), costs.fill_s, costs.crossings)
+        ranks = tuple(rank for k, rank in enumerate(ranks) if ranks[k - 1] != rank or k == 0)  # where it turns back nothing is cut
+        return bound_chunks(_tables(costs, segments.step_s, ranks), segments.forward_s, stages)
+    return bound_cuts(_tables(costs, segments.step_s, ranks), segments.forward_s)
 
 
 @lru_cache(maxsize=256)
-def segments_of(costs: UnitCosts) -> np.ndarray:
-    """`UnitCosts.segments`."""
-    return costs.segments()
+def segments_of(costs: UnitCosts) -> Segments:
+    """`UnitCosts.segments_by_phase`, the phases not known."""
+    return costs.segments_by_phase()
 
 
 @lru_cache(maxsize=256)
@@ -53,28 +55,24 @@ def _tables(costs: UnitCosts, segments: np.ndarray, ranks: Sequence[int]) -> lis
     return [known[rank] for rank in ranks]
 
 
-@lru_cache(maxsize=1 << 10)
-def _bound_chunks(costs: UnitCosts, stages: int, ranks: tuple[int, ...]) -> float:
-    return bound_chunks(_tables(costs, segments_of(costs), ranks), costs.fill_s, stages, costs.crossings)
-
-
-def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> float:
+def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> tuple[float, tuple[int, ...] | None]:
     """`bound_layout`, with what drains at the end; of several chunks per stage at the cuts that their costs give (`cut_units`), which alone are searched.
 
     Args:
-        costs, phases: for the layout's own number of microbatches; `costs` also for its number of chunks.
+        costs, phases: for the layout's own number of microbatches, where it has several chunks; `costs` then also for that number.
+    Returns:
+        Seconds, and the cuts that hold the bound down, of one chunk per stage; None where it is not known of which.
     """
     stages, costs = layout.place.num_stages, costs.in_chunks(layout.chunks)
     if layout.chunks > 1 and layout.schedule == "interleaved":
         cuts = cut_units(costs, layout_ranks(layout))
         if cuts is None:
-            return inf
-        turns = bound_turns(segments_of(costs), costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, cuts, stages, costs.crossings)
-        return max(bound_layout(layout, costs), turns)
-    if layout.chunks > 1 or splits_backward(layout.schedule) or not runs_backward(layout.schedule) or stages == 1:
-        return bound_layout(layout, costs)
-    tables = _tables(costs, segments_of(costs), layout_ranks(layout))
-    return bound_drain(tables, costs.fill_s, phases.loop_s, phases.once_s, phases.drain_s, costs.crossings)
+            return inf, None
+        return max(bound_layout(layout, costs), bound_turns(costs.segments_by_phase(phases), cuts, stages)), None
+    if layout.chunks > 1 or splits_backward(layout.schedule) or not runs_backward(layout.schedule) or stages == 1 or stages > len(costs.step_s):
+        return bound_layout(layout, costs), None
+    segments = costs.segments_by_phase(phases)
+    return bound_drain(_tables(costs, segments.step_s, layout_ranks(layout)), segments)
 
 
 Cut = Callable[[UnitCosts, tuple[int, ...]], "tuple[int, ...] | None"]  # costs, stage of each chunk -> the first unit of the second and every later chunk

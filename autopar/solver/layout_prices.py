@@ -24,8 +24,8 @@ from .build import Shared
 from .layout_cases import LayoutCases, Turned
 from .layouts import Place, inner_constraints, working_mesh, working_ranks
 from .relaxation import Latest, Relaxation
-from .run_costs import RunRelaxation, fill_run, price_run, relax_run, telling_units
-from .stage_cuts import Crossings, some_units
+from .run_costs import RunRelaxation, Span, fill_run, price_piece, price_run, relax_run, telling_span
+from .stage_cuts import Crossings, Piece, some_units
 from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, least_costs, price_crossings, price_kind, price_phases, relax_kind
 
 _MOST_KEPT = 24  # programs of kinds and of runs, each
@@ -51,6 +51,7 @@ class LayoutPrices:
     _rooflines: dict[int, tuple[Roofline, ...]] = field(default_factory=dict)
     _kinds: dict[tuple[Mesh, int], dict[int, tuple[float, ...]]] = field(default_factory=dict)
     _runs: dict[tuple[Mesh, int, bool], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    _pieces: dict[tuple[Mesh, int, bool], dict[tuple[int, int], Piece]] = field(default_factory=dict)
     _between: dict[Mesh, Shared] = field(default_factory=dict)
     _shared: dict[Mesh, Shared] = field(default_factory=dict)
     _received: dict[tuple[int, Mesh, int, bool], Crossings] = field(default_factory=dict)
@@ -105,22 +106,41 @@ class LayoutPrices:
     def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: Sequence[int]) -> UnitCosts:
         """The costs with those of the longest run as one piece, as long as a chunk has of it."""
         turned, stages = self._turned(count), place.num_stages
+        pieces = tuple(self._pieces.get((working_mesh(place), count, stages > 1), {}).values())
         if turned.parts.length < 2:
-            return costs
+            return replace(costs, pieces=pieces)
         first, last = turned.run_units
         mesh = working_mesh(place)
         known = self._runs.setdefault((mesh, count, stages > 1), {})
         lengths = {-(-(last - first) // (stages * each)) for each in chunks} | {(last - first) // (stages * each) for each in chunks if each > 1}
         for each in sorted(lengths - {0} - known.keys()):
-            units = telling_units(turned.parts, each)
-            known[each] = price_run(self._relax_run(place, count, units), units, each)
-        return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
+            span = telling_span(turned.parts, Span(0, each, 0))
+            known[each] = price_run(self._relax_run(place, count, span), each) if span is not None else (0.0, 0.0)
+        return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first), pieces=pieces)
 
-    def _relax_run(self, place: Place, count: int, units: int) -> RunRelaxation:
-        """The program of a run of so many units."""
+    def add_pieces(self, place: Place, count: int, ends: Sequence[tuple[int, int]]) -> bool:
+        """Price the stages with these units (first, and first after them), each as one piece; True where one was not priced before."""
+        if place.others or place.num_stages == 1:
+            return False
+        turned, mesh, added = self._turned(count), working_mesh(place), False
+        known = self._pieces.setdefault((mesh, count, True), {})
+        first, last = turned.run_units
+        for a, b in ends:
+            if (a, b) in known:
+                continue
+            inside = max(0, min(b, last) - max(a, first))
+            span = Span(max(0, first - a), inside, max(0, b - last)) if inside else Span(b - a, 0, 0, a if a < first else a - turned.more)
+            telling = telling_span(turned.parts, span)
+            found = price_piece(self._relax_run(place, count, telling), inside, count) if telling is not None else None
+            known[a, b] = Piece(a, b, *(found or (0.0,) * 5))
+            added = added or found is not None
+        return added
+
+    def _relax_run(self, place: Place, count: int, span: Span) -> RunRelaxation:
+        """The program of units around a run."""
         mesh, inner, parts = working_mesh(place), inner_constraints(self.cases.constraints, place.mesh), self._turned(count).parts
         shared, model = self._between.setdefault(mesh, Shared()), self._staged_model(place)
-        return self._run_programs.get((mesh, count, place.num_stages > 1, units, inner), lambda: relax_run(parts, units, mesh, model, inner, count, shared))
+        return self._run_programs.get((mesh, count, place.num_stages > 1, span, inner), lambda: relax_run(parts, span, mesh, model, inner, count, shared))
 
     def phases(self, place: Place, count: int) -> PhaseCosts:
         """Costs of the units by phase, of a place that obeys."""
@@ -159,6 +179,7 @@ class LayoutPrices:
             run = replace(run, free_s=free, between_s=between, likely_s=likely)
         return replace(
             costs,
+            pieces=(),
             run=run,
             step_s=tuple(s + (more - count) * start for s, start in zip(costs.step_s, starts)),
             fill_s=tuple(share * s for s in costs.fill_s),
@@ -167,6 +188,15 @@ class LayoutPrices:
             crossings=_of_shorter_turns(costs.crossings, share),
             near=_of_shorter_turns(costs.near, share),
         )
+
+    def stretch_phases(self, phases: PhaseCosts, count: int, more: int) -> PhaseCosts:
+        """The costs by phase for `more` microbatches, at least, from those for `count`."""
+        if more == count:
+            return phases
+        turned = self._turned(self._base(more))
+        starts = turned.expand([self._roofline(more)[kind].loop_start_s for kind in turned.units.kinds])
+        loop = tuple(s + (more - count) * start for s, start in zip(phases.loop_s, starts))
+        return PhaseCosts(loop, phases.once_s, tuple(count / more * s for s in phases.drain_s))
 
     def _turned(self, count: int) -> Turned:
         found = self.cases.turned(count)

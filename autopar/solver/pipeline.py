@@ -73,7 +73,7 @@ class _Open:
     bound_s: float
     guess_s: float = inf
     tier: Tier = Tier.FLOOR
-    sharp: bool = False  # the bound knows of phases
+    cuts: tuple[int, ...] | None = None  # those that hold the bound down, by the prices for its own number of microbatches
     simulated: bool = False
     solved: bool = False
     gone: bool = False  # there is no such plan
@@ -241,6 +241,7 @@ class PipelineSearch:
                 for each in rows:
                     self._learn(each, mine, costs, guesses=tier > Tier.FLOOR)
                     each.tier = tier if count == fewest else each.tier
+                self._sharpen(place, rows, mine, fewest, tier)
 
     def _price_layout(self, place: _Place, each: _Open) -> None:
         """The prices for its own number of microbatches: of all layouts of the place with as many."""
@@ -250,6 +251,24 @@ class PipelineSearch:
                 other.gone = other.gone or place.place.num_stages * other.layout.chunks > len(costs.step_s)
                 self._learn(other, costs, costs)
                 other.tier = Tier.RUN
+        if costs is not None:
+            count = each.layout.num_microbatches
+            self._sharpen(place, [row for row in place.rows if row.layout.num_microbatches == count], costs, count, Tier.RUN)
+
+    def _sharpen(self, place: _Place, rows: Iterable[_Open], costs: UnitCosts, priced: int, tier: Tier) -> None:
+        """Raise the bounds of layouts with equally many microbatches by what drains.
+
+        Args:
+            costs: for their number of microbatches.
+            priced: number of microbatches that was priced, of which these are stretched.
+        """
+        for each in rows:
+            layout, count = each.layout, each.layout.num_microbatches
+            if tier < Tier.ALL or place.place.num_stages == 1 or each.gone or self._is_beaten(each) or (layout.chunks > 1 and (tier < Tier.RUN or count != priced)):
+                continue
+            phases = self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
+            bound, each.cuts = sharpen_bound(layout, costs, phases)
+            each.bound_s = max(each.bound_s, bound)
 
     def _costs(self, place: _Place, count: int, tier: Tier) -> UnitCosts | None:
         """For as many chunks as layouts of the place have that may still win; None where the place cannot obey."""
@@ -338,20 +357,20 @@ class PipelineSearch:
                 self._price_place(place, Tier(place.tier + 1))
             elif each.tier < Tier.RUN:
                 self._price_layout(place, each)
-            elif not each.sharp:
-                self._sharpen(place, each)
             elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
                 self._solve(place, each)  # which raises its bound
-            else:
+            elif not self._price_pieces(place, each):
                 return
 
-    def _sharpen(self, place: _Place, each: _Open) -> None:
-        """The bounds of all layouts of the place with as many microbatches, by phase; of one with several chunks at its own cuts."""
-        count, chunks = each.layout.num_microbatches, each.layout.chunks
-        costs, phases = self.prices.costs(place.place, count, Tier.RUN, (chunks,)), self.prices.phases(place.place, count)
-        for other in place.rows:
-            if other.layout.num_microbatches == count and (other is each or other.layout.chunks == chunks == 1):
-                other.sharp, other.bound_s = True, max(other.bound_s, sharpen_bound(other.layout, costs, phases))
+    def _price_pieces(self, place: _Place, each: _Open) -> bool:
+        """Price as one piece each stage of the cuts that hold a bound down; False where all of them were priced before."""
+        if each.cuts is None:
+            return False
+        ends = list(zip((0, *each.cuts), (*each.cuts, len(self.prices.costs(place.place, each.layout.num_microbatches, Tier.FLOOR).step_s))))
+        if not self.prices.add_pieces(place.place, each.layout.num_microbatches, ends):
+            return False
+        self._price_layout(place, each)
+        return True
 
     def _solve(self, place: _Place, each: _Open) -> None:
         """Solve a layout stage by stage; take it if it is the best so far."""

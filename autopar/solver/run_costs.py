@@ -1,7 +1,7 @@
-"""What a run of equal units costs at least, as one piece: more than its units one by one, whose ends are free.
+"""What a run of equal units costs at least, as one piece, or a stage with it: more than the units one by one, whose ends are free.
 
 In: the shortened graph of a layout, a mesh. Out: for a number of units the least seconds of a step, between two cuts (what crosses is split as stages
-exchange it, and paid for) and with free ends. All units between the first and the last decide alike, so the program of four of them tells those of more:
+exchange it, and paid for) and with free ends; of a stage also by phase. All units between the first and the last decide alike, so the program of four of them tells those of more:
 what belongs to the second counts as often as there are units between.
 """
 
@@ -20,8 +20,8 @@ from ..graph.graph import entering_values, producer_table
 from ..graph.mesh import Mesh
 from ..graph.node import Phase
 from ..graph.roles import Roles
-from ..graph.stages import Cutter, list_units, stage_table, state_stages
-from ..graph.turns import RECEIVE, SEND
+from ..graph.stages import Cutter, list_units, stage_table, state_stages, sum_at_home
+from ..graph.turns import LOOP, RECEIVE, SEND
 from .build import Shared, build_problem
 from .formulate import count_columns
 from .problem import STORAGE, Chooser, Problem
@@ -29,17 +29,17 @@ from .relaxation import Relaxation
 from .skeleton import Skeleton
 from .stage_solve import crossing_choices
 from .steer import Steer
-from .unit_costs import RunCosts, part_roles
+from .unit_costs import ONCE, RunCosts, least_of_phases, part_roles
 
 FEW = 4  # units whose program tells all larger ones: it has an edge from one that is neither first nor last to another, as all of those have
 
 
 @dataclass(frozen=True, slots=True)
 class RunPart:
-    """The first units of a run as a graph.
+    """Units in a row, those of a run and some beside it, as a graph.
 
     Args:
-        second: nodes and values, by name, that one more unit adds (`unit_names`).
+        second: nodes and values, by name, that one more unit of the run adds (`unit_names`); () where there are too few to tell.
     """
 
     case: Case
@@ -48,9 +48,19 @@ class RunPart:
     skeletons: list[Skeleton]
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Units in a row: so many before the run, of it, and after it. Where it has none of the run, `first` is its first unit in the shortened graph."""
+
+    before: int
+    inside: int
+    after: int
+    first: int = 0
+
+
 @dataclass(slots=True)
 class RunParts:
-    """The first 1, 2, .. units of a run as graphs, made as they are asked for.
+    """Units around a run as graphs, made as they are asked for.
 
     Args:
         case, roles: of the graph that has it.
@@ -61,18 +71,31 @@ class RunParts:
     roles: Roles
     first: int
     length: int
-    _parts: dict[int, RunPart] = field(default_factory=dict)
+    _parts: dict[Span, RunPart] = field(default_factory=dict)
 
-    def part(self, count: int) -> RunPart:
-        """The first `count` units."""
-        if count not in self._parts:
+    def part(self, span: Span) -> RunPart:
+        """These units: of the run its first where there are none before it, else its last."""
+        if span not in self._parts:
+            first, last = self._ends(span)
             graph = self.case.graph
             rows = list_units(graph)
-            ends = [k for k in (self.first, self.first + count) if 0 < k < len(rows)]
-            table = stage_table(graph, [graph.nodes[rows[k][0]].name for k in ends])
-            cut = build_case(Cutter(graph, table, len(ends) + 1).build(1 if self.first else 0).graph, self.case.rules)
-            self._parts[count] = RunPart(cut, part_roles(self.roles, self.case, cut), unit_names(cut, 1) if count == FEW else frozenset(), [])
-        return self._parts[count]
+            ends = [k for k in (first, last) if 0 < k < len(rows)]
+            starts = [graph.nodes[rows[k][0]].name for k in ends]
+            whole, table = sum_at_home(graph, starts, range(len(starts) + 1))
+            cut = build_case(Cutter(whole, table, len(ends) + 1).build(1 if first else 0).graph, self.case.rules)
+            second = unit_names(cut, span.before + 1) if span.inside >= FEW else frozenset()
+            self._parts[span] = RunPart(cut, part_roles(self.roles, self.case, cut), second, [])
+        return self._parts[span]
+
+    def _ends(self, span: Span) -> tuple[int, int]:
+        """First unit, and first after them."""
+        if not span.inside:
+            return span.first, span.first + span.before + span.after
+        if span.before or not span.after:
+            first = self.first - span.before
+            return first, first + span.before + span.inside + span.after
+        last = self.first + self.length + span.after
+        return last - span.after - span.inside, last
 
 
 def unit_names(case: Case, unit: int) -> frozenset[str]:
@@ -107,33 +130,38 @@ def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, m
 
 @dataclass(frozen=True, slots=True)
 class RunRelaxation:
-    """The program of the first units of a run between two cuts, which tells runs of other lengths, too.
+    """The program of units around a run between two cuts, which tells those with other numbers of units of the run, too.
 
     Args:
+        inside: so many of the run it has.
         second: as of `RunPart`.
         ends_s: what free ends save at most.
     """
 
     relaxation: Relaxation
+    inside: int
     second: frozenset[str]
     ends_s: float
 
 
-def telling_units(parts: RunParts, count: int) -> int:
-    """Of how many units the program tells a run of `count`: where there are units between the first and the last, as many as have all edges."""
-    return count if count < FEW - 1 or parts.length < FEW else FEW
+def telling_span(parts: RunParts, span: Span) -> Span | None:
+    """The units whose program tells a span: of a run, where there are some between the first and the last, as many as have all edges. None: there are not enough."""
+    few = span.inside
+    if span.inside >= FEW - 1 and parts.length >= FEW:
+        few = parts.length if span.before and span.after else FEW
+    return replace(span, inside=few) if few <= parts.length else None
 
 
-def relax_run(parts: RunParts, units: int, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> RunRelaxation:
-    """The program of the first `units` of a run.
+def relax_run(parts: RunParts, span: Span, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> RunRelaxation:
+    """The program of units around a run.
 
     Args:
         model: with the link between stages.
-        shared: with nothing but other runs between cuts.
+        shared: with nothing but others between cuts.
     Raises:
         ConstraintError: the mesh cannot obey.
     """
-    part = parts.part(units)
+    part = parts.part(span)
     case = part.case
     steer = Steer(constraints, part.roles, crossing_choices(case, mesh, part.roles, constraints))
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
@@ -141,18 +169,27 @@ def relax_run(parts: RunParts, units: int, mesh: Mesh, model: CostModel, constra
         case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, skeletons=part.skeletons, turn_weight=float(turns),
         shared=shared,
     )  # fmt: skip
-    return RunRelaxation(Relaxation(problem), part.second, _ends_seconds(problem))
+    return RunRelaxation(Relaxation(problem), span.inside, part.second, _ends_seconds(problem))
 
 
-def price_run(run: RunRelaxation, units: int, count: int) -> tuple[float, float]:
-    """Least seconds of a step of `count` units between two cuts; and what free ends save at most.
-
-    Args:
-        run: of `units` units, as `telling_units` says.
-    """
-    if count != units and not run.second:
+def price_run(run: RunRelaxation, count: int) -> tuple[float, float]:
+    """Least seconds of a step with `count` units of the run between two cuts; and what free ends save at most."""
+    if count != run.inside and not run.second:
         return 0.0, 0.0
-    return run.relaxation.solve(_seconds_with(run.relaxation, run.second, count - units))[0], run.ends_s
+    return run.relaxation.solve(_seconds_with(run.relaxation, run.second, count - run.inside))[0], run.ends_s
+
+
+def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...] | None:
+    """Of a stage with `count` units of the run, in the order of `PIECE_FIELDS`; None where the program does not tell."""
+    if count != run.inside and not run.second:
+        return None
+    problem = _with_more(run.relaxation.problem, run.second, count - run.inside)
+
+    def least(*phases: Phase) -> float:
+        return least_of_phases(run.relaxation, phases, problem)
+
+    step = run.relaxation.solve(run.relaxation.form.seconds_of(problem))[0]
+    return step, least(Phase.FORWARD) / turns, least(*LOOP), least(*ONCE), least(Phase.BACKWARD) / turns
 
 
 def _seconds_with(relaxation: Relaxation, second: frozenset[str], more: int) -> np.ndarray:

@@ -13,8 +13,8 @@ whose slowest stage is fastest, and bounds that hold wherever one cuts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,6 +40,48 @@ class Crossings:
 
 
 NOTHING = Crossings(*(np.zeros((1, 1)),) * 4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """Seconds at least of the units from `a` to before `b` as one stage or chunk, at [a, b], with what they receive.
+
+    Args:
+        step_s: of a step.
+        forward_s, backward_s: of one forward and of one backward.
+        loop_s, once_s: of all turns, and of what is done once. Each but the first as if only it counted.
+    """
+
+    step_s: np.ndarray
+    forward_s: np.ndarray
+    loop_s: np.ndarray
+    once_s: np.ndarray
+    backward_s: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The units from `first` to before `last` priced as one stage: the fields of `Segments` there."""
+
+    first: int
+    last: int
+    step_s: float
+    forward_s: float
+    loop_s: float
+    once_s: float
+    backward_s: float
+
+
+PIECE_FIELDS = ("step_s", "forward_s", "loop_s", "once_s", "backward_s")
+
+
+def raise_segments(segments: Segments, pieces: Iterable[Piece]) -> Segments:
+    """The segments where some of them were priced as one piece, which says more than their units one by one."""
+    found = {name: getattr(segments, name).copy() for name in PIECE_FIELDS}
+    for piece in pieces:
+        for name, table in found.items():
+            table[piece.first, piece.last] = max(table[piece.first, piece.last], getattr(piece, name))
+    return replace(segments, **found)
 
 
 def least_crossings(rows: Sequence[Crossings]) -> Crossings:
@@ -99,15 +141,10 @@ def choose_cuts(tables: Sequence[np.ndarray]) -> tuple[int, ...] | None:
         best, squares = low, ties.min(axis=0)
     if not np.isfinite(best[count]):
         return None
-    cuts: list[int] = []
-    end = count
-    for pick in reversed(chosen):
-        end = int(pick[end])
-        cuts.append(end)
-    return tuple(reversed(cuts))
+    return trace_cuts(chosen, count)
 
 
-def bound_chunks(tables: Sequence[np.ndarray], fill_s: Sequence[float], num_stages: int, crossings: Crossings = NOTHING) -> float:
+def bound_chunks(tables: Sequence[np.ndarray], forward: np.ndarray, num_stages: int) -> float:
     """No cuts into chunks, of which each stage runs several in turn, give a step that is faster.
 
     A stage runs all its chunks, after as many chunks as there are stages before it have run their first forward; a chunk has at least one unit. The
@@ -115,41 +152,32 @@ def bound_chunks(tables: Sequence[np.ndarray], fill_s: Sequence[float], num_stag
 
     Args:
         tables: of each chunk, as in `choose_cuts`, at least.
+        forward: as in `Segments`.
     """
-    count = len(fill_s)
+    count = len(forward) - 1
     if len(tables) > count:
         return float(np.inf)
     rows = [np.where(some_units(count), table, np.inf) for table in tables]
     least = rows[0][0]  # least[k]: the sum over all chunks so far, of the first k units
     for cost in rows[1:]:
         least = (least[:, None] + cost).min(axis=0)
-    fill = [float(row.min()) for row in _least_fills(sum_segments(fill_s) + crossings.forward_s, num_stages)]
+    fill = [float(row.min()) for row in _least_fills(forward, num_stages)]
     alone = np.min([np.diagonal(table, 1) for table in tables], axis=0)
     return max((float(least[count]) + float(np.sum(fill))) / num_stages, float(np.max(alone, initial=0.0)))
 
 
-def bound_turns(
-    segments: np.ndarray, fill_s: Sequence[float], loop_s: Sequence[float], once_s: Sequence[float], drain_s: Sequence[float], cuts: Sequence[int], num_stages: int,
-    crossings: Crossings = NOTHING,
-) -> float:  # fmt: skip
+def bound_turns(segments: Segments, cuts: Sequence[int], num_stages: int) -> float:
     """No step of these cuts into chunks is faster: stage s runs the chunks s, s + num_stages, ... in turn.
 
     It begins when its first chunk's first input has come through the chunks before, and its last backward goes back through them; then they do what
     they do once.
-
-    Args:
-        segments: seconds of a step, at least.
-        fill_s, loop_s, once_s, drain_s: per unit, of one forward, of all turns, of what is done once, of one backward, each as if only it counted.
     """
-    ends = list(zip((0, *cuts), (*cuts, len(segments) - 1)))
-    forward, backward = sum_segments(fill_s) + crossings.forward_s, sum_segments(drain_s) + crossings.backward_s
-    turns = sum_segments(loop_s) + crossings.step_s
-    fill, loop, drain = ([float(table[a, b]) for a, b in ends] for table in (forward, turns, backward))
-    once = [sum(once_s[a:b]) for a, b in ends]
+    ends = list(zip((0, *cuts), (*cuts, len(segments.step_s) - 1)))
+    fill, loop, drain, once = ([float(table[a, b]) for a, b in ends] for table in (segments.forward_s, segments.loop_s, segments.backward_s, segments.once_s))
     after = [sum(once[s::num_stages]) for s in range(num_stages)]
     found = 0.0
     for s in range(num_stages):
-        own = sum(float(segments[a, b]) for a, b in ends[s::num_stages])
+        own = sum(float(segments.step_s[a, b]) for a, b in ends[s::num_stages])
         back = 0.0
         for before in reversed(range(s)):
             back += drain[before]
@@ -158,15 +186,15 @@ def bound_turns(
     return found
 
 
-def bound_cuts(tables: Sequence[np.ndarray], fill_s: Sequence[float], crossings: Crossings = NOTHING) -> float:
+def bound_cuts(tables: Sequence[np.ndarray], forward: np.ndarray) -> float:
     """No cuts give a step that is faster.
 
     Args:
         tables: of each stage, as in `choose_cuts`: seconds of a step, at least.
-        fill_s: per unit, of one forward, at least.
+        forward: as in `Segments`.
     """
-    count = len(fill_s)
-    before = _least_fills(sum_segments(fill_s) + crossings.forward_s, len(tables))
+    count = len(forward) - 1
+    before = _least_fills(forward, len(tables))
     rows = [np.where(some_units(count), table + fill[:, None], np.inf) for table, fill in zip(tables, before)]
     best = rows[0][0]
     for cost in rows[1:]:
@@ -174,37 +202,50 @@ def bound_cuts(tables: Sequence[np.ndarray], fill_s: Sequence[float], crossings:
     return float(best[count])
 
 
-def bound_drain(
-    tables: Sequence[np.ndarray], fill_s: Sequence[float], loop_s: Sequence[float], once_s: Sequence[float], drain_s: Sequence[float],
-    crossings: Crossings = NOTHING,
-) -> float:  # fmt: skip
+def bound_drain(tables: Sequence[np.ndarray], segments: Segments) -> tuple[float, tuple[int, ...] | None]:
     """`bound_cuts`, with the drain: what a stage does once begins when its own last backward is over, which waits for those of all later stages.
 
     Not for schedules that split the backward.
 
     Args:
         tables: of each stage, as in `choose_cuts`: seconds of a step, at least.
-        fill_s: per unit, of one forward, at least.
-        loop_s, once_s, drain_s: of all turns, of what is done once, and of one backward, at least, each as if only it counted.
+    Returns:
+        Seconds, and cuts of which the bound is about that; None where there are none.
     """
-    count, steps = len(fill_s), 12
-    fills = _least_fills(sum_segments(fill_s) + crossings.forward_s, len(tables))
+    count, steps = len(segments.step_s) - 1, 14
+    fills = _least_fills(segments.forward_s, len(tables))
     own = [np.where(some_units(count), table + fill[:, None], np.inf) for table, fill in zip(tables, fills)]
-    loop, tail, back = sum_segments(loop_s) + crossings.step_s, sum_segments(once_s), sum_segments(drain_s) + crossings.backward_s
+    loop, tail, back = segments.loop_s, segments.once_s, segments.backward_s
 
-    def reaches(most: float) -> bool:
-        """Some cuts may give a step of so many seconds: `owed` is the least that is still to run when the turns of the last stage so far are over."""
+    def reach(most: float) -> tuple[int, ...] | None:
+        """Cuts that may give a step of so many seconds: `owed` is the least that is still to run when the turns of the last stage so far are over."""
         owed = np.where(own[0][0] <= most, tail[0] + back[0], np.inf)
+        picks = []
         for seconds, fill in zip(own[1:], fills[1:]):
             waits = np.maximum(tail, owed[:, None])
-            owed = np.where((seconds <= most) & (loop + fill[:, None] + waits <= most), waits + back, np.inf).min(axis=0)
-        return bool(np.isfinite(owed[count]))
+            rows = np.where((seconds <= most) & (loop + fill[:, None] + waits <= most), waits + back, np.inf)
+            picks.append(rows.argmin(axis=0))
+            owed = rows.min(axis=0)
+        return trace_cuts(picks, count) if np.isfinite(owed[count]) else None
 
-    low = bound_cuts(tables, fill_s, crossings)
-    high = low + float(loop[0, -1] + tail[0, -1]) + float(np.max(crossings.step_s)) * len(tables)
-    if reaches(low) or not reaches(high):
-        return low
+    low = bound_cuts(tables, segments.forward_s)
+    if not np.isfinite(low) or (found := reach(low * (1 + 1e-12))) is not None:
+        return low, found if np.isfinite(low) else None
+    high = low + float(loop[0, -1] + tail[0, -1])
+    while (found := reach(high)) is None:
+        high *= 2
     for _ in range(steps):
         middle = (low + high) / 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return low
+        reached = reach(middle)
+        low, high, found = (middle, high, found) if reached is None else (low, middle, reached)
+    return low, found
+
+
+def trace_cuts(picks: Sequence[np.ndarray], count: int) -> tuple[int, ...]:
+    """The cuts of `count` units, from where each stage begins that ends at a unit: of the second and every later stage."""
+    cuts: list[int] = []
+    end = count
+    for pick in reversed(picks):
+        end = int(pick[end])
+        cuts.append(end)
+    return tuple(reversed(cuts))

@@ -22,7 +22,7 @@ from ..graph.graph import Graph, producer_table, value_table
 from ..graph.mesh import Mesh
 from ..graph.node import Phase
 from ..graph.roles import Roles
-from ..graph.stages import COPY, Cutter, list_units, stage_table
+from ..graph.stages import COPY, Cutter, list_units, stage_table, sum_at_home
 from ..graph.tensor import size_bytes
 from ..graph.turns import LOOP, SEND
 from .build import Shared, build_problem
@@ -31,9 +31,11 @@ from .layouts import stage_roles
 from .problem import Group, Problem
 from .relaxation import Relaxation
 from .skeleton import Skeleton
-from .stage_cuts import NOTHING, Crossings, least_crossings, receive_table, sum_segments
+from .stage_cuts import NOTHING, Crossings, Piece, Segments, least_crossings, raise_segments, receive_table, sum_segments
 from .steer import Steer
 from .tables import NONE
+
+ONCE = tuple(phase for phase in Phase if phase not in LOOP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class UnitCosts:
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
         homes: the stage that each must be on (`unit_stages`); (): any.
         crossings, near: what is received where one cuts; of neighbours alone. Of several chunks of a rank one may have what another reads, but for that.
+        pieces: what was priced as one stage; not of chunks, for the same reason.
     """
 
     step_s: tuple[float, ...]
@@ -69,10 +72,11 @@ class UnitCosts:
     near: Crossings = NOTHING
     run: RunCosts | None = None
     homes: tuple[int, ...] = ()
+    pieces: tuple[Piece, ...] = ()
 
     def in_chunks(self, chunks: int) -> UnitCosts:
         """The costs where each rank has so many chunks."""
-        return replace(self, crossings=self.near) if chunks > 1 else self
+        return replace(self, crossings=self.near, pieces=()) if chunks > 1 else self
 
     def segments(self, likely: bool = False) -> np.ndarray:
         """Seconds of a step of the units from `a` to before `b` as one stage or chunk, at [a, b], at least.
@@ -93,7 +97,17 @@ class UnitCosts:
                 one = (inside > 0) & ((ends[:, None] > 0) | (ends[None, :] < count)) & ~whole
                 table += np.where(one, (between - free)[inside] / 2, 0.0)
             table = np.where(whole, np.maximum(table, between[inside]), table)
+        for piece in self.pieces:
+            table[piece.first, piece.last] = max(table[piece.first, piece.last], piece.step_s)
         return table
+
+    def segments_by_phase(self, phases: PhaseCosts | None = None) -> Segments:
+        """`segments`, by phase; nothing of the phases where they are not known, but for the forward."""
+        forward, nothing = sum_segments(self.fill_s) + self.crossings.forward_s, np.zeros((len(self.step_s) + 1,) * 2)
+        if phases is None:
+            return raise_segments(Segments(self.segments(), forward, nothing, nothing, nothing), self.pieces)
+        loop, backward = sum_segments(phases.loop_s) + self.crossings.step_s, sum_segments(phases.drain_s) + self.crossings.backward_s
+        return raise_segments(Segments(self.segments(), forward, loop, sum_segments(phases.once_s), backward), self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +156,13 @@ class Units:
 
     Args:
         crossings: what goes from one unit to others.
+        shared: nodes that add up what several units make: as stages they do without.
         cases, roles, skeletons: per kind.
     """
 
     kinds: tuple[int, ...]
     crossings: tuple[CrossingValue, ...]
+    shared: frozenset[str]
     cases: tuple[Case, ...]
     roles: tuple[Roles, ...]
     skeletons: tuple[list[Skeleton], ...]
@@ -181,7 +197,10 @@ def find_units(case: Case, roles: Roles) -> Units:
             kinds[key] = len(kinds)
             cases.append(build_case(cutter.build(unit).graph, case.rules))
         found.append(kinds[key])
-    return Units(tuple(found), _list_crossings(graph, table), tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
+    apart, homes = sum_at_home(graph, starts[1:], range(len(rows)))  # what units add up over the turns crosses once, after them
+    alone = {(node.name, node.inputs) for node in apart.nodes}
+    shared = frozenset(node.name for node in graph.nodes if node.phase in LOOP and (node.name, node.inputs) not in alone)
+    return Units(tuple(found), _list_crossings(apart, homes), shared, tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
 
 
 def _list_crossings(graph: Graph, table: Sequence[int]) -> tuple[CrossingValue, ...]:
@@ -214,7 +233,7 @@ def relax_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraint
         case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=Steer(constraints, units.roles[kind]),
         skeletons=units.skeletons[kind], turn_weight=float(turns), shared=shared,
     )  # fmt: skip
-    return Relaxation(own_costs(problem))
+    return Relaxation(own_costs(problem, units.shared))
 
 
 def price_kind(unit: Relaxation, turns: int) -> tuple[float, ...]:
@@ -253,17 +272,24 @@ def price_crossings(units: Units, model: CostModel, ranks: int, turns: int, near
 
 def price_phases(unit: Relaxation, turns: int) -> tuple[float, float, float]:
     """`PhaseCosts` of each unit of a kind."""
-    loop, once = (unit.solve(unit.form.seconds_of(_of_phases(unit.problem, of_loop)))[0] for of_loop in (True, False))
-    return loop, once, _least_turn(unit.problem, Phase.BACKWARD, turns)
+    return least_of_phases(unit, LOOP), least_of_phases(unit, ONCE), _least_turn(unit.problem, Phase.BACKWARD, turns)
 
 
-def _of_phases(problem: Problem, loop: bool) -> Problem:
-    """The problem in which only the turns cost anything, or only what is done once."""
-    choosers = tuple(
-        c if all((p.node >= 0 and problem.graph.nodes[p.node].phase in LOOP) == loop for p in c.parts) else replace(c, seconds=np.zeros_like(c.seconds))
-        for c in problem.choosers
-    )
-    return replace(problem, choosers=choosers, groups=tuple(g if (g.phase in LOOP) == loop else replace(g, times=0.0) for g in problem.groups))
+def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Problem | None = None) -> float:
+    """Seconds of a step if only these phases cost anything.
+
+    Args:
+        problem: the relaxation's, or one like it.
+    """
+    return relaxation.solve(relaxation.form.seconds_of(_of_phases(problem or relaxation.problem, phases)))[0]
+
+
+def _of_phases(problem: Problem, phases: Sequence[Phase]) -> Problem:
+    """The problem in which only some phases cost anything."""
+    nodes = problem.graph.nodes
+    inside = [all((nodes[p.node].phase if p.node >= 0 else Phase.UPDATE) in phases for p in c.parts) for c in problem.choosers]
+    choosers = tuple(c if mine else replace(c, seconds=np.zeros_like(c.seconds)) for c, mine in zip(problem.choosers, inside))
+    return replace(problem, choosers=choosers, groups=tuple(g if g.phase in phases else replace(g, times=0.0) for g in problem.groups))
 
 
 def _once(problem: Problem, decisions: list[int]) -> float:
@@ -291,10 +317,15 @@ def _least_turn(problem: Problem, phase: Phase, turns: int) -> float:
     return total
 
 
-def own_costs(problem: Problem) -> Problem:
-    """The problem in which only what no other unit has costs anything: not what several units run or read (`stages.COPY`), nor what comes in."""
+def own_costs(problem: Problem, shared: frozenset[str] = frozenset()) -> Problem:
+    """The problem in which only what no other unit has costs anything: not what several units run or read (`stages.COPY`), nor what comes in.
+
+    Args:
+        shared: nodes that several units have, too.
+    """
     choosers = tuple(
-        replace(c, seconds=np.zeros_like(c.seconds)) if all(COPY in name for p in c.parts for name in p.members) else c for c in problem.choosers
+        replace(c, seconds=np.zeros_like(c.seconds)) if all(COPY in name or name in shared for p in c.parts for name in p.members) else c
+        for c in problem.choosers
     )
     groups = tuple(replace(g, times=0.0) if COPY in g.value.name or _meets_others(problem, g) else g for g in problem.groups)
     return replace(problem, choosers=choosers, groups=groups)

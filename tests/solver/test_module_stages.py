@@ -52,7 +52,7 @@ def test_cuts_with_homes_equal_every_way_to_cut(seed):
     assert (found is None) == (not ways)
     if found is not None:
         assert found in ways and slowest(found) == pytest.approx(min(map(slowest, ways)))
-        assert bound_cuts(tables, [0.0] * count) == pytest.approx(slowest(found))
+        assert bound_cuts(tables, sum_segments([0.0] * count)) == pytest.approx(slowest(found))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from autopar.solver.ilp import solve_program
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_prices import LayoutPrices, Tier
 from autopar.solver.layouts import Place
-from autopar.solver.run_costs import FEW, RunParts, bound_mesh, fill_run, price_run, relax_run, telling_units
+from autopar.solver.run_costs import FEW, RunParts, Span, bound_mesh, fill_run, price_run, relax_run, telling_span
 from autopar.solver.stage_solve import crossing_choices
 from autopar.solver.steer import Steer
 from autopar.solver.unit_costs import find_units
@@ -44,7 +44,7 @@ def make_parts(turns):
 
 def relax(parts, count, mesh, model, turns):
     """The relaxation of so many units, all of them in one graph."""
-    part = parts.part(count)
+    part = parts.part(Span(0, count, 0))
     case = part.case
     steer = Steer(Constraints(), part.roles, crossing_choices(case, mesh, part.roles))
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
@@ -54,8 +54,7 @@ def relax(parts, count, mesh, model, turns):
 
 def price(parts, count, mesh, model, turns):
     """`price_run`, from the program that tells it."""
-    units = telling_units(parts, count)
-    return price_run(relax_run(parts, units, mesh, model, Constraints(), turns, Shared()), units, count)
+    return price_run(relax_run(parts, telling_span(parts, Span(0, count, 0)), mesh, model, Constraints(), turns, Shared()), count)
 
 
 @pytest.mark.parametrize("mesh", [Mesh((DP,)), Mesh((TP,)), Mesh((DP, TP))], ids=["dp", "tp", "dp x tp"])

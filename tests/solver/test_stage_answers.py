@@ -142,7 +142,19 @@ def each_bound(search, layout, few):
     place, turns = layout.place, layout.num_microbatches
     floor = least_seconds(layout, *search.prices.floor_s(place, turns))
     rows = [search.prices.stretch(search.prices.costs(place, few, tier), few, turns) for tier in Tier]
-    return max(floor, *(bound_layout(layout, row) for row in rows))
+    phases = search.prices.stretch_phases(search.prices.phases(place, few), few, turns)
+    drained = sharpen_bound(layout, rows[-1], phases)[0] if layout.chunks == 1 else 0.0
+    return max(floor, drained, *(bound_layout(layout, row) for row in rows))
+
+
+def bound_by_pieces(search, layout):
+    """With the stages of the cuts that hold the bound down priced as one piece, until none is left."""
+    place, turns, prices = layout.place, layout.num_microbatches, search.prices
+    while True:
+        costs = prices.costs(place, turns, Tier.RUN, (layout.chunks,))
+        bound, cuts = sharpen_bound(layout, costs, prices.phases(place, turns))
+        if cuts is None or not prices.add_pieces(place, turns, list(zip((0, *cuts), (*cuts, len(costs.step_s))))):
+            return bound
 
 
 def list_gaps(spec, in_turns, **shape):
@@ -158,12 +170,9 @@ def list_gaps(spec, in_turns, **shape):
         costs = search.prices.costs(place, turns, Tier.ALL)
         staged = search.solver.solve(layout, costs, 300.0)
         assert isinstance(staged, Staged), staged
-        bounds = (
-            each_bound(search, layout, few),
-            bound_layout(layout, costs),
-            sharpen_bound(layout, costs, search.prices.phases(place, turns)),
-        )
-        assert bounds[0] <= staged.step_s * (1 + 1e-6) and bounds[1] <= bounds[2]
+        sharp = sharpen_bound(layout, costs, search.prices.phases(place, turns))[0]
+        bounds = (each_bound(search, layout, few), bound_layout(layout, costs), sharp, bound_by_pieces(search, layout))
+        assert bounds[0] <= staged.step_s * (1 + 1e-6) and bounds[1] <= bounds[2] <= bounds[3] * (1 + 1e-3)
         found[print_layout(layout)] = max(bounds) / staged.step_s
     assert len(found) > 3
     return found
