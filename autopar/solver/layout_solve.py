@@ -95,11 +95,12 @@ class LayoutSolver:
         """The cost model with the link between the stages of a place."""
         return staged_model(self.model, place.num_stages, self.model.cluster.num_hosts * self.model.cluster.devices_per_host)
 
-    def solve(self, layout: Layout, costs: UnitCosts, time_limit_s: float) -> Staged | Unsolved:
+    def solve(self, layout: Layout, costs: UnitCosts, time_limit_s: float, cuts: tuple[int, ...] | None = None) -> Staged | Unsolved:
         """The plan of a layout, each kind of stage solved on a graph with as few blocks as that takes; why there is none.
 
         Args:
             costs: of its units (`layout_prices`), by which it is cut.
+            cuts: where to cut; None: where that is best by the costs.
         Raises:
             ConstraintError: it cannot obey.
             MicrobatchError: its graph takes no microbatches.
@@ -113,7 +114,7 @@ class LayoutSolver:
         chunks = place.num_stages * layout.chunks
         if chunks > len(costs.step_s):
             return Unsolved(f"the model has {len(costs.step_s)} units between which it may be cut", proven=True)
-        cuts = self.cut(costs, layout_ranks(layout))
+        cuts = cuts if cuts is not None else self.cut(costs, layout_ranks(layout))
         if cuts is None:
             return Unsolved(why_no_cuts(turns.case.graph, self.cases.constraints, layout_ranks(layout)), proven=True)
         run = turns.run_units

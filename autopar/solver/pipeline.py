@@ -74,6 +74,7 @@ class _Open:
     guess_s: float = inf
     tier: Tier = Tier.FLOOR
     cuts: tuple[int, ...] | None = None  # those that hold the bound down, by the prices for its own number of microbatches
+    tried: tuple[int, ...] | None = None  # of these, those that it was solved with
     simulated: bool = False
     solved: bool = False
     gone: bool = False  # there is no such plan
@@ -359,7 +360,7 @@ class PipelineSearch:
                 self._price_layout(place, each)
             elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
                 self._solve(place, each)  # which raises its bound
-            elif not self._price_pieces(place, each):
+            elif not (self._price_pieces(place, each) or self._try_cuts(place, each)):
                 return
 
     def _price_pieces(self, place: _Place, each: _Open) -> bool:
@@ -372,19 +373,27 @@ class PipelineSearch:
         self._price_layout(place, each)
         return True
 
-    def _solve(self, place: _Place, each: _Open) -> None:
-        """Solve a layout stage by stage; take it if it is the best so far."""
+    def _try_cuts(self, place: _Place, each: _Open) -> bool:
+        """Solve a layout at the cuts that hold its bound down: with ample memory they take about that. False where they were tried before."""
+        if each.cuts is None or each.tried == each.cuts or self.num_solved >= _MOST_MORE:
+            return False
+        each.tried = each.cuts
+        self._solve(place, each, each.cuts)
+        return True
+
+    def _solve(self, place: _Place, each: _Open, cuts: tuple[int, ...] | None = None) -> None:
+        """Solve a layout stage by stage, cut where that is best or as told; take it if it is the best so far."""
         began = time.monotonic()
         self.num_solved += 1
         each.solved = True
         costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
         try:
-            staged = self.solver.solve(each.layout, costs, self.deadline - time.monotonic())
+            staged = self.solver.solve(each.layout, costs, self.deadline - time.monotonic(), cuts)
         except (ConstraintError, MicrobatchError) as error:
             staged = Unsolved(str(error), proven=True)
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         if isinstance(staged, Unsolved):
-            each.gone = staged.proven
+            each.gone = staged.proven and cuts is None
             self.report(f"{print_layout(each.layout)}: {staged.why}")
             self._prune(print_layout(each.layout), staged.why)
             return

@@ -20,7 +20,7 @@ from ..graph.graph import entering_values, producer_table
 from ..graph.mesh import Mesh
 from ..graph.node import Phase
 from ..graph.roles import Roles
-from ..graph.stages import Cutter, list_units, stage_table, state_stages, sum_at_home
+from ..graph.stages import COPY, Cutter, list_units, stage_table, state_stages, sum_at_home
 from ..graph.turns import LOOP, RECEIVE, SEND
 from .build import Shared, build_problem
 from .formulate import count_columns
@@ -65,12 +65,14 @@ class RunParts:
     Args:
         case, roles: of the graph that has it.
         first, length: units of the run there.
+        shared: nodes that several units run (`unit_costs.Units`).
     """
 
     case: Case
     roles: Roles
     first: int
     length: int
+    shared: frozenset[str] = frozenset()
     _parts: dict[Span, RunPart] = field(default_factory=dict)
 
     def part(self, span: Span) -> RunPart:
@@ -125,7 +127,7 @@ def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, m
     if count > most_columns:
         return 0.0, count
     relaxation = Relaxation(problem)
-    return relaxation.solve(_seconds_with(relaxation, unit_names(case, unit), more))[0], count
+    return relaxation.solve(relaxation.form.seconds_of(_with_more(problem, unit_names(case, unit), more)))[0], count
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +135,14 @@ class RunRelaxation:
     """The program of units around a run between two cuts, which tells those with other numbers of units of the run, too.
 
     Args:
+        own: the problem in which what other units run, too, costs nothing: a stage or a rank with several such runs has it once.
         inside: so many of the run it has.
         second: as of `RunPart`.
         ends_s: what free ends save at most.
     """
 
     relaxation: Relaxation
+    own: Problem
     inside: int
     second: frozenset[str]
     ends_s: float
@@ -169,14 +173,22 @@ def relax_run(parts: RunParts, span: Span, mesh: Mesh, model: CostModel, constra
         case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, skeletons=part.skeletons, turn_weight=float(turns),
         shared=shared,
     )  # fmt: skip
-    return RunRelaxation(Relaxation(problem), span.inside, part.second, _ends_seconds(problem))
+    return RunRelaxation(Relaxation(problem), _without(problem, parts.shared), span.inside, part.second, _ends_seconds(problem))
+
+
+def _without(problem: Problem, shared: frozenset[str]) -> Problem:
+    """The problem in which these nodes, and what they make, cost nothing."""
+    none = [all(p.node >= 0 and name.partition(COPY)[0] in shared for p in c.parts for name in p.members) for c in problem.choosers]
+    choosers = tuple(replace(c, seconds=np.zeros_like(c.seconds)) if nothing else c for c, nothing in zip(problem.choosers, none))
+    return replace(problem, choosers=choosers, groups=tuple(replace(g, times=0.0) if none[g.source[0]] else g for g in problem.groups))
 
 
 def price_run(run: RunRelaxation, count: int) -> tuple[float, float]:
-    """Least seconds of a step with `count` units of the run between two cuts; and what free ends save at most."""
+    """Least seconds of a step of what only `count` units of the run have, between two cuts; and what free ends save at most."""
     if count != run.inside and not run.second:
         return 0.0, 0.0
-    return run.relaxation.solve(_seconds_with(run.relaxation, run.second, count - run.inside))[0], run.ends_s
+    problem = _with_more(run.own, run.second, count - run.inside)
+    return run.relaxation.solve(run.relaxation.form.seconds_of(problem))[0], run.ends_s
 
 
 def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...] | None:
@@ -190,11 +202,6 @@ def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...]
 
     step = run.relaxation.solve(run.relaxation.form.seconds_of(problem))[0]
     return step, least(Phase.FORWARD) / turns, least(*LOOP), least(*ONCE), least(Phase.BACKWARD) / turns
-
-
-def _seconds_with(relaxation: Relaxation, second: frozenset[str], more: int) -> np.ndarray:
-    """What the columns of a relaxation cost with so many more units like the second."""
-    return relaxation.form.seconds_of(_with_more(relaxation.problem, second, more)) if more else relaxation.program.cost
 
 
 def _with_more(problem: Problem, second: frozenset[str], more: int) -> Problem:

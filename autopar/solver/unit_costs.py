@@ -156,7 +156,7 @@ class Units:
 
     Args:
         crossings: what goes from one unit to others.
-        shared: nodes that add up what several units make: as stages they do without.
+        shared: nodes that several units run, each a copy of its own as a stage, and those that add up what several units make: as stages they do without.
         cases, roles, skeletons: per kind.
     """
 
@@ -199,7 +199,9 @@ def find_units(case: Case, roles: Roles) -> Units:
         found.append(kinds[key])
     apart, homes = sum_at_home(graph, starts[1:], range(len(rows)))  # what units add up over the turns crosses once, after them
     alone = {(node.name, node.inputs) for node in apart.nodes}
-    shared = frozenset(node.name for node in graph.nodes if node.phase in LOOP and (node.name, node.inputs) not in alone)
+    shared = frozenset(
+        node.name for unit, node in zip(table, graph.nodes) if unit < 0 or (node.phase in LOOP and (node.name, node.inputs) not in alone)
+    )
     return Units(tuple(found), _list_crossings(apart, homes), shared, tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
 
 
