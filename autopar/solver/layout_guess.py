@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import inf
+from math import comb, inf
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from ..graph.schedules.known import build_order, is_grid, runs_backward, splits_
 from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, simulate
 from .layouts import Layout, layout_ranks
-from .stage_cuts import Segments, bound_chunks, bound_cuts, bound_drain, bound_turns, choose_cuts
+from .stage_cuts import Segments, bound_chunks, bound_cuts, bound_drain, bound_every_cut, bound_turns, choose_cuts
 from .unit_costs import PhaseCosts, UnitCosts
 from .unit_stages import segment_fits
 
+_FEW_CUTS = 1000  # up to here each is looked at
 _AGAIN_FACTOR, _KEPT_SHARE = 1.2, 0.2  # recomputing: what it costs in time, and what it leaves of activations, to rank layouts by
 
 
@@ -72,7 +73,10 @@ def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> tuple
     if layout.chunks > 1 or splits_backward(layout.schedule) or not runs_backward(layout.schedule) or stages == 1 or stages > len(costs.step_s):
         return bound_layout(layout, costs), None
     segments = costs.segments_by_phase(phases)
-    return bound_drain(_tables(costs, segments.step_s, layout_ranks(layout)), segments)
+    tables = _tables(costs, segments.step_s, layout_ranks(layout))
+    if comb(len(costs.step_s) - 1, stages - 1) <= _FEW_CUTS:
+        return bound_every_cut(tables, segments)
+    return bound_drain(tables, segments)
 
 
 Cut = Callable[[UnitCosts, tuple[int, ...]], "tuple[int, ...] | None"]  # costs, stage of each chunk -> the first unit of the second and every later chunk

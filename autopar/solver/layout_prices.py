@@ -25,8 +25,8 @@ from .layout_cases import LayoutCases, Turned
 from .layouts import Place, inner_constraints, working_mesh, working_ranks
 from .relaxation import Latest, Relaxation
 from .run_costs import RunRelaxation, Span, fill_run, price_piece, price_run, relax_run, telling_span
-from .stage_cuts import Crossings, Piece, some_units
-from .unit_costs import COST_FIELDS, PhaseCosts, UnitCosts, least_costs, price_crossings, price_kind, price_phases, relax_kind
+from .stage_cuts import PIECE_FIELDS, Crossings, Piece, some_units
+from .unit_costs import COST_FIELDS, PHASE_FIELDS, PhaseCosts, UnitCosts, least_costs, price_crossings, price_kind, price_phases, relax_kind
 
 _MOST_KEPT = 24  # programs of kinds and of runs, each
 
@@ -51,7 +51,8 @@ class LayoutPrices:
     _rooflines: dict[int, tuple[Roofline, ...]] = field(default_factory=dict)
     _kinds: dict[tuple[Mesh, int], dict[int, tuple[float, ...]]] = field(default_factory=dict)
     _runs: dict[tuple[Mesh, int, bool], dict[int, tuple[float, float]]] = field(default_factory=dict)
-    _pieces: dict[tuple[Mesh, int, bool], dict[tuple[int, int], Piece]] = field(default_factory=dict)
+    _phases: dict[tuple[Mesh, int], list[tuple[float, ...]]] = field(default_factory=dict)
+    _pieces: dict[tuple[Mesh, int], dict[tuple[int, int], Piece]] = field(default_factory=dict)
     _between: dict[Mesh, Shared] = field(default_factory=dict)
     _shared: dict[Mesh, Shared] = field(default_factory=dict)
     _received: dict[tuple[int, Mesh, int, bool], Crossings] = field(default_factory=dict)
@@ -81,7 +82,10 @@ class LayoutPrices:
         costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))), homes=turned.homes)
         if place.num_stages > 1:
             costs = replace(costs, crossings=self._crossings(place, count, False), near=self._crossings(place, count, True))
-        return self._with_run(costs, place, count, chunks) if tier is Tier.RUN else costs
+        if tier is not Tier.RUN:
+            return costs
+        costs = replace(costs, pieces=tuple(self._pieces.get((mesh, count), {}).values()))
+        return self._with_run(costs, place, count, chunks) if working_ranks(place) > 1 else costs  # of one rank the units tell all
 
     def _relax_kind(self, place: Place, count: int, kind: int) -> Relaxation:
         """The program of a kind of unit."""
@@ -106,9 +110,8 @@ class LayoutPrices:
     def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: Sequence[int]) -> UnitCosts:
         """The costs with those of the longest run as one piece, as long as a chunk has of it."""
         turned, stages = self._turned(count), place.num_stages
-        pieces = tuple(self._pieces.get((working_mesh(place), count, stages > 1), {}).values())
         if turned.parts.length < 2:
-            return replace(costs, pieces=pieces)
+            return costs
         first, last = turned.run_units
         mesh = working_mesh(place)
         known = self._runs.setdefault((mesh, count, stages > 1), {})
@@ -116,14 +119,14 @@ class LayoutPrices:
         for each in sorted(lengths - {0} - known.keys()):
             span = telling_span(turned.parts, Span(0, each, 0))
             known[each] = price_run(self._relax_run(place, count, span), each) if span is not None else (0.0, 0.0)
-        return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first), pieces=pieces)
+        return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
     def add_pieces(self, place: Place, count: int, ends: Sequence[tuple[int, int]]) -> bool:
         """Price the stages with these units (first, and first after them), each as one piece; True where one was not priced before."""
         if place.others or place.num_stages == 1:
             return False
         turned, mesh, added = self._turned(count), working_mesh(place), False
-        known = self._pieces.setdefault((mesh, count, True), {})
+        known = self._pieces.setdefault((mesh, count), {})
         first, last = turned.run_units
         for a, b in ends:
             if (a, b) in known:
@@ -132,7 +135,7 @@ class LayoutPrices:
             span = Span(max(0, first - a), inside, max(0, b - last)) if inside else Span(b - a, 0, 0, a if a < first else a - turned.more)
             telling = telling_span(turned.parts, span)
             found = price_piece(self._relax_run(place, count, telling), inside, count) if telling is not None else None
-            known[a, b] = Piece(a, b, *(found or (0.0,) * 5))
+            known[a, b] = Piece(a, b, *(found or (0.0,) * len(PIECE_FIELDS)))
             added = added or found is not None
         return added
 
@@ -146,10 +149,12 @@ class LayoutPrices:
         """Costs of the units by phase, of a place that obeys."""
         if place.others:
             rows = [self.phases(Place(place.num_stages, mesh), count) for mesh in place.meshes]
-            return PhaseCosts(*(tuple(map(min, *(getattr(row, name) for row in rows))) for name in ("loop_s", "once_s", "drain_s")))
-        turned = self._turned(count)
-        per_kind = [price_phases(self._relax_kind(place, count, kind), count) for kind in range(len(turned.units.cases))]
-        return PhaseCosts(*(turned.expand([per_kind[kind][k] for kind in turned.units.kinds]) for k in range(3)))
+            return PhaseCosts(*(tuple(map(min, *(getattr(row, name) for row in rows))) for name in PHASE_FIELDS))
+        turned, key = self._turned(count), (working_mesh(place), count)
+        if key not in self._phases:
+            self._phases[key] = [price_phases(self._relax_kind(place, count, kind), count) for kind in range(len(turned.units.cases))]
+        rows = self._phases[key]
+        return PhaseCosts(*(turned.expand([rows[kind][k] for kind in turned.units.kinds]) for k in range(len(PHASE_FIELDS))))
 
     def floor_s(self, place: Place, count: int) -> tuple[float, float]:
         """Seconds of one turn on all stages together, and of what is done once, at least."""
@@ -196,7 +201,7 @@ class LayoutPrices:
         turned = self._turned(self._base(more))
         starts = turned.expand([self._roofline(more)[kind].loop_start_s for kind in turned.units.kinds])
         loop = tuple(s + (more - count) * start for s, start in zip(phases.loop_s, starts))
-        return PhaseCosts(loop, phases.once_s, tuple(count / more * s for s in phases.drain_s))
+        return replace(phases, loop_s=loop, drain_s=tuple(count / more * s for s in phases.drain_s))
 
     def _turned(self, count: int) -> Turned:
         found = self.cases.turned(count)

@@ -24,7 +24,7 @@ from ..graph.plan import Pruned
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
 from .layout_cases import LayoutCases, Turned
-from .layout_guess import Cut, bound_layout, cut_units, guess_seconds, sharpen_bound, simulate_guess
+from .layout_guess import Cut, bound_layout, cut_units, guess_seconds, memory_factor, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
 from .layouts import (
@@ -44,7 +44,7 @@ from .unit_costs import UnitCosts
 from .unit_stages import count_cuts, why_no_cuts
 
 _GAP = 1e-3
-_CLOSE = 0.005  # a gap at which nobody looks for a better bound
+_CLOSE = 0.008  # a gap at which nobody looks for a better bound
 _TRUST = 0.97  # what is expected to take up to 3 % more than the best plan is still tried
 _WORTH = 1.01  # where only a price is asked for: what is expected to be less than 1 % faster is not tried
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
@@ -96,6 +96,7 @@ class _Step(IntEnum):
 
 
 _USUAL = (1.01, 1.05, 1.12, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
+_ALONE = (1.0, 1.0, 1.02, 1.0, 1.01)  # where no rank of a stage shares its work with another
 
 
 def _next_step(place: _Place, each: _Open) -> _Step:
@@ -148,6 +149,10 @@ class PipelineSearch:
         if self.prices.is_launch_bound(num_devices(self.model.cluster)):  # then what crosses between stages takes long, and is known without a price
             for place in self.places:
                 self._price_place(place, Tier.FLOOR)
+            alone = [place for place in self.places if not _shares_work(place)]  # cheap, and what is guessed of them is right
+            for place in alone:
+                self._price_place(place, Tier.ALL)
+            self._follow_guesses(alone)
         self._glance(self.places, began)
         self._follow(began)
 
@@ -270,6 +275,8 @@ class PipelineSearch:
             phases = self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
             bound, each.cuts = sharpen_bound(layout, costs, phases)
             each.bound_s = max(each.bound_s, bound)
+            if each.cuts is not None and not _shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
+                each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), count == priced
 
     def _costs(self, place: _Place, count: int, tier: Tier) -> UnitCosts | None:
         """For as many chunks as layouts of the place have that may still win; None where the place cannot obey."""
@@ -332,12 +339,13 @@ class PipelineSearch:
         elif step is _Step.SIMULATE:
             self._simulate(place, each)
         else:
-            self._solve(place, each)
+            self._solve(place, each, None if _shares_work(place) else each.cuts)
 
     def _list_growths(self, shared: bool) -> list[float]:
         """Per step what it and all that follow have usually multiplied a guess by, of places whose ranks share the work of a stage or do not."""
         weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
-        usual = [median((*weight * (_USUAL[step],), *self.seen.get((shared, step), ())) or (_USUAL[step],)) for step in _Step]
+        first = _USUAL if shared else _ALONE
+        usual = [median((*weight * (first[step],), *self.seen.get((shared, step), ())) or (first[step],)) for step in _Step]
         return [prod(usual[step:]) for step in _Step]
 
     def _simulate(self, place: _Place, each: _Open) -> None:
@@ -393,14 +401,14 @@ class PipelineSearch:
             staged = Unsolved(str(error), proven=True)
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         if isinstance(staged, Unsolved):
-            each.gone = staged.proven and cuts is None
+            each.gone = staged.proven
             self.report(f"{print_layout(each.layout)}: {staged.why}")
             self._prune(print_layout(each.layout), staged.why)
             return
         if each.layout.place.num_stages == 1:
             each.bound_s = max(each.bound_s, staged.stages[0].found.bound_s)
         self.report(f"{print_layout(each.layout)}: {staged.step_s:.4g} s, guessed {each.guess_s:.4g} s, at least {each.bound_s:.4g} s")
-        each.guess_s = staged.step_s
+        each.guess_s, each.tried = staged.step_s, staged.cuts
         if staged.step_s < self.best_s:
             self.best, self.best_s = staged, staged.step_s
 

@@ -29,7 +29,7 @@ from .relaxation import Relaxation
 from .skeleton import Skeleton
 from .stage_solve import crossing_choices
 from .steer import Steer
-from .unit_costs import ONCE, RunCosts, least_of_phases, part_roles
+from .unit_costs import RunCosts, least_of_phases, part_roles
 
 FEW = 4  # units whose program tells all larger ones: it has an edge from one that is neither first nor last to another, as all of those have
 
@@ -201,7 +201,7 @@ def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...]
         return least_of_phases(run.relaxation, phases, problem)
 
     step = run.relaxation.solve(run.relaxation.form.seconds_of(problem))[0]
-    return step, least(Phase.FORWARD) / turns, least(*LOOP), least(*ONCE), least(Phase.BACKWARD) / turns
+    return step, least(Phase.FORWARD) / turns, least(Phase.PREPARE), least(*LOOP), least(Phase.BACKWARD) / turns, least(Phase.UPDATE)
 
 
 def _with_more(problem: Problem, second: frozenset[str], more: int) -> Problem:

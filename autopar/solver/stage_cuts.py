@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -49,14 +50,15 @@ class Segments:
     Args:
         step_s: of a step.
         forward_s, backward_s: of one forward and of one backward.
-        loop_s, once_s: of all turns, and of what is done once. Each but the first as if only it counted.
+        prepare_s, loop_s, update_s: before the turns, of all turns, after them. Each but the first as if only it counted.
     """
 
     step_s: np.ndarray
     forward_s: np.ndarray
+    prepare_s: np.ndarray
     loop_s: np.ndarray
-    once_s: np.ndarray
     backward_s: np.ndarray
+    update_s: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,13 @@ class Piece:
     last: int
     step_s: float
     forward_s: float
+    prepare_s: float
     loop_s: float
-    once_s: float
     backward_s: float
+    update_s: float
 
 
-PIECE_FIELDS = ("step_s", "forward_s", "loop_s", "once_s", "backward_s")
+PIECE_FIELDS = ("step_s", "forward_s", "prepare_s", "loop_s", "backward_s", "update_s")
 
 
 def raise_segments(segments: Segments, pieces: Iterable[Piece]) -> Segments:
@@ -169,19 +172,19 @@ def bound_chunks(tables: Sequence[np.ndarray], forward: np.ndarray, num_stages: 
 def bound_turns(segments: Segments, cuts: Sequence[int], num_stages: int) -> float:
     """No step of these cuts into chunks is faster: stage s runs the chunks s, s + num_stages, ... in turn.
 
-    It begins when its first chunk's first input has come through the chunks before, and its last backward goes back through them; then they do what
-    they do once.
+    All prepare; then it begins when its first chunk's first input has come through the chunks before, and its last backward goes back through them;
+    then they update.
     """
     ends = list(zip((0, *cuts), (*cuts, len(segments.step_s) - 1)))
-    fill, loop, drain, once = ([float(table[a, b]) for a, b in ends] for table in (segments.forward_s, segments.loop_s, segments.backward_s, segments.once_s))
-    after = [sum(once[s::num_stages]) for s in range(num_stages)]
-    found = 0.0
+    fill, before, loop, drain, after = ([float(getattr(segments, name)[a, b]) for a, b in ends] for name in PIECE_FIELDS[1:])
+    before, after = ([sum(row[s::num_stages]) for s in range(num_stages)] for row in (before, after))
+    found, prepared = 0.0, max(before)
     for s in range(num_stages):
-        own = sum(float(segments.step_s[a, b]) for a, b in ends[s::num_stages])
-        back = 0.0
-        for before in reversed(range(s)):
-            back += drain[before]
-            own = max(own, sum(loop[s::num_stages]) + back + after[before])
+        own, turns, back = sum(float(segments.step_s[a, b]) for a, b in ends[s::num_stages]), sum(loop[s::num_stages]), 0.0
+        own = max(own, prepared + turns + after[s])
+        for earlier in reversed(range(s)):
+            back += drain[earlier]
+            own = max(own, prepared + turns + back + after[earlier])
         found = max(found, sum(fill[:s]) + own)
     return found
 
@@ -215,7 +218,7 @@ def bound_drain(tables: Sequence[np.ndarray], segments: Segments) -> tuple[float
     count, steps = len(segments.step_s) - 1, 14
     fills = _least_fills(segments.forward_s, len(tables))
     own = [np.where(some_units(count), table + fill[:, None], np.inf) for table, fill in zip(tables, fills)]
-    loop, tail, back = segments.loop_s, segments.once_s, segments.backward_s
+    loop, tail, back = segments.loop_s, segments.prepare_s + segments.update_s, segments.backward_s
 
     def reach(most: float) -> tuple[int, ...] | None:
         """Cuts that may give a step of so many seconds: `owed` is the least that is still to run when the turns of the last stage so far are over."""
@@ -239,6 +242,21 @@ def bound_drain(tables: Sequence[np.ndarray], segments: Segments) -> tuple[float
         reached = reach(middle)
         low, high, found = (middle, high, found) if reached is None else (low, middle, reached)
     return low, found
+
+
+def bound_every_cut(tables: Sequence[np.ndarray], segments: Segments) -> tuple[float, tuple[int, ...] | None]:
+    """`bound_drain`, one way to cut after another: what it says of each is not mixed with what it says of others.
+
+    Args:
+        tables: of each stage, as in `choose_cuts`: which units may be its own.
+    """
+    count, best, found = len(segments.step_s) - 1, np.inf, None
+    for cuts in combinations(range(1, count), len(tables) - 1):
+        ends = zip((0, *cuts), (*cuts, count))
+        if all(np.isfinite(table[a, b]) for table, (a, b) in zip(tables, ends)):
+            bound = bound_turns(segments, cuts, len(tables))
+            best, found = (bound, cuts) if bound < best else (best, found)
+    return float(best), found
 
 
 def trace_cuts(picks: Sequence[np.ndarray], count: int) -> tuple[int, ...]:

@@ -35,8 +35,6 @@ from .stage_cuts import NOTHING, Crossings, Piece, Segments, least_crossings, ra
 from .steer import Steer
 from .tables import NONE
 
-ONCE = tuple(phase for phase in Phase if phase not in LOOP)
-
 
 @dataclass(frozen=True, slots=True)
 class RunCosts:
@@ -105,20 +103,23 @@ class UnitCosts:
         """`segments`, by phase; nothing of the phases where they are not known, but for the forward."""
         forward, nothing = sum_segments(self.fill_s) + self.crossings.forward_s, np.zeros((len(self.step_s) + 1,) * 2)
         if phases is None:
-            return raise_segments(Segments(self.segments(), forward, nothing, nothing, nothing), self.pieces)
+            return raise_segments(Segments(self.segments(), forward, *(nothing,) * 4), self.pieces)
         loop, backward = sum_segments(phases.loop_s) + self.crossings.step_s, sum_segments(phases.drain_s) + self.crossings.backward_s
-        return raise_segments(Segments(self.segments(), forward, loop, sum_segments(phases.once_s), backward), self.pieces)
+        prepare, update = sum_segments(phases.prepare_s), sum_segments(phases.update_s)
+        return raise_segments(Segments(self.segments(), forward, prepare, loop, backward, update), self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseCosts:
-    """Per unit, in order: the least seconds of all its turns, of what is done once, and of one backward, each as if only it counted."""
+    """Per unit, in order: the least seconds before the turns, of all turns, of one backward, and after the turns, each as if only it counted."""
 
+    prepare_s: tuple[float, ...]
     loop_s: tuple[float, ...]
-    once_s: tuple[float, ...]
     drain_s: tuple[float, ...]
+    update_s: tuple[float, ...]
 
 
+PHASE_FIELDS = ("prepare_s", "loop_s", "drain_s", "update_s")
 COST_FIELDS = ("step_s", "fill_s", "once_s", "always", "waiting", "passing")
 
 
@@ -274,7 +275,8 @@ def price_crossings(units: Units, model: CostModel, ranks: int, turns: int, near
 
 def price_phases(unit: Relaxation, turns: int) -> tuple[float, float, float]:
     """`PhaseCosts` of each unit of a kind."""
-    return least_of_phases(unit, LOOP), least_of_phases(unit, ONCE), _least_turn(unit.problem, Phase.BACKWARD, turns)
+    prepare, loop, update = (least_of_phases(unit, phases) for phases in ((Phase.PREPARE,), LOOP, (Phase.UPDATE,)))
+    return prepare, loop, _least_turn(unit.problem, Phase.BACKWARD, turns), update
 
 
 def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Problem | None = None) -> float:
@@ -283,7 +285,10 @@ def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Pr
     Args:
         problem: the relaxation's, or one like it.
     """
-    return relaxation.solve(relaxation.form.seconds_of(_of_phases(problem or relaxation.problem, phases)))[0]
+    problem = problem or relaxation.problem
+    if not any(node.phase in phases for node in problem.graph.nodes):
+        return 0.0
+    return relaxation.solve(relaxation.form.seconds_of(_of_phases(problem, phases)))[0]
 
 
 def _of_phases(problem: Problem, phases: Sequence[Phase]) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -18,6 +19,7 @@ from autopar.solver.stage_cuts import (
     bound_chunks,
     bound_cuts,
     bound_drain,
+    bound_every_cut,
     bound_turns,
     choose_cuts,
     raise_segments,
@@ -61,8 +63,8 @@ def test_every_stage_has_a_unit_even_where_units_cost_nothing():
 
 
 def sums_of(steps, forward, loops, update, backward):
-    """Segments that cost what their units cost."""
-    return Segments(*map(sum_segments, (steps, forward, loops, update, backward)))
+    """Segments that cost what their units cost, and need nothing before the turns."""
+    return Segments(*map(sum_segments, (steps, forward, [0.0] * len(steps), loops, backward, update)))
 
 
 def draw_pipeline(rng, kind, has_updates):
@@ -161,6 +163,8 @@ def test_the_bound_with_the_drain_equals_every_way_to_cut(seed):
     least = min(last(parts) for _, parts in every_cut(count, stages))
     low = bound_cuts([sum_segments(steps)] * stages, sum_segments(forward))
     found, cuts = bound_drain([sum_segments(steps)] * stages, sums_of(steps, forward, loops, update, backward))
+    every, cuts_of_every = bound_every_cut([sum_segments(steps)] * stages, sums_of(steps, forward, loops, update, backward))
+    assert every == pytest.approx(least) and last([range(a, b) for a, b in zip((0, *cuts_of_every), (*cuts_of_every, count))]) == pytest.approx(least)
     best = [range(a, b) for a, b in zip((0, *cuts), (*cuts, count))]
     assert len(best) == stages and last(best) <= least + (sum(loops) + sum(update)) / 8000
     assert found <= least * (1 + 1e-9)
@@ -211,7 +215,7 @@ def draw_crossings(rng, count, turns):
 def with_crossings(plain, forward, backward, turns):
     """Segments with what they receive."""
     both = turns * (forward + backward)
-    return Segments(plain.step_s + both, plain.forward_s + forward, plain.loop_s + both, plain.once_s, plain.backward_s + backward)
+    return replace(plain, step_s=plain.step_s + both, forward_s=plain.forward_s + forward, loop_s=plain.loop_s + both, backward_s=plain.backward_s + backward)
 
 
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
@@ -253,13 +257,21 @@ def test_one_microbatch_waits_for_everything_that_crosses():
 
 
 def test_a_piece_raises_its_segment_alone():
-    plain = sums_of(*([1.0, 2.0, 3.0],) * 5)
-    raised = raise_segments(plain, [Piece(0, 2, 5.0, 1.0, 4.0, 9.0, 3.0)])
-    for name, seconds in zip(PIECE_FIELDS, (5.0, 3.0, 4.0, 9.0, 3.0)):
+    plain = Segments(*(sum_segments([1.0, 2.0, 3.0]),) * 6)
+    raised = raise_segments(plain, [Piece(0, 2, 5.0, 1.0, 4.0, 9.0, 3.0, 2.0)])
+    for name, seconds in zip(PIECE_FIELDS, (5.0, 3.0, 4.0, 9.0, 3.0, 3.0)):
         before, after = getattr(plain, name), getattr(raised, name)
         assert after[0, 2] == seconds
         after[0, 2] = before[0, 2]
         assert (after == before).all()
+
+
+def test_no_stage_begins_before_all_are_prepared():
+    """Two units, one a stage, of which the second prepares 5 s and the first updates 7 s."""
+    rows = {"prepare_s": [1.0, 5.0], "loop_s": [3.0, 3.0], "update_s": [7.0, 1.0]}
+    step = [sum(row) for row in zip(*rows.values())]
+    segments = Segments(*map(sum_segments, (step, [1.0] * 2, rows["prepare_s"], rows["loop_s"], [2.0] * 2, rows["update_s"])))
+    assert bound_turns(segments, (1,), 2) == 5.0 + 1.0 + 3.0 + 2.0 + 7.0
 
 
 def test_a_value_is_received_once_by_a_stage_that_does_not_make_it():
