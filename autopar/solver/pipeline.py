@@ -10,7 +10,7 @@ its stages, mesh and microbatches, wherever it is cut.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf, prod
@@ -49,6 +49,7 @@ _TRUST = 0.97  # what is expected to take up to 3 % more than the best plan is s
 _WORTH = 1.01  # where only a price is asked for: what is expected to be less than 1 % faster is not tried
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
 _SPARE_BETTER = 2  # and for so many to try a guess that is better than the best plan, though such guesses have proved too low
+_LARGE = 3000  # nodes
 _GLANCE = 0.35  # of the time, for a first price of every place
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
 
@@ -73,6 +74,7 @@ class _Open:
     bound_s: float
     guess_s: float = inf
     tier: Tier = Tier.FLOOR
+    own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
     cuts: tuple[int, ...] | None = None  # those that hold the bound down, by the prices for its own number of microbatches
     tried: tuple[int, ...] | None = None  # of these, those that it was solved with
     simulated: bool = False
@@ -87,23 +89,24 @@ class _Place:
     place: Place
     rows: list[_Open]
     tier: Tier = Tier.FLOOR
+    chunks: set[int] = field(default_factory=set)  # for which runs were priced
 
 
 class _Step(IntEnum):
     """What makes a guess better, in order."""
 
-    UNITS, RUN, OWN, SIMULATE, SOLVE = range(5)
+    UNITS, RUN, OWN, CHUNKS, SIMULATE, SOLVE = range(6)
 
 
-_USUAL = (1.01, 1.05, 1.12, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
-_ALONE = (1.0, 1.0, 1.02, 1.0, 1.01)  # where no rank of a stage shares its work with another
+_USUAL = (1.01, 1.05, 1.12, 1.02, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
+_ALONE = (1.0, 1.0, 1.02, 1.0, 1.0, 1.01)  # where no rank of a stage shares its work with another
 
 
 def _next_step(place: _Place, each: _Open) -> _Step:
     if place.tier < Tier.RUN:
         return _Step.UNITS if place.tier < Tier.ALL else _Step.RUN
     if each.tier < Tier.RUN:
-        return _Step.OWN
+        return _Step.CHUNKS if each.own else _Step.OWN
     return _Step.SIMULATE if not each.simulated and each.layout.place.num_stages > 1 else _Step.SOLVE
 
 
@@ -232,34 +235,41 @@ class PipelineSearch:
                 return
             self._price_place(place, Tier.MAIN)
 
-    def _price_place(self, place: _Place, tier: Tier) -> None:
+    def _price_place(self, place: _Place, tier: Tier, chunks: int | None = None) -> None:
         """Raise the bounds of a place's layouts by prices for the fewest microbatches, and guess what they take. Without turns the units of a small
-        graph may be others: then by prices for one microbatch, and for the fewest beyond that."""
+        graph may be others: then by prices for one microbatch, and for the fewest beyond that.
+
+        Args:
+            chunks: that runs are priced for; None: as many as the first layout has.
+        """
         if all(self._is_beaten(e) or e.gone for e in place.rows):
             return
-        place.tier, fewest = tier, 0
+        place.tier, fewest, together = tier, 0, ()
         costs: UnitCosts | None = None
         for count, rows in _by_count(place.rows):
             if costs is None or not self.prices.may_stretch(fewest, count):
-                fewest, costs = count, self._costs(place, count, tier)
+                together = self._chunks_with(place, chunks or rows[0].layout.chunks)
+                fewest, costs = count, self._costs(place, count, tier, together)
+                place.chunks |= set(together) if tier is Tier.RUN else set()
             if costs is not None:
                 mine = self.prices.stretch(costs, fewest, count)
                 for each in rows:
                     self._learn(each, mine, costs, guesses=tier > Tier.FLOOR)
-                    each.tier = tier if count == fewest else each.tier
+                    each.tier = tier if count == fewest and each.layout.chunks in together else each.tier
                 self._sharpen(place, rows, mine, fewest, tier)
 
     def _price_layout(self, place: _Place, each: _Open) -> None:
         """The prices for its own number of microbatches: of all layouts of the place with as many."""
-        costs = self._costs(place, each.layout.num_microbatches, Tier.RUN)
+        together = self._chunks_with(place, each.layout.chunks)
+        costs = self._costs(place, each.layout.num_microbatches, Tier.RUN, together)
         for other in place.rows if costs is not None else ():
             if other.layout.num_microbatches == each.layout.num_microbatches:
                 other.gone = other.gone or place.place.num_stages * other.layout.chunks > len(costs.step_s)
                 self._learn(other, costs, costs)
-                other.tier = Tier.RUN
+                other.own, other.tier = True, Tier.RUN if other.layout.chunks in together else max(other.tier, Tier.ALL)
         if costs is not None:
             count = each.layout.num_microbatches
-            self._sharpen(place, [row for row in place.rows if row.layout.num_microbatches == count], costs, count, Tier.RUN)
+            self._sharpen(place, [row for row in place.rows if row.layout.num_microbatches == count and row.tier is Tier.RUN], costs, count, Tier.RUN)
 
     def _sharpen(self, place: _Place, rows: Iterable[_Open], costs: UnitCosts, priced: int, tier: Tier) -> None:
         """Raise the bounds of layouts with equally many microbatches by what drains.
@@ -270,7 +280,7 @@ class PipelineSearch:
         """
         for each in rows:
             layout, count = each.layout, each.layout.num_microbatches
-            if tier < Tier.ALL or place.place.num_stages == 1 or each.gone or self._is_beaten(each) or (layout.chunks > 1 and (tier < Tier.RUN or count != priced)):
+            if tier < Tier.ALL or place.place.num_stages == 1 or each.gone or self._is_beaten(each) or (layout.chunks > 1 and (each.tier < Tier.RUN or count != priced)):
                 continue
             phases = self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
             bound, each.cuts = sharpen_bound(layout, costs, phases)
@@ -278,11 +288,16 @@ class PipelineSearch:
             if each.cuts is not None and not _shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
                 each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), count == priced
 
-    def _costs(self, place: _Place, count: int, tier: Tier) -> UnitCosts | None:
-        """For as many chunks as layouts of the place have that may still win; None where the place cannot obey."""
-        chunks = sorted({each.layout.chunks for each in place.rows if not (each.gone or self._is_beaten(each))})
+    def _chunks_with(self, place: _Place, chunks: int) -> tuple[int, ...]:
+        """For how many chunks layouts of a place are priced with those that have so many: of a large model each takes long, and is priced alone."""
+        if len(self.cases.case.graph.nodes) >= _LARGE:
+            return (chunks,)
+        return tuple(sorted({chunks, *(each.layout.chunks for each in place.rows if not (each.gone or self._is_beaten(each)))}))
+
+    def _costs(self, place: _Place, count: int, tier: Tier, chunks: Sequence[int]) -> UnitCosts | None:
+        """None where the place cannot obey."""
         try:
-            return self.prices.costs(place.place, count, tier, chunks or (1,))
+            return self.prices.costs(place.place, count, tier, chunks)
         except ConstraintError as error:
             self._prune(print_layout(Layout(place.place, count)), str(error))
             for each in place.rows:
@@ -334,7 +349,7 @@ class PipelineSearch:
     def _take_step(self, step: _Step, place: _Place, each: _Open) -> None:
         if step in (_Step.UNITS, _Step.RUN):
             self._price_place(place, Tier(place.tier + 1))
-        elif step is _Step.OWN:
+        elif step in (_Step.OWN, _Step.CHUNKS):
             self._price_layout(place, each)
         elif step is _Step.SIMULATE:
             self._simulate(place, each)
@@ -364,6 +379,8 @@ class PipelineSearch:
             place, each = rows[lowest[1]]
             if place.tier < Tier.RUN:
                 self._price_place(place, Tier(place.tier + 1))
+            elif each.tier < Tier.RUN and each.layout.chunks not in place.chunks:
+                self._price_place(place, Tier.RUN, each.layout.chunks)
             elif each.tier < Tier.RUN:
                 self._price_layout(place, each)
             elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
