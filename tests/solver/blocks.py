@@ -47,13 +47,14 @@ class _Step:
 
 def build_blocks(
     blocks: int = 4, width: int = 8, hidden: int = 16, batch: int = 8, vocab: int = 16,
-    tied: bool = False, momentum: bool = False, skips: Sequence[tuple[int, int]] = (),
+    tied: bool = False, momentum: bool = False, skips: Sequence[tuple[int, int]] = (), table: int = 0,
 ) -> Graph:  # fmt: skip
     """x @ embed -> blocks of up, relu, down, residual -> @ head -> sum of squares, and all that follows from it.
 
     Args:
         tied: the head is the embedding's transpose.
         skips: (early block, late block): what comes out of one is added to what goes into the other.
+        table: of so many steps a table is made that every block adds to its weight.
     """
     s = _Step()
     embed = s.enter("embed.weight@0", (vocab, width), Kind.PARAM)
@@ -63,6 +64,11 @@ def build_blocks(
     params = [embed, *([] if tied else [head]), *(p for pair in zip(ups, downs) for p in pair)]
     states = {p: s.enter(f"m:{p}", s.values[p].shape, Kind.OPTIM) for p in params} if momentum else {}
     x = s.enter("x", (batch, vocab), Kind.BATCH)
+    if table:
+        made = s.enter("table@0", (width, hidden), Kind.BUFFER)
+        for _ in range(table):
+            made = s.call("aten.relu.default", made, path="embed")
+    weights = list(ups)
 
     flow = s.product(x, embed, "embed")
     read, acts, outs = [], [], []
@@ -70,6 +76,7 @@ def build_blocks(
         for early, _ in (pair for pair in skips if pair[1] == k):
             flow = s.call("aten.add.Tensor", flow, outs[early], path=f"h.{k}")
         read.append(flow)
+        ups[k] = s.call("aten.add.Tensor", ups[k], made, path=f"h.{k}") if table else ups[k]
         acts.append(s.call("aten.relu.default", s.product(flow, ups[k], f"h.{k}"), path=f"h.{k}"))
         flow = s.call("aten.add.Tensor", flow, s.product(acts[k], downs[k], f"h.{k}"), path=f"h.{k}")
         outs.append(flow)
@@ -87,7 +94,7 @@ def build_blocks(
             flow = s.call("aten.add.Tensor", flow, waiting.pop(k), path=path)
         grads[downs[k]] = s.product(acts[k], flow, path, "a", Kind.GRAD)
         inner = s.call("aten.threshold_backward.default", s.product(flow, downs[k], path, "b"), acts[k], path=path, threshold=0)
-        grads[ups[k]] = s.product(read[k], inner, path, "a", Kind.GRAD)
+        grads[weights[k]] = s.product(read[k], inner, path, "a", Kind.GRAD)
         flow = s.call("aten.add.Tensor", flow, s.product(inner, ups[k], path, "b"), path=path)
         for early, _ in (pair for pair in skips if pair[1] == k):
             waiting[early] = flow if early not in waiting else s.call("aten.add.Tensor", waiting[early], flow, path=path)

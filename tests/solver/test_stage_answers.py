@@ -185,6 +185,12 @@ def test_units_bound_every_layout(shape):
     assert max(gaps.values()) > 0.9  # and say something
 
 
+def test_what_all_blocks_read_is_made_once():
+    """A table, before the turns: one by one, each block would make it."""
+    gaps = list_gaps("4xH100-80GB", (4,), **SMALL, table=12)
+    assert 0.95 < max(gaps.values()) <= 1 + 1e-6, max(gaps.items(), key=lambda row: row[1])
+
+
 def test_units_of_a_tied_model_bound_every_layout():
     gaps = list_gaps("4xH100-80GB", (4,), **LARGE, tied=True)
     assert max(gaps.values()) <= 1 + 1e-6, max(gaps.items(), key=lambda row: row[1])
