@@ -55,10 +55,10 @@ FLAT_STATES = {"mcore_h100", "mbridge", "nemo2407", "nemo_longseq", "mtnlg", "ze
 _MOST_WHOLE = 0.1
 _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
-# As a row names it, and as a constraint does; `_TWICE` are grids (`zero_bubble`). ZB-1p is searched within the memory of 1F1B; it is taken to be
-# ZB-H1, which the paper made by hand for the same memory (Qi et al. 2024, sections 2.3 and 3).
+# As a row names it, and as a constraint does; `_AUTO`: microbatches of a rank that fit, in ranks of the pipeline, where the order is searched (`zero_bubble`).
+# The search of ours prices ZB-1p as ZB-H1, which has its memory, and the order is searched afterwards with the stages' seconds.
 _SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "ZB-1p": "zero-bubble", "": ""}
-_TWICE = ("ZB-2p", "ZB-2p*")  # the star: with half of the microbatch, so that it holds what the others do (Qi et al. 2024, Table 6)
+_AUTO = {"ZB-1p": 1, "ZB-2p": 2, "ZB-2p*": 2}  # the star: with half of the microbatch, so that it holds what the others do (Qi et al. 2024, Table 6)
 # All of ZB-* end their steps without waiting for each other: the norm of the gradients is looked at afterwards (Qi et al. 2024, section 4), so a step takes the
 # longest span of a rank.
 _UNSYNCED = "ZB-"
@@ -114,13 +114,13 @@ class SearchPredictor:
         from autopar.solver.pipeline import PipelineSearch
 
         schedule = schedule_of(run)
-        if schedule not in (*_SCHEDULES, *_TWICE):
+        if schedule not in (*_SCHEDULES, *_AUTO):
             return Prediction(why=f"schedule {schedule} is not built here")
         try:
             row = row_of(run)
             constraints, cluster = constraints_of(row), cluster_of(row)
             if schedule and constraints.vpp is None:
-                named = twice_grid(run, constraints.microbatch) if schedule in _TWICE else _SCHEDULES[schedule]
+                named = _SCHEDULES.get(schedule) or first_grid(run, constraints.microbatch)
                 constraints = merge_constraints(constrain(schedule=named), constraints)
             if schedule == "1F1B-I" and _ALL_CHUNKS in run.notes and run.layers and run.pp:
                 constraints = merge_constraints(parse_fix(f"vpp={(run.layers + 2) // run.pp}"), constraints)
@@ -158,8 +158,8 @@ class SearchPredictor:
         reserved = peak + model.reserve_bytes
         seconds, layout = search.best.step_s + side_seconds(run, model.memory_bytes_per_s), _print_layout(search.best.layout)
         if schedule.startswith(_UNSYNCED):
-            seconds -= _together_seconds(search.best)
-        if schedule in _TWICE:
+            seconds -= _together_seconds(search.best, run)
+        if _AUTO.get(schedule, 1) > 1:
             why = "its memory counts on what an input gradient gives back, which stays here until the weights' gradient"
             return Prediction(seconds, None, band_of(run), why=why)
         if row.get("recompute") and constraints.recompute is None:  # it was left free, so the memory is that of our choice
@@ -219,8 +219,8 @@ def _between(rates: MatmulRates, gain: float) -> MatmulRates:
     return replace(rates, flops_per_s=tuple({**levels, "bfloat16": levels["float16"] * 2 / (1 + 1 / gain)}.items()))
 
 
-def twice_grid(run: Run, microbatch: int | None) -> str:
-    """The grid of ZB-2p: twice the memory of 1F1B.
+def first_grid(run: Run, microbatch: int | None) -> str:
+    """The grid of ZB-2p before anything is priced: all ranks alike, passes by their FLOPs.
 
     Raises:
         NotExpressible: its stages or microbatches are not printed.
@@ -230,23 +230,29 @@ def twice_grid(run: Run, microbatch: int | None) -> str:
     batch = global_batch(run)
     if not run.pp or not batch or not microbatch or not run.hidden or not run.heads or not run.seq_len:
         raise NotExpressible(f"schedule {schedule_of(run)}: stages, microbatches or sizes are not printed")
-    count = batch // microbatch // (run.dp or 1)
-    return build_grid(run.pp, count, known_passes(run.hidden, run.heads, run.seq_len), 2 * run.pp)
+    passes = known_passes(run.hidden, run.heads, run.seq_len)
+    return build_grid([passes] * run.pp, batch // microbatch // (run.dp or 1), _AUTO[schedule_of(run)] * run.pp)
 
 
-def _together_seconds(best) -> float:  # noqa: ANN001
-    """Seconds of a step that are spent in waiting for all ranks to begin or end it."""
+def _together_seconds(best, run: Run) -> float:  # noqa: ANN001
+    """Seconds that a step is shorter than as searched: no rank waits for all to begin or end it, and an automatic order is that of the stages' own seconds."""
     from autopar.graph.schedules.known import build_order
     from autopar.graph.schedules.timeline import Durations, simulate
     from autopar.solver.layouts import layout_ranks
-    from benchmarks.zero_bubble import longest_span
+    from benchmarks.zero_bubble import Passes, build_grid, kept_share, longest_span
 
-    layout = best.layout
+    layout, limit = best.layout, _AUTO.get(schedule_of(run))
     each = [best.stages[rank].times for rank in layout_ranks(layout)]
-    order = build_order(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)
+    stages, count = layout.place.num_stages, layout.num_microbatches
     parts = ([t.forward_s for t in each], [t.backward_s for t in each], [t.weight_s for t in each])
     times = Durations(*(tuple(s / layout.chunks for s in part) for part in parts))
-    return simulate(order, times).makespan_s - longest_span(order, times)
+    order = build_order(layout.schedule, stages, count, layout.chunks)
+    searched_s = simulate(order, times).makespan_s
+    if limit is not None and stages > 1 and run.hidden and run.heads and run.seq_len:
+        kept = kept_share(run.hidden, run.heads, run.seq_len)
+        passes = [Passes(t.forward_s, t.backward_s - t.weight_s, t.weight_s, kept) for t in each]
+        order = build_order(build_grid(passes, count, limit * stages), stages, count)
+    return searched_s - longest_span(order, times)
 
 
 def _peak_bytes(stage, model, run: Run) -> float:  # noqa: ANN001
