@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from math import inf
 from pathlib import Path
 
-from autopar.constraints import Constraints
+from autopar.constraints import SEQUENCE, Constraints
 from autopar.cost.matmul import MatmulRates
 from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
@@ -53,6 +53,8 @@ FLAT_STATES = {"mcore_h100", "mbridge", "nemo2407", "nemo_longseq", "mtnlg", "ze
 # Where more of the states' bytes than this stays whole here, ZeRO-1 in flat buffers is priced as our plan without ZeRO, its states cut afterwards: an
 # all-reduce sends what a reduce-scatter of gradients and a gather of parameters send.
 _MOST_WHOLE = 0.1
+# What rows that print none ran by the configurations of their source: torchtitan's `train_configs/llama3_8b.toml` and the like keep activations op by op.
+_CONFIG_RECOMPUTE = {"torchtitan": "selective, op by op"}
 _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
 # As a row names it, and as a constraint does; `_AUTO`: microbatches of a rank that fit, in ranks of the pipeline, where the order is searched (`zero_bubble`).
@@ -119,6 +121,12 @@ class SearchPredictor:
         try:
             row = row_of(run)
             constraints, cluster = constraints_of(row), cluster_of(row)
+            around = dict(constraints.degrees).get(SEQUENCE, 1)
+            if around > 1:
+                return Prediction(
+                    why=f"context parallelism over {around} ranks splits the queries of causal attention; our programs keep them whole (graph.rules.attention), "
+                    "so each of these ranks would be priced with all of the attention"
+                )
             if schedule and constraints.vpp is None:
                 named = _SCHEDULES.get(schedule) or first_grid(run, constraints.microbatch)
                 constraints = merge_constraints(constrain(schedule=named), constraints)
@@ -162,8 +170,9 @@ class SearchPredictor:
         if _AUTO.get(schedule, 1) > 1:
             why = "its memory counts on what an input gradient gives back, which stays here until the weights' gradient"
             return Prediction(seconds, None, band_of(run), why=why)
-        if row.get("recompute") and constraints.recompute is None:  # it was left free, so the memory is that of our choice
-            why = f"recompute {row.get('recompute')!r} has no word among the constraints; {layout}"
+        again = row.get("recompute") or _CONFIG_RECOMPUTE.get(run.source_id)
+        if again and constraints.recompute is None:  # it was left free, so the memory is that of our choice
+            why = f"recompute {again!r} has no word among the constraints; {layout}"
             return Prediction(seconds, None, band_of(run), why=why)
         return Prediction(seconds, None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, layout)
 
