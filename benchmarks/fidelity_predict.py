@@ -57,9 +57,9 @@ _MOST_WHOLE = 0.1
 _CONFIG_RECOMPUTE = {"torchtitan": "selective, op by op"}
 _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
-# As a row names it, and as a constraint does; `_AUTO`: microbatches of a rank that fit, in ranks of the pipeline, where the order is searched (`zero_bubble`).
-# The search of ours prices ZB-1p as ZB-H1, which has its memory, and the order is searched afterwards with the stages' seconds.
-_SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "ZB-1p": "zero-bubble", "": ""}
+# As a row names it, and as a constraint does. `_AUTO`: microbatches of a rank that fit, in ranks of the pipeline, where the order is searched (`zero_bubble`): stages are
+# priced as for ZB-H1, and the order is found afterwards.
+_SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "ZB-1p": "zero-bubble", "ZB-2p": "zero-bubble", "ZB-2p*": "zero-bubble", "": ""}
 _AUTO = {"ZB-1p": 1, "ZB-2p": 2, "ZB-2p*": 2}  # the star: with half of the microbatch, so that it holds what the others do (Qi et al. 2024, Table 6)
 # All of ZB-* end their steps without waiting for each other: the norm of the gradients is looked at afterwards (Qi et al. 2024, section 4), so a step takes the
 # longest span of a rank.
@@ -116,7 +116,7 @@ class SearchPredictor:
         from autopar.solver.pipeline import PipelineSearch
 
         schedule = schedule_of(run)
-        if schedule not in (*_SCHEDULES, *_AUTO):
+        if schedule not in _SCHEDULES:
             return Prediction(why=f"schedule {schedule} is not built here")
         try:
             row = row_of(run)
@@ -128,8 +128,7 @@ class SearchPredictor:
                     "so each of these ranks would be priced with all of the attention"
                 )
             if schedule and constraints.vpp is None:
-                named = _SCHEDULES.get(schedule) or first_grid(run, constraints.microbatch)
-                constraints = merge_constraints(constrain(schedule=named), constraints)
+                constraints = merge_constraints(constrain(schedule=_SCHEDULES[schedule]), constraints)
             if schedule == "1F1B-I" and _ALL_CHUNKS in run.notes and run.layers and run.pp:
                 constraints = merge_constraints(parse_fix(f"vpp={(run.layers + 2) // run.pp}"), constraints)
             model = replace(build_cost_model(cluster), whole_blocks=True, hides_ends=HIDES_ENDS in run.zero_stage, flat_states=run.source_id in FLAT_STATES)
@@ -228,23 +227,12 @@ def _between(rates: MatmulRates, gain: float) -> MatmulRates:
     return replace(rates, flops_per_s=tuple({**levels, "bfloat16": levels["float16"] * 2 / (1 + 1 / gain)}.items()))
 
 
-def first_grid(run: Run, microbatch: int | None) -> str:
-    """The grid of ZB-2p before anything is priced: all ranks alike, passes by their FLOPs.
-
-    Raises:
-        NotExpressible: its stages or microbatches are not printed.
-    """
-    from benchmarks.zero_bubble import build_grid, known_passes
-
-    batch = global_batch(run)
-    if not run.pp or not batch or not microbatch or not run.hidden or not run.heads or not run.seq_len:
-        raise NotExpressible(f"schedule {schedule_of(run)}: stages, microbatches or sizes are not printed")
-    passes = known_passes(run.hidden, run.heads, run.seq_len)
-    return build_grid([passes] * run.pp, batch // microbatch // (run.dp or 1), _AUTO[schedule_of(run)] * run.pp)
-
-
 def _together_seconds(best, run: Run) -> float:  # noqa: ANN001
-    """Seconds that a step is shorter than as searched: no rank waits for all to begin or end it, and an automatic order is that of the stages' own seconds."""
+    """Seconds that a step is shorter than as searched: no rank waits for all to begin or end it, and an automatic order is another one.
+
+    The order is found as the paper's code finds it, with one stage's seconds for all (sail-sg/zero-bubble-pipeline-parallelism, megatron/core/pipeline_parallel:
+    `ScheduleTimers.joint_conclusion` "maybe an all-reduce here to collect global stats?"); it then runs with each stage's own. A middle stage stands for all.
+    """
     from autopar.graph.schedules.known import build_order
     from autopar.graph.schedules.timeline import Durations, simulate
     from autopar.solver.layouts import layout_ranks
@@ -259,8 +247,9 @@ def _together_seconds(best, run: Run) -> float:  # noqa: ANN001
     searched_s = simulate(order, times).makespan_s
     if limit is not None and stages > 1 and run.hidden and run.heads and run.seq_len:
         kept = kept_share(run.hidden, run.heads, run.seq_len)
-        passes = [Passes(t.forward_s, t.backward_s - t.weight_s, t.weight_s, kept) for t in each]
-        order = build_order(build_grid(passes, count, limit * stages), stages, count)
+        middle = each[stages // 2]
+        passes = Passes(middle.forward_s, middle.backward_s - middle.weight_s, middle.weight_s, kept)
+        order = build_order(build_grid([passes] * stages, count, limit * stages), stages, count)
     return searched_s - longest_span(order, times)
 
 

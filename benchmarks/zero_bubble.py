@@ -40,14 +40,6 @@ def kept_share(hidden: int, heads: int, seq: int) -> float:
     return 32 / (34 + 5 * heads * seq / hidden)
 
 
-def known_passes(hidden: int, heads: int, seq: int) -> Passes:
-    """The passes of a GPT's layer in units of its tokens' work.
-
-    Source: Qi et al. 2024, Table 1: F is b s h (24 h + 4 s) FLOPs, B b s h (24 h + 8 s), W b s h (24 h).
-    """
-    return Passes(24 * hidden + 4 * seq, 24 * hidden + 8 * seq, 24 * hidden, kept_share(hidden, heads, seq))
-
-
 def build_grid(ranks: Sequence[Passes], num_microbatches: int, limit: float, send_s: float = 0.0) -> str:
     """The grid of the shortest span: a row a rank; `I` is the input gradient, `W` the weights'.
 

@@ -14,7 +14,7 @@ from autopar.graph.tensor import Kind, size_bytes
 from benchmarks.allocator import Piece, reserved_bytes
 from benchmarks.alpa import combined_bytes
 from benchmarks.fsdp2 import list_pieces
-from benchmarks.zero_bubble import Passes, build_grid, known_passes, longest_span
+from benchmarks.zero_bubble import Passes, build_grid, kept_share, longest_span
 from tests.cost.test_habits import price
 
 MIB = 2**20
@@ -54,9 +54,14 @@ def test_a_state_made_late_breaks_up_a_free_block():
 # Zero Bubble's grid
 
 
+def passes_of(hidden, heads, seq):
+    """In units of a token's work. Source: Qi et al. 2024, Table 1: F is b s h (24 h + 4 s) FLOPs, B b s h (24 h + 8 s), W b s h (24 h)."""
+    return Passes(24 * hidden + 4 * seq, 24 * hidden + 8 * seq, 24 * hidden, kept_share(hidden, heads, seq))
+
+
 @pytest.mark.parametrize(("ranks", "count", "limit"), [(2, 1, 2), (4, 8, 8), (8, 24, 16), (8, 24, 11), (4, 3, 8), (3, 7, 1), (1, 4, 2)])
 def test_grid_runs_and_keeps_its_limit(ranks, count, limit):
-    passes = known_passes(2304, 24, 1024)
+    passes = passes_of(2304, 24, 1024)
     grid = build_grid([passes] * ranks, count, limit)
     check_schedule(parse_csv(grid))
     held = peak_held(build_order(grid, ranks, count), (1.0,) * ranks, (passes.kept,) * ranks)
@@ -88,7 +93,7 @@ def test_few_microbatches_take_their_closed_form(ranks, count):
 @pytest.mark.parametrize("count", [24, 32, 64])
 def test_the_memory_of_1f1b_gives_the_order_by_hand(count):
     """Of equal ranks ZB-1p takes what ZB-H1 takes."""
-    passes = [known_passes(4096, 32, 1024)] * 8
+    passes = [passes_of(4096, 32, 1024)] * 8
     work = count * (passes[0].forward_s + passes[0].input_s + passes[0].weight_s)
     found, by_hand = (span_of(schedule, passes, count, 0.0) / work for schedule in (build_grid(passes, count, 8), "zero-bubble"))
     assert found == pytest.approx(by_hand, rel=1e-9)
