@@ -19,9 +19,9 @@ from .cluster import Cluster, parse_cluster
 from .constraints import Pin, parse_lines
 from .cost.estimate import estimate_program, hidden_seconds, node_seconds
 from .cost.machine import machine_here
+from .cost.measured_file import load_measured
 from .cost.model import CostModel, build_cost_model
 from .cost.prices import build_prices
-from .cost.rows_file import load_profile
 from .errors import AutoparError, ConstraintError
 from .graph.case import Case, build_case, copy_case, split_case
 from .graph.choice import Assignment
@@ -165,7 +165,7 @@ def set_up(
     check_belongs(plan, graph, cluster, plan.model.precision)
     traced = build_case(graph, rules_in_force(find_rows(graph, plan.rules, cache_path)))
     constraints = parse_lines(plan.constraints)
-    model = build_cost_model(cluster, load_profile(rows_path, machine_here()) if cluster.device.kind == "cpu" else None)
+    model = build_cost_model(cluster, load_measured(rows_path, machine_here(), lambda line: None) if cluster.device.kind == "cpu" else None)
     if plan.pipeline is not None:
         return tuple(_stage_bench(plan, stage) for stage in set_up_stages(plan, traced, constraints, model))
     case = split_case(traced, plan.assignment.microbatches)

@@ -22,9 +22,9 @@ from .codegen.emit_stages import emit_stage_files
 from .constraints import Constraints, print_constraints
 from .cost.estimate import estimate_program
 from .cost.machine import machine_here
+from .cost.measured_file import load_measured
 from .cost.model import CostModel, build_cost_model, staged_model
 from .cost.prices import build_prices
-from .cost.rows_file import load_profile
 from .errors import AutoparError, InfeasibleError, PlanError, RankError
 from .graph.case import Case, build_case, case_roles, decided_case
 from .graph.check_plan import check_plan
@@ -298,6 +298,7 @@ def plan_workload(
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     precision = options.precision or ("bf16" if cluster.device.kind == "cuda" else "fp32")
     workload = _with_norm_turns(workload, options, given_plan)
+    measured = load_measured(rows_path, machine_here(), say) if cluster.device.kind == "cpu" else None
     began = time.perf_counter()
 
     say(f"tracing {workload.name or type(workload.model).__name__} in {precision}")
@@ -317,7 +318,7 @@ def plan_workload(
     dump("fold", lambda: _print_fold(case))
     classes = len(set(case.fold.node_class))
     say(f"{len(graph.nodes)} nodes, {classes} after folding equal blocks; {count_params(graph):,} parameters")
-    model = build_cost_model(cluster, load_profile(rows_path, machine_here()) if cluster.device.kind == "cpu" else None)
+    model = build_cost_model(cluster, measured)
     rules_s = time.perf_counter() - began
 
     if given_plan is None:
@@ -405,7 +406,7 @@ def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
     """The passes up to the solver, to be run again with something changed."""
 
     def model_of(cluster: Cluster) -> CostModel:
-        return build_cost_model(cluster, load_profile(rows_path, machine_here()) if cluster.device.kind == "cpu" else None)
+        return build_cost_model(cluster, load_measured(rows_path, machine_here(), lambda line: None) if cluster.device.kind == "cpu" else None)
 
     def trace(workload: Workload, precision: str) -> Case:
         graph = trace_step(workload, precision).graph

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from math import inf
 from pathlib import Path
 
-from autopar.constraints import Constraints
+from autopar.constraints import SEQUENCE, Constraints
 from autopar.cost.matmul import MatmulRates
 from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
@@ -53,12 +53,14 @@ FLAT_STATES = {"mcore_h100", "mbridge", "nemo2407", "nemo_longseq", "mtnlg", "ze
 # Where more of the states' bytes than this stays whole here, ZeRO-1 in flat buffers is priced as our plan without ZeRO, its states cut afterwards: an
 # all-reduce sends what a reduce-scatter of gradients and a gather of parameters send.
 _MOST_WHOLE = 0.1
+# What rows that print none ran by the configurations of their source: torchtitan's `train_configs/llama3_8b.toml` and the like keep activations op by op.
+_CONFIG_RECOMPUTE = {"torchtitan": "selective, op by op"}
 _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
 _SECONDS = 240.0  # for the search of one run, which ends long before: a limit of wall time that is reached makes a price one of the machine's load
-# As a row names it, and as a constraint does; `_TWICE` are grids (`zero_bubble`). ZB-1p is searched within the memory of 1F1B; it is taken to be
-# ZB-H1, which the paper made by hand for the same memory (Qi et al. 2024, sections 2.3 and 3).
-_SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "ZB-1p": "zero-bubble", "": ""}
-_TWICE = ("ZB-2p", "ZB-2p*")  # the star: with half of the microbatch, so that it holds what the others do (Qi et al. 2024, Table 6)
+# As a row names it, and as a constraint does. `_AUTO`: microbatches of a rank that fit, in ranks of the pipeline, where the order is searched (`zero_bubble`): stages are
+# priced as for ZB-H1, and the order is found afterwards.
+_SCHEDULES = {"1F1B": "1f1b", "1F1B-I": "interleaved", "ZB-V": "zbv", "ZB-1p": "zero-bubble", "ZB-2p": "zero-bubble", "ZB-2p*": "zero-bubble", "": ""}
+_AUTO = {"ZB-1p": 1, "ZB-2p": 2, "ZB-2p*": 2}  # the star: with half of the microbatch, so that it holds what the others do (Qi et al. 2024, Table 6)
 # All of ZB-* end their steps without waiting for each other: the norm of the gradients is looked at afterwards (Qi et al. 2024, section 4), so a step takes the
 # longest span of a rank.
 _UNSYNCED = "ZB-"
@@ -114,14 +116,19 @@ class SearchPredictor:
         from autopar.solver.pipeline import PipelineSearch
 
         schedule = schedule_of(run)
-        if schedule not in (*_SCHEDULES, *_TWICE):
+        if schedule not in _SCHEDULES:
             return Prediction(why=f"schedule {schedule} is not built here")
         try:
             row = row_of(run)
             constraints, cluster = constraints_of(row), cluster_of(row)
+            around = dict(constraints.degrees).get(SEQUENCE, 1)
+            if around > 1:
+                return Prediction(
+                    why=f"context parallelism over {around} ranks splits the queries of causal attention; our programs keep them whole (graph.rules.attention), "
+                    "so each of these ranks would be priced with all of the attention"
+                )
             if schedule and constraints.vpp is None:
-                named = twice_grid(run, constraints.microbatch) if schedule in _TWICE else _SCHEDULES[schedule]
-                constraints = merge_constraints(constrain(schedule=named), constraints)
+                constraints = merge_constraints(constrain(schedule=_SCHEDULES[schedule]), constraints)
             if schedule == "1F1B-I" and _ALL_CHUNKS in run.notes and run.layers and run.pp:
                 constraints = merge_constraints(parse_fix(f"vpp={(run.layers + 2) // run.pp}"), constraints)
             model = replace(build_cost_model(cluster), whole_blocks=True, hides_ends=HIDES_ENDS in run.zero_stage, flat_states=run.source_id in FLAT_STATES)
@@ -158,12 +165,13 @@ class SearchPredictor:
         reserved = peak + model.reserve_bytes
         seconds, layout = search.best.step_s + side_seconds(run, model.memory_bytes_per_s), _print_layout(search.best.layout)
         if schedule.startswith(_UNSYNCED):
-            seconds -= _together_seconds(search.best)
-        if schedule in _TWICE:
+            seconds -= _together_seconds(search.best, run)
+        if _AUTO.get(schedule, 1) > 1:
             why = "its memory counts on what an input gradient gives back, which stays here until the weights' gradient"
             return Prediction(seconds, None, band_of(run), why=why)
-        if row.get("recompute") and constraints.recompute is None:  # it was left free, so the memory is that of our choice
-            why = f"recompute {row.get('recompute')!r} has no word among the constraints; {layout}"
+        again = row.get("recompute") or _CONFIG_RECOMPUTE.get(run.source_id)
+        if again and constraints.recompute is None:  # it was left free, so the memory is that of our choice
+            why = f"recompute {again!r} has no word among the constraints; {layout}"
             return Prediction(seconds, None, band_of(run), why=why)
         return Prediction(seconds, None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, layout)
 
@@ -219,34 +227,30 @@ def _between(rates: MatmulRates, gain: float) -> MatmulRates:
     return replace(rates, flops_per_s=tuple({**levels, "bfloat16": levels["float16"] * 2 / (1 + 1 / gain)}.items()))
 
 
-def twice_grid(run: Run, microbatch: int | None) -> str:
-    """The grid of ZB-2p: twice the memory of 1F1B.
+def _together_seconds(best, run: Run) -> float:  # noqa: ANN001
+    """Seconds that a step is shorter than as searched: no rank waits for all to begin or end it, and an automatic order is another one.
 
-    Raises:
-        NotExpressible: its stages or microbatches are not printed.
+    The order is found as the paper's code finds it, with one stage's seconds for all (sail-sg/zero-bubble-pipeline-parallelism, megatron/core/pipeline_parallel:
+    `ScheduleTimers.joint_conclusion` "maybe an all-reduce here to collect global stats?"); it then runs with each stage's own. A middle stage stands for all.
     """
-    from benchmarks.zero_bubble import build_grid, known_passes
-
-    batch = global_batch(run)
-    if not run.pp or not batch or not microbatch or not run.hidden or not run.heads or not run.seq_len:
-        raise NotExpressible(f"schedule {schedule_of(run)}: stages, microbatches or sizes are not printed")
-    count = batch // microbatch // (run.dp or 1)
-    return build_grid(run.pp, count, known_passes(run.hidden, run.heads, run.seq_len), 2 * run.pp)
-
-
-def _together_seconds(best) -> float:  # noqa: ANN001
-    """Seconds of a step that are spent in waiting for all ranks to begin or end it."""
     from autopar.graph.schedules.known import build_order
     from autopar.graph.schedules.timeline import Durations, simulate
     from autopar.solver.layouts import layout_ranks
-    from benchmarks.zero_bubble import longest_span
+    from benchmarks.zero_bubble import Passes, build_grid, kept_share, longest_span
 
-    layout = best.layout
+    layout, limit = best.layout, _AUTO.get(schedule_of(run))
     each = [best.stages[rank].times for rank in layout_ranks(layout)]
-    order = build_order(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)
+    stages, count = layout.place.num_stages, layout.num_microbatches
     parts = ([t.forward_s for t in each], [t.backward_s for t in each], [t.weight_s for t in each])
     times = Durations(*(tuple(s / layout.chunks for s in part) for part in parts))
-    return simulate(order, times).makespan_s - longest_span(order, times)
+    order = build_order(layout.schedule, stages, count, layout.chunks)
+    searched_s = simulate(order, times).makespan_s
+    if limit is not None and stages > 1 and run.hidden and run.heads and run.seq_len:
+        kept = kept_share(run.hidden, run.heads, run.seq_len)
+        middle = each[stages // 2]
+        passes = Passes(middle.forward_s, middle.backward_s - middle.weight_s, middle.weight_s, kept)
+        order = build_order(build_grid([passes] * stages, count, limit * stages), stages, count)
+    return searched_s - longest_span(order, times)
 
 
 def _peak_bytes(stage, model, run: Run) -> float:  # noqa: ANN001

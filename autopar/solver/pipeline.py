@@ -217,7 +217,8 @@ class PipelineSearch:
         rows, cluster = list_units(self.cases.case.graph), self.model.cluster
         asked, trains = dict(self.cases.constraints.degrees).get(PIPELINE), has_backward(self.cases.case.graph)
         most = 1 if self.cases.constraints.only is not None else self.most_stages or len(rows)
-        if asked is not None and asked > most:
+        makes = prod(degree for _, degree in self.cases.constraints.degrees)
+        if asked is not None and asked > most and num_devices(cluster) % makes == 0:  # else that the degrees do not make the cluster is the first thing to say
             why = f"this command needs a plan in {most} stage" if self.most_stages else f"the model has {len(rows)} units between which it may be cut"
             raise ConstraintError(f"pp={asked}: {why}; leave it out")
         for place in list_places(num_devices(cluster), cluster.devices_per_host, min(most, len(rows)), self.cases.constraints, spare):

@@ -103,6 +103,7 @@ def test_what_was_steered_is_right(call_json, gpt, fix):
         (("--fix", "dp=2,tp=4"), "ConstraintError: dp=2 x tp=4 make 8 ranks, the cluster has 4"),
         (("--fix", "dp=2,dp=2"), "ConstraintError: --fix: dp is given twice"),
         (("--fix", "pp=2,dp=2,tp=2", "--no-price"), "ConstraintError: dp=2, tp=2, pp=2: no plan was found: dp=2 x tp=2 x pp=2 make 8 ranks, the cluster has 4"),
+        (("--fix", "pp=64,dp=16,tp=8", "--no-price"), "dp=16 x tp=8 x pp=64 make 8192 ranks, the cluster has 4"),
         (("--fix", "pp=2,dp=2,microbatches=3", "--no-price"), "microbatches=3: the batch of 8 samples does not divide so; what there is: pp=2 dp=2 with 1, 2, 4 microb"),
         (("--fix", "dp=2,microbatches=4,microbatch=8", "--no-price"), "no plan was found: microbatches=4 x microbatch=8 x dp=2 are 64 samples, the batch has 8; what there is: "),
         (("--fix", "pp=2,sp=2"), "ConstraintError: --fix: sp=2 and pp=2: plans in stages or in several microbatches have no axis"),

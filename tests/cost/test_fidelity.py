@@ -11,7 +11,7 @@ from benchmarks.fidelity import main
 from benchmarks.fidelity_activations import SETTINGS, evaluate, layers_held
 from benchmarks.fidelity_bubbles import chunks_of, judge_bubbles, judge_rate
 from benchmarks.fidelity_memory import judge_memory
-from benchmarks.fidelity_predict import band_of, narrow_gain, side_bytes, side_seconds
+from benchmarks.fidelity_predict import SearchPredictor, band_of, narrow_gain, side_bytes, side_seconds
 from benchmarks.fidelity_runs import Prediction, cover, describe, family_of, global_batch, is_close, measured_seconds, missing_of, row_of
 from benchmarks.fidelity_steps import judge_steps, rank
 from benchmarks.fidelity_table import (
@@ -81,7 +81,7 @@ def test_sections_and_rows_are_chosen(tmp_path, capsys):
     assert main(["bubbles", "--data", str(folder), "--rows", "o*", "--json", str(tmp_path / "out.json")]) == 0
     said = capsys.readouterr().out
     assert "one" in said and "two" not in said and "-- bubbles 1F1B: 1 rows: " in said and "aim met" in said
-    judged, others = json.loads((tmp_path / "out.json").read_text())
+    judged, others, untimed = json.loads((tmp_path / "out.json").read_text())
     assert (judged["summary"]["count"], judged["rows"][0]["error"], others["rows"]) == (1, 0.0, [])
     with pytest.raises(SystemExit):
         main(["bubble", "--data", str(folder)])
@@ -190,7 +190,8 @@ def test_bubbles_without_sends_are_the_closed_forms(p, m):
 
 
 def test_why_a_bubble_is_not_predicted():
-    assert "schedule ZB-2p is not among ours" in judge_rate(rate_row("ZB-2p"), Published()).why
+    assert "schedule ZB-H2 is not among ours" in judge_rate(rate_row("ZB-H2"), Published()).why
+    assert "no run of this model tells its sizes" in judge_rate(rate_row("ZB-2p"), Published()).why
     assert judge_rate(rate_row(times=(1.0, None, 1.0, None)), Published()).why == "TB_ms, Tcomm_ms not printed"
     assert "no run of this model tells its layers" in judge_rate(rate_row("1F1B-I"), Published()).why
 
@@ -204,8 +205,23 @@ def test_interleaved_takes_its_chunks_from_the_model():
 
 
 def test_1f1b_is_judged_apart():
-    judged, others = judge_bubbles(Published(bubbles=(rate_row(), rate_row("ZB-V"))))
-    assert len(judged.rows) == len(others.rows) == 1 and others.aim.worst is None
+    judged, others, untimed = judge_bubbles(Published(bubbles=(rate_row(), rate_row("ZB-V"))))
+    assert len(judged.rows) == len(others.rows) == 1 and others.aim.worst is None and not untimed.rows
+
+
+def test_rates_tell_the_times_that_they_were_made_with():
+    run = Run("x", "zb", model="GPT 6.2B", layers=30, hidden=4096, heads=32, seq_len=1024)
+    times = (0.36, 0.36, 0.28, 0.02)
+    made = {name: judge_rate(rate_row(name, 8, 24, times), Published(runs=(run,))).predicted for name in ("1F1B", "ZB-H1", "ZB-V", "ZB-2p")}
+    none = (None, None, None, None)
+    rows = tuple(replace(rate_row(name, 8, 24, none), row_id=name, bubble_rate=rate) for name, rate in made.items())
+    _, _, untimed = judge_bubbles(Published(runs=(run,), bubbles=rows))
+    found = {r.row: r for r in untimed.rows}
+    assert found["1F1B"].predicted is found["ZB-H1"].predicted is None and "solved from" in found["1F1B"].why
+    assert found["ZB-V"].predicted == pytest.approx(made["ZB-V"], abs=1e-6) and found["ZB-2p"].predicted == pytest.approx(made["ZB-2p"], abs=1e-6)
+    assert 0 < made["ZB-2p"] < 0.02 < made["ZB-V"] < made["ZB-H1"]
+    alone = replace(rows[2], bubble_rate=0.1)
+    assert "neither times nor the rates" in judge_bubbles(Published(bubbles=(alone,)))[2].rows[0].why
 
 
 # runs -------------------------------------------------------------------------------------------------------------------------------------
@@ -344,6 +360,14 @@ def test_what_rows_say_by_name():
     assert (cluster.num_hosts, cluster.devices_per_host) == (4, 64)
     device = cluster_of(row_of(replace(run, hardware="H100-96GB HBM2e 2.4TB/s 500W Grand Teton"))).device
     assert (device.memory_bytes, device.memory_bytes_per_s, device.power_w) == (96 * 2**30, 2.4e12, 500.0)
+
+
+def test_context_parallel_runs_are_refused_before_anything_is_traced():
+    run = Run(
+        "r", "torchtitan", framework="torchtitan", model="Llama 3.1 8B", family="dense", layers=32, hidden=4096, heads=32, vocab=128256, seq_len=65536, n_gpus=8, dp=4,
+        tp=1, pp=1, cp=2, micro_bs=1, hardware="H100-96GB", precision="bf16",
+    )  # fmt: skip
+    assert "context parallelism over 2 ranks splits the queries of causal attention; our programs keep them whole" in SearchPredictor()(run).why
 
 
 def test_degrees_that_a_framework_says():

@@ -14,7 +14,7 @@ from autopar.graph.tensor import Kind, size_bytes
 from benchmarks.allocator import Piece, reserved_bytes
 from benchmarks.alpa import combined_bytes
 from benchmarks.fsdp2 import list_pieces
-from benchmarks.zero_bubble import Passes, build_grid, known_passes, longest_span
+from benchmarks.zero_bubble import Passes, build_grid, kept_share, longest_span
 from tests.cost.test_habits import price
 
 MIB = 2**20
@@ -54,22 +54,57 @@ def test_a_state_made_late_breaks_up_a_free_block():
 # Zero Bubble's grid
 
 
-@pytest.mark.parametrize(("ranks", "count", "limit"), [(2, 1, 2), (4, 8, 8), (8, 24, 16), (4, 3, 8), (3, 7, 1)])
+def passes_of(hidden, heads, seq):
+    """In units of a token's work. Source: Qi et al. 2024, Table 1: F is b s h (24 h + 4 s) FLOPs, B b s h (24 h + 8 s), W b s h (24 h)."""
+    return Passes(24 * hidden + 4 * seq, 24 * hidden + 8 * seq, 24 * hidden, kept_share(hidden, heads, seq))
+
+
+@pytest.mark.parametrize(("ranks", "count", "limit"), [(2, 1, 2), (4, 8, 8), (8, 24, 16), (8, 24, 11), (4, 3, 8), (3, 7, 1), (1, 4, 2)])
 def test_grid_runs_and_keeps_its_limit(ranks, count, limit):
-    passes = known_passes(2304, 24, 1024)
-    grid = build_grid(ranks, count, passes, limit)
+    passes = passes_of(2304, 24, 1024)
+    grid = build_grid([passes] * ranks, count, limit)
     check_schedule(parse_csv(grid))
     held = peak_held(build_order(grid, ranks, count), (1.0,) * ranks, (passes.kept,) * ranks)
     assert max(held) <= limit + 1e-6
 
 
-def test_twice_the_memory_has_fewer_bubbles_than_by_hand():
-    forward, inputs, weight = 18.5, 18.1, 9.3
-    times = Durations((forward,) * 8, (inputs + weight,) * 8, (weight,) * 8, (0.6,) * 7)
-    grid = build_grid(8, 24, Passes(forward, inputs, weight, 0.6, 0.37), 16)
-    span, by_hand = longest_span(build_order(grid, 8, 24), times), simulate(build_order("zero-bubble", 8, 24), times).makespan_s
-    work = 24 * (forward + inputs + weight)
-    assert work <= span < by_hand and 1 - work / span < 0.08
+def span_of(schedule, passes, count, send_s):
+    ranks = len(passes)
+    each = ([p.forward_s for p in passes], [p.input_s + p.weight_s for p in passes], [p.weight_s for p in passes])
+    return longest_span(build_order(schedule, ranks, count), Durations(*map(tuple, each), (send_s,) * (ranks - 1)))
+
+
+def test_twice_the_memory_leaves_hardly_a_bubble():
+    """Source: github.com/sail-sg/zero-bubble-pipeline-parallelism, README: ZB-2p has no bubble, ZB-1p a third of 1F1B's."""
+    passes = [Passes(10.0, 10.0, 10.0, 0.5)] * 8
+    twice, once = (span_of(build_grid(passes, 24, limit, 0.1), passes, 24, 0.1) / 720 - 1 for limit in (16, 8))
+    assert 0 <= twice < 0.01 and once == pytest.approx(7 * 10.2 / 720, rel=0.02)
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(8, 2), (8, 4), (8, 8), (16, 4), (16, 16)])
+def test_few_microbatches_take_their_closed_form(ranks, count):
+    """Source: Qi et al. 2024, appendix H: (m + p - 1) (T_F + T_B) + T_W where m <= p."""
+    passes = [Passes(18.5, 18.1, 9.3, 0.37)] * ranks
+    order = build_order(build_grid(passes, count, 2 * ranks), ranks, count)
+    times = Durations((18.5,) * ranks, (27.4,) * ranks, (9.3,) * ranks)
+    assert simulate(order, times).makespan_s == pytest.approx((count + ranks - 1) * 36.6 + 9.3)
+
+
+@pytest.mark.parametrize("count", [24, 32, 64])
+def test_the_memory_of_1f1b_gives_the_order_by_hand(count):
+    """Of equal ranks ZB-1p takes what ZB-H1 takes."""
+    passes = [passes_of(4096, 32, 1024)] * 8
+    work = count * (passes[0].forward_s + passes[0].input_s + passes[0].weight_s)
+    found, by_hand = (span_of(schedule, passes, count, 0.0) / work for schedule in (build_grid(passes, count, 8), "zero-bubble"))
+    assert found == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_a_slow_last_rank_is_never_idle_for_long():
+    """The order is that of the ranks' own seconds: where one has most of the work, a step is hardly longer than its work."""
+    passes = [Passes(10.0, 0.0, 19.0, 0.4), *[Passes(15.0, 17.0, 11.0, 0.4)] * 6, Passes(17.0, 18.0, 14.0, 0.4)]
+    grid = build_grid(passes, 24, 16)
+    check_schedule(parse_csv(grid))
+    assert span_of(grid, passes, 24, 0.0) < 1.01 * 24 * (17.0 + 18.0 + 14.0)
 
 
 # flat states

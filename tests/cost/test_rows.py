@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import parse_cluster
+from autopar.cost.measured_file import list_gaps, load_measured
 from autopar.cost.model import build_cost_model
-from autopar.cost.rows import CommRow, Machine, OpRow, ProfileRows
+from autopar.cost.rows import COMM_KINDS, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows
 from autopar.cost.rows_file import load_profile, save_profile
 from autopar.errors import ClusterError
 
@@ -66,6 +67,39 @@ def test_a_profile_survives_its_file(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["profile-cpu.json"]
     save_profile(replace(ROWS, finished=False, ops=(), comms=()), path)
     assert load_profile(path) == replace(ROWS, finished=False, ops=(), comms=())
+
+
+def test_a_profile_to_price_with_has_measured_ops(tmp_path):
+    path, said = tmp_path / "p.json", []
+    assert load_measured(path, MACHINE, said.append) is None
+    save_profile(replace(ROWS, ops=()), path)
+    with pytest.raises(ClusterError) as error:
+        load_measured(path, MACHINE, said.append)
+    assert str(error.value) == (
+        f"{path}: not a profile to price with: expected measured ops, found no rows of ops; run `autopar profile` again, or delete the file"
+    )
+    save_profile(replace(ROWS, ops=tuple(replace(r, seconds=None, error="RuntimeError: no kernel") for r in ROWS.ops)), path)
+    with pytest.raises(ClusterError, match=r"found \d+ rows of ops, none with seconds \(RuntimeError: no kernel\)"):
+        load_measured(path, MACHINE, said.append)
+    assert not said
+
+
+def test_what_a_profile_lacks_is_said(tmp_path):
+    path, said = tmp_path / "p.json", []
+    save_profile(ROWS, path)
+    assert load_measured(path, replace(MACHINE, torch="9.9.9"), said.append) == ROWS
+    versions, missing = said
+    assert versions == f"{path}: measured with other versions (torch: expected '9.9.9', found {MACHINE.torch!r}); run `autopar profile` again"
+    assert "not measured, so priced by formula: " in missing and "softmax" in missing and "reduce_scatter" in missing
+    assert "all_reduce" not in missing and " matmul," not in missing
+
+
+def test_an_interrupted_profile_is_said():
+    ops = tuple(replace(ROWS.ops[0], family=name, shape=(8,) * len(shape)) for name, shape in SHAPE_NAMES.items())
+    comms = tuple(replace(ROWS.comms[0], kind=kind) for kind in COMM_KINDS)
+    assert list_gaps(ProfileRows(MACHINE, ops, comms, True), MACHINE) == ()
+    (line,) = list_gaps(ProfileRows(MACHINE, ops, comms, False), MACHINE)
+    assert line.startswith("measuring was interrupted")
 
 
 def test_a_row_is_a_line(tmp_path):
