@@ -6,7 +6,8 @@ graph of its own with the forward, backward and update of its part. The law of w
     forward     by position: all forward nodes between two cuts. What depends on batch inputs and constants alone, or is prepared before the
                 turns, runs on every stage that reads it
     backward    where the forward nodes of its module run; where those are on several stages, with the saved values that it reads
-    update      with the state that it writes, reads, or has the gradient of; what has none with the largest of what it reads
+    update      with the state that it writes, reads, or has the gradient of; what has none with the largest of what it reads; what depends on constants
+                alone (a learning rate that is a tensor) runs on every stage that reads it
     states      with their first reader in the forward pass; a parameter that is read on several stages (tied embeddings) is stored on each, is
                 updated on the first, and is sent to the others then; its gradient is summed over the turns where its parts are made, and crosses once
     outputs     leave where they are made, of several stages on the first
@@ -138,9 +139,13 @@ class _Table:
                 self.stage[i] = self._backward(node, by_path.get(node.path, set()))
         written = {new: home[self._state(old)] for old, new in self.graph.updates}
         grads = {grad: home[self._state(param)] for param, grad in self.graph.grads}
+        constant: set[str] = set()
         for i, node in enumerate(self.graph.nodes):
             if node.phase is Phase.UPDATE:
                 writes = [written[name] for name in node.outputs if name in written]
+                if not writes and all(name in constant for name in node.inputs):
+                    constant.update(o for o in node.outputs if o)
+                    continue
                 owners = [home[state] for name in node.inputs if (state := self._state(name)) in home] or [grads[name] for name in node.inputs if name in grads]
                 self.stage[i] = min(writes or owners or self._largest(node) or [0])
         return tuple(self.stage)

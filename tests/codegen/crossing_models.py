@@ -80,6 +80,13 @@ class Clipped(torch.optim.SGD):
         return super().step(closure)
 
 
+def two_rates(params):
+    """AdamW with a rate that is a tensor for the matrices, and another one for the rest."""
+    params = list(params)
+    matrices, rest = [p for p in params if p.dim() > 1], [p for p in params if p.dim() <= 1]
+    return torch.optim.AdamW([{"params": matrices}, {"params": rest, "lr": 5e-3, "weight_decay": 0.0}], lr=torch.tensor(1e-2), weight_decay=0.1)
+
+
 def _ids(*shape):
     return torch.randint(1, VOCAB, shape)
 
@@ -121,4 +128,5 @@ MODELS = {
     "gpt, ignored targets, clipped": lambda: tied_gpt(functools.partial(Clipped, lr=1e-2), ignoring_loss),
     "gpt, momentum": lambda: tied_gpt(MOMENTUM),
     "mixed": mixed,
+    "mixed, two rates": lambda: mixed(two_rates),
 }
