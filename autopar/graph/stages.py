@@ -162,11 +162,11 @@ class _Table:
         return self.stage[self.makers[name][0]] if name in self.makers else -1
 
     def _backward(self, node: Node, there: set[int]) -> int:
-        """With the forward nodes of its module; of several stages, with the values that it reads."""
-        if len(there) == 1:
-            return next(iter(there))
+        """With the forward nodes of its module, of several stages with the values that it reads; never after a stage whose backward it reads, which runs later."""
         saved = [s for name in node.inputs if (s := self._made(name)) >= 0 and self.graph.nodes[self.makers[name][0]].phase is Phase.FORWARD]
         coming = [s for name in node.inputs if (s := self._made(name)) >= 0 and self.graph.nodes[self.makers[name][0]].phase is Phase.BACKWARD]
+        if len(there) == 1:
+            return min(*there, *coming, len(self.places))
         inside = [s for s in saved if not there or s in there]
         if inside:
             return min(max(inside), *coming) if coming else max(inside)
