@@ -34,7 +34,7 @@ from .program import CUTS, WAIT, Origin, Program
 from .repeats import block_of
 from .sections import Section
 from .tensor import STATE_KINDS, Value, size_bytes
-from .turns import ACCUMULATE, LOOP, RECEIVE, SEND
+from .turns import ACCUMULATE, LOOP
 from .update_parts import update_parts
 
 # As `cost.model`: torch's `DistributedDataParallel(bucket_cap_mb=25)`. What is larger is bound by bandwidth, and packing it costs a copy.
@@ -209,8 +209,6 @@ def _in_updates(graph: Graph, places: Sequence[tuple]) -> list[_Hiding]:
     found = []
     for part in parts:
         nodes = [graph.nodes[i] for i in part.nodes]
-        if any(node.op in (SEND, RECEIVE) for node in nodes):
-            continue
         taken: set[int] = set()
         for i, node in zip(part.nodes, nodes):
             if i in taken or node.op not in (*_REDUCES, "comm.all_gather"):

@@ -6,7 +6,8 @@ graph of its own with the forward, backward and update of its part. The law of w
     forward     by position: all forward nodes between two cuts. What depends on batch inputs and constants alone, or is prepared before the
                 turns, runs on every stage that reads it
     backward    where the forward nodes of its module run; where those are on several stages, with the saved values that it reads
-    update      with the state that it writes, reads, or has the gradient of; what has none with the largest of what it reads
+    update      with the state that it writes, reads, or has the gradient of; what has none with the largest of what it reads; what depends on constants
+                alone (a learning rate that is a tensor) runs on every stage that reads it
     states      with their first reader in the forward pass; a parameter that is read on several stages (tied embeddings) is stored on each, is
                 updated on the first, and is sent to the others then; its gradient is summed over the turns where its parts are made, and crosses once
     outputs     leave where they are made, of several stages on the first
@@ -138,9 +139,13 @@ class _Table:
                 self.stage[i] = self._backward(node, by_path.get(node.path, set()))
         written = {new: home[self._state(old)] for old, new in self.graph.updates}
         grads = {grad: home[self._state(param)] for param, grad in self.graph.grads}
+        constant: set[str] = set()
         for i, node in enumerate(self.graph.nodes):
             if node.phase is Phase.UPDATE:
                 writes = [written[name] for name in node.outputs if name in written]
+                if not writes and all(name in constant for name in node.inputs):
+                    constant.update(o for o in node.outputs if o)
+                    continue
                 owners = [home[state] for name in node.inputs if (state := self._state(name)) in home] or [grads[name] for name in node.inputs if name in grads]
                 self.stage[i] = min(writes or owners or self._largest(node) or [0])
         return tuple(self.stage)
@@ -157,11 +162,11 @@ class _Table:
         return self.stage[self.makers[name][0]] if name in self.makers else -1
 
     def _backward(self, node: Node, there: set[int]) -> int:
-        """With the forward nodes of its module; of several stages, with the values that it reads."""
-        if len(there) == 1:
-            return next(iter(there))
+        """With the forward nodes of its module, of several stages with the values that it reads; never after a stage whose backward it reads, which runs later."""
         saved = [s for name in node.inputs if (s := self._made(name)) >= 0 and self.graph.nodes[self.makers[name][0]].phase is Phase.FORWARD]
         coming = [s for name in node.inputs if (s := self._made(name)) >= 0 and self.graph.nodes[self.makers[name][0]].phase is Phase.BACKWARD]
+        if len(there) == 1:
+            return min(*there, *coming, len(self.places))
         inside = [s for s in saved if not there or s in there]
         if inside:
             return min(max(inside), *coming) if coming else max(inside)

@@ -1,7 +1,7 @@
 """Update parts: which nodes of the update belong to one parameter alone.
 
 In: a program's local graph. Out: a `Part` for each parameter whose update needs nothing that another's does, and the rest of the update's nodes. It
-changes nothing.
+changes nothing. What sends to another stage or receives is never a part: parts run after the rest, and messages must keep the order that all stages share.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from .graph import Graph, entering_values, producer_table
 from .node import Phase
 from .program import STARTS
+from .turns import RECEIVE, SEND
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def update_parts(graph: Graph, apart: frozenset[int] = frozenset()) -> tuple[lis
     for mine in members.values():
         storages = {entering[n].storage for i in mine for n in graph.nodes[i].inputs if n in entering}
         params = {s.partition(":")[2] or s for s in storages}
-        if len(params) != 1 or all(graph.nodes[i].op == "state.write" for i in mine):
+        if len(params) != 1 or all(graph.nodes[i].op == "state.write" for i in mine) or any(graph.nodes[i].op in (SEND, RECEIVE) for i in mine):
             rest += mine
         else:
             parts.append(Part(params.pop(), tuple(mine)))

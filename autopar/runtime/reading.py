@@ -5,11 +5,12 @@ from __future__ import annotations
 import builtins
 import hashlib
 import linecache
+import traceback
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from ..errors import PlanError, ProgramError
+from ..errors import AutoparError, PlanError, ProgramError
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.sharding import has_partial, parse_sharding, why_illegal
 from .spec import STATE_KINDS, Batch, ProgramSpec, State, make_mesh, torch_dtype
@@ -24,7 +25,7 @@ def compile_program(files: Mapping[str, str], name: str = "program.py") -> dict[
     Returns:
         the module's namespace. Files beside it are found under their own names.
     Raises:
-        ProgramError: there is no such file, or its text is not Python.
+        ProgramError: there is no such file, its text is not Python, or it fails as it is loaded (what it imports is missing).
     """
     if name not in files:
         raise ProgramError(f"the emitted program has no {name}, only {', '.join(sorted(files)) or 'nothing'}")
@@ -51,7 +52,14 @@ def _run_file(files: Mapping[str, str], name: str, known: dict[str, ModuleType])
 
     module = ModuleType(f"autopar_{name.removesuffix('.py')}")
     vars(module).update({"__file__": shown, "__builtins__": {**vars(builtins), "__import__": find}, _FILES: files})
-    exec(code, vars(module))
+    try:
+        exec(code, vars(module))
+    except AutoparError:
+        raise
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == shown]
+        cure = "emit the program again, or put it beside the others" if isinstance(error, ImportError) else "mend the line, or emit the program again"
+        raise ProgramError(f"{name}, line {lines[-1]}: cannot be loaded: {type(error).__name__}: {error}; {cure}") from error
     return module
 
 

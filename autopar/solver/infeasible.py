@@ -90,6 +90,11 @@ def round_up(size: int) -> str:
     return f"{-(-size // 1024)}KiB"
 
 
+def _print_ms(seconds: float) -> str:
+    """`45.67 ms`, `35,170 ms`: four digits, no power of ten."""
+    return f"{seconds * 1e3:,.{'4g' if seconds < 9.9995 else '0f'}} ms"
+
+
 def add_changes(error: MemoryShortage, changes: Sequence[Change]) -> MemoryShortage:
     """The same shortage with what was found out about these changes."""
     order = sorted(changes, key=lambda c: (c.status != FITS, c.size, c.step_s or 0.0))
@@ -98,7 +103,7 @@ def add_changes(error: MemoryShortage, changes: Sequence[Change]) -> MemoryShort
 
 def print_changes(changes: Sequence[Change]) -> str:
     """The nearest that fits, then one line each for the others that fit, those that do not, and those that time was too short for."""
-    fits = [f"{c.what} (solved: step {c.step_s * 1e3:.4g} ms)" for c in changes if c.step_s is not None]
+    fits = [f"{c.what} (solved: step {_print_ms(c.step_s)})" for c in changes if c.step_s is not None]
     too_large = [f"{c.what} (smallest plan found: {print_bytes(c.minimum_bytes)})" for c in changes if c.status == TOO_LARGE]
     not_found = [f"{c.what} (smallest plan found: {print_bytes(c.minimum_bytes)})" for c in changes if c.status == NOT_FOUND]
     refused = [f"{c.what} ({c.told})" for c in changes if c.status == REFUSED]

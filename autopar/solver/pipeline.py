@@ -230,9 +230,9 @@ class PipelineSearch:
     # --- prices
 
     def _glance(self, places: list[_Place], began: float) -> None:
-        """The price of the main unit of each place that is not beaten, in the order of bounds."""
+        """The price of the main unit of each place that is not beaten, in the order of bounds; where no plan is known, of one in any case."""
         for place in places:
-            if time.monotonic() > began + _GLANCE * (self.deadline - began):
+            if time.monotonic() > began + _GLANCE * (self.deadline - began) and (self.best_s < inf or self._list_hopes(places)):
                 return
             self._price_place(place, Tier.MAIN)
 
@@ -317,9 +317,10 @@ class PipelineSearch:
     # --- plans
 
     def _follow_guesses(self, places: list[_Place]) -> None:
-        """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan."""
+        """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan. Where no plan is known one
+        is solved, whatever the time: the user asked for a plan."""
         trust = _WORTH if self.price_only else _TRUST
-        while self.num_solved < _MOST and time.monotonic() < self.deadline:
+        while self.num_solved < _MOST and (time.monotonic() < self.deadline or (self.best_s == inf and self.num_solved == 0)):
             grows = {shared: self._list_growths(shared) for shared in (False, True)}
 
             def expect(place: _Place, each: _Open) -> float:

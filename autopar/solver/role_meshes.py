@@ -78,7 +78,7 @@ def label_meshes(meshes: Sequence[Mesh], constraints: Constraints, roles: Roles)
             if role in needed or role in degrees:
                 raise ConstraintError(_why_missing(role, degrees.get(role)))
     labels = [role for role in labels if role in roles.available()]
-    _check_sizes(degrees, roles)
+    _check_sizes(degrees, roles, ranks)
     rest = rest_roles(constraints, roles, ranks)
     found: dict[tuple, Mesh] = {}
     for mesh in meshes:
@@ -131,12 +131,12 @@ def _why_size(role: str, degree: int, roles: Roles) -> str:
     return f"the {_WORDS[role]} has size {size} (dim {dim} of {name}), which does not divide by {degree}"
 
 
-def _check_sizes(degrees: Mapping[str, int], roles: Roles) -> None:
+def _check_sizes(degrees: Mapping[str, int], roles: Roles, ranks: int) -> None:
     for role, degree in degrees.items():
         why = _why_size(role, degree, roles)
         if why:
             size = (roles.batch if role == DATA else roles.sequence)[0][2]
-            fits = ", ".join(f"{role}={d}" for d in _divisors(size) if 1 < d <= max(degree, 2)) or f"{role}=1"
+            fits = ", ".join(f"{role}={d}" for d in _divisors(size) if d > 1 and ranks % d == 0) or f"{role}=1"
             raise ConstraintError(f"{role}={degree}: {why}; what divides it: {fits}, or give another --batch or --seq")
 
 

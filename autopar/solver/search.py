@@ -146,7 +146,7 @@ class _Search:
         tries = [_Try(problem, least_seconds(problem)) for problem in problems]
         tries.sort(key=lambda t: (_class_of(t.bound_s), count_columns(t.problem)))
         for left, each in _countdown(tries):
-            self.relax(each, left)
+            self.relax(each, left if self.known_s() < inf else min(left, _THICK))
         tight = sorted((each for each in tries if each.answer.status == "tight"), key=lambda t: t.bound_s)
         if tight and ask_others is not None:
             self.cutoff_s = min(self.cutoff_s, ask_others())

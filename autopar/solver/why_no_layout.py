@@ -5,7 +5,7 @@ In: constraints under which `layouts` lists nothing. Out: a text. It decides not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
@@ -39,7 +39,8 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
         said = " x ".join(f"{role}={degree}" for role, degree in named)
         total = prod(degree for _, degree in named)
         makes = f"{said} {'make' if len(named) > 1 else 'makes'} {total} rank{'s' if total > 1 else ''}, the cluster has {num_devices}"
-        wrong = makes if num_devices % total else f"{said or 'what is asked'} leaves no mesh"
+        needs = _why_no_axis(constraints, lambda c: bool(list_places(num_devices, devices_per_host, num_units, c)))
+        wrong = makes if num_devices % total else f"{said or 'what is asked'} leaves no mesh{needs}"
         there = [_print_place(p) for p in list_places(num_devices, devices_per_host, num_units, free) if p.num_stages > 1 or PIPELINE not in dict(named)]
         return f"{wrong}; {_offer(there)}"
     plain = replace(constraints, microbatches=None, microbatch=None)
@@ -53,6 +54,15 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
         if not any(list_schedules(place, turns, num_units, constraints, trains)):
             reasons.update(dict.fromkeys(_why_no_schedule(place, turns, num_units, constraints, trains)))
     return "; ".join(list(reasons)[:2]) or "no schedule fits"
+
+
+def _why_no_axis(constraints: Constraints, has_places: Callable[[Constraints], bool]) -> str:
+    """A word that is about an axis that the degrees leave no rank for: "" where none is."""
+    for word, role in (("zero", DATA), ("sequence_parallel", TENSOR)):
+        said = getattr(constraints, word)
+        if said and has_places(replace(constraints, **{word: None})):
+            return f" that has an axis of {role}, which {word}={int(said)} is about (leave {word} out)"
+    return ""
 
 
 def _why_no_turns(batch: int, constraints: Constraints) -> str:

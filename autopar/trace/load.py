@@ -201,6 +201,9 @@ def _load_config(path: Path, values: dict[str, object], batch: int | None, seq: 
         fields = json.loads(path.read_text())
     except (ValueError, UnicodeDecodeError) as error:
         raise ModelError(f"{path}: not a JSON file: {error}") from None
+    if isinstance(fields, dict) and str(fields.get("format", "")).startswith("autopar-plan"):
+        source = fields.get("model", {}).get("source") or "file.py:FACTORY"
+        raise ModelError(f"{path}: is a plan, expected the model that it was made of: {source}")
     if not isinstance(fields, dict) or "model_type" not in fields:
         raise ModelError(f'{path}: expected a Hugging Face model config with a "model_type", found none')
     try:

@@ -230,10 +230,15 @@ def _print_comms(plan: Plan, console: Console) -> None:
 def certificate_sentence(plan: Plan) -> str:
     """`proven within 0.1 %: 12.3 ms; no plan in the search space is faster than 12.29 ms`."""
     solve = plan.solve
-    found = f"{solve.objective_s * 1e3:,.4g} ms"
+    found, bound = _exact_ms(solve.objective_s), _exact_ms(solve.lower_bound_s)
     if solve.gap <= 1e-6:
         return f"proven optimal: {found}; no plan in the search space is faster"
-    return f"proven within {print_percent(solve.gap)}: {found}; no plan in the search space is faster than {solve.lower_bound_s * 1e3:,.4g} ms"
+    return f"proven within {print_percent(solve.gap)}: {found}; no plan in the search space is faster than {bound}"
+
+
+def _exact_ms(seconds: float) -> str:
+    """Four digits, and all before the point."""
+    return f"{seconds * 1e3:,.{'4g' if seconds < 9.9995 else '0f'}} ms"
 
 
 def _print_rules(plan: Plan, console: Console) -> None:

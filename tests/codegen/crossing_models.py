@@ -80,6 +80,43 @@ class Clipped(torch.optim.SGD):
         return super().step(closure)
 
 
+class Attended(nn.Module):
+    """Positions attend to one another under a bias that comes from outside."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.out = heads, nn.Linear(width, width)
+
+    def forward(self, x, bias):
+        parts = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        weights = (parts @ parts.transpose(-1, -2) + bias).softmax(-1)
+        return x + self.out((weights @ parts).transpose(1, 2).flatten(2))
+
+
+class Biased(nn.Module):
+    """All layers share one learnt bias by distance, which the model itself brings into shape, from no sample; the head is the table, times a number."""
+
+    def __init__(self, width=8, heads=2):
+        super().__init__()
+        self.embed, self.bias = nn.Embedding(VOCAB, width), nn.Embedding(2 * SEQ, heads)
+        self.layers = nn.ModuleList(Attended(width, heads) for _ in range(3))
+
+    def forward(self, ids):
+        places = torch.arange(SEQ, device=ids.device)
+        bias = self.bias(places[None] - places[:, None] + SEQ).permute(2, 0, 1)[None]
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x, bias)
+        return x @ self.embed.weight.T * 0.5
+
+
+def two_rates(params):
+    """AdamW with a rate that is a tensor for the matrices, and another one for the rest."""
+    params = list(params)
+    matrices, rest = [p for p in params if p.dim() > 1], [p for p in params if p.dim() <= 1]
+    return torch.optim.AdamW([{"params": matrices}, {"params": rest, "lr": 5e-3, "weight_decay": 0.0}], lr=torch.tensor(1e-2), weight_decay=0.1)
+
+
 def _ids(*shape):
     return torch.randint(1, VOCAB, shape)
 
@@ -108,6 +145,10 @@ def tied_gpt(optimizer=ADAMW, loss=token_loss):
     return Workload(model, (_ids(BATCH, SEQ),), (_padded() if loss is ignoring_loss else _ids(BATCH, SEQ),), loss, optimizer)
 
 
+def biased():
+    return Workload(Biased(), (_ids(BATCH, SEQ),), (_padded(),), ignoring_loss, MOMENTUM)
+
+
 def mixed(optimizer=ADAMW):
     return Workload(Mixed(), (torch.randn(BATCH, 8), torch.randn(BATCH, 8)), (torch.randn(BATCH, 8),), F.mse_loss, optimizer)
 
@@ -120,5 +161,7 @@ MODELS = {
     "gpt": tied_gpt,
     "gpt, ignored targets, clipped": lambda: tied_gpt(functools.partial(Clipped, lr=1e-2), ignoring_loss),
     "gpt, momentum": lambda: tied_gpt(MOMENTUM),
+    "biased": biased,
     "mixed": mixed,
+    "mixed, two rates": lambda: mixed(two_rates),
 }

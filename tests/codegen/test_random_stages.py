@@ -17,8 +17,9 @@ from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.plan import Pipeline  # noqa: E402
 from autopar.graph.random_plans import draw_pipeline, list_turns  # noqa: E402
 from autopar.graph.stage_programs import build_stage_programs  # noqa: E402
-from autopar.graph.stages import cut_stages  # noqa: E402
-from autopar.graph.turns import SEND  # noqa: E402
+from autopar.graph.stages import cut_stages, list_units, stage_table  # noqa: E402
+from autopar.graph.turns import SEND, count_microbatches  # noqa: E402
+from autopar.graph.update_parts import update_parts  # noqa: E402
 
 from .crossing_models import MODELS  # noqa: E402
 from .random_models import make_random_workload  # noqa: E402
@@ -26,7 +27,7 @@ from .random_plans import Control, Hung, StagedPlan, draw_staged, make_mesh, rel
 
 pytestmark = pytest.mark.torch
 
-PLANS = {"mixed": 12, "u-net": 3, "u-net, clipped": 2, "translator": 2, "translator, dropout": 1, "gpt": 1, "gpt, ignored targets, clipped": 2, "gpt, momentum": 3}
+PLANS = {"mixed": 12, "u-net": 3, "u-net, clipped": 2, "translator": 2, "translator, dropout": 1, "gpt": 1, "gpt, ignored targets, clipped": 2, "gpt, momentum": 3, "mixed, two rates": 2, "biased": 2}
 
 
 @functools.cache
@@ -121,6 +122,42 @@ def test_clipping_moves_only_numbers_between_stages():
             values = {v.name: v for v in stage.graph.values}
             shapes = {values[n.inputs[0]].shape for n in stage.graph.nodes if n.op == SEND and n.phase is Phase.UPDATE}
             assert shapes and shapes <= {(), (1,)}
+
+
+def test_a_rate_that_is_a_tensor_stays_where_it_is_read():
+    """What follows from constants alone is made on every stage."""
+    _, _, turns = traced("mixed, two rates")
+    for turned in turns:
+        last = next(node.name for node in turned.graph.nodes if node.path == "last")
+        plain = next(t for t in traced("mixed")[2] if count_microbatches(t.graph) == count_microbatches(turned.graph))
+        other = next(node.name for node in plain.graph.nodes if node.path == "last")
+        assert count_late(turned.graph, last) == count_late(plain.graph, other)
+
+
+def count_late(graph, start):
+    """How many messages go from stage to stage in the update."""
+    return sum(node.op == SEND and node.phase is Phase.UPDATE for stage in cut_stages(graph, (start,)) for node in stage.graph.nodes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_backward_pass_goes_from_later_stages_to_earlier_ones(name):
+    graph = traced(name)[2][1].graph
+    units = list_units(graph)
+    table = stage_table(graph, [graph.nodes[unit[0]].name for unit in units[1:]])
+    made = {out: (stage, node.phase) for stage, node in zip(table, graph.nodes) for out in node.outputs}
+    for stage, node in zip(table, graph.nodes):
+        if node.phase is Phase.BACKWARD:
+            assert all(made[n][0] >= stage for n in node.inputs if n in made and made[n][1] is Phase.BACKWARD), node
+
+
+def test_what_is_sent_in_the_update_keeps_its_order():
+    """A parameter's update that sends to another stage is no function of its own, which would run after what is received."""
+    _, _, turns = traced("gpt, momentum")
+    norm = next(node.name for node in turns[0].graph.nodes if node.path == "blocks.1.norm_1")
+    graph = cut_stages(turns[0].graph, (norm,))[0].graph
+    sent = {i for i, node in enumerate(graph.nodes) if node.op == SEND and node.phase is Phase.UPDATE}
+    parts, rest = update_parts(graph)
+    assert sent and parts and sent <= set(rest)
 
 
 def swapped(files, right, wrong):

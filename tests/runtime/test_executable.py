@@ -157,6 +157,8 @@ def test_wrong_state_dicts_change_nothing(given, text):
         (MASTERS.replace("bfloat16", "brain"), "expected a torch dtype such as float32, found 'brain'"),
         (MASTERS.replace('"param"', '"thing"'), "w: expected kind param, buffer, optim, found 'thing'"),
         (MASTERS + '\nALIASES = {"v": "u"}', "v is an alias of u, which is no state"),
+        ("MESH = ()\n\nimport stage_7", "program.py, line 3: cannot be loaded: ModuleNotFoundError: No module named 'stage_7'; emit the program again, or put it beside"),
+        ("MESH = ()\nSTATES = MESHES", "program.py, line 2: cannot be loaded: NameError: name 'MESHES' is not defined; mend the line, or emit"),
     ],
 )
 def test_malformed_programs(text, error):

@@ -95,6 +95,14 @@ def test_what_was_not_tried_is_not_said_to_be_impossible():
     assert _narrowed(replace(answer, status="solved"), 0.5).status == "solved"
 
 
+def test_a_plan_is_found_even_where_the_time_is_up_at_once():
+    found = run_search(make_search("8xA100-80GB", LARGE, seconds=0, pp=2, microbatches=4))
+    assert found.best is not None and found.num_solved == 1 and found.bound_s <= found.best.step_s
+    search = make_search("8xA100-80GB", LARGE, seconds=0, pp=2, microbatches=4)
+    search.run(1e-9)  # where a plan is known, time counts
+    assert search.result().num_solved == 0
+
+
 def test_units_are_handed_to_neighbours():
     assert _handed_over((2, 4), 1, (0, 1, 2), 6) == [(3, 4), (2, 3)]
     assert _handed_over((2, 4), 0, (0, 1, 2), 6) == [(1, 4)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from math import inf
 
@@ -67,6 +68,20 @@ def test_a_mesh_that_ran_out_of_time_keeps_the_bound_of_its_fastest_strategies(m
     bound = {print_mesh(mesh): answer.bound_s for mesh, answer in found.meshes}["a=2 b=2"]
     assert 0 < bound <= expected["a=2 b=2"]
     assert found.certificate.lower_bound_s == min(found.certificate.objective_s, *(answer.bound_s for _, answer in found.meshes)) > 0
+
+
+def test_as_long_as_there_is_no_plan_a_mesh_gets_a_third_of_the_time(monkeypatch):
+    """Of 24 devices there are eight meshes; an eighth of the time would be too short for any of them."""
+
+    def never_done(problem, *rest, time_limit_s, **more):
+        given.append((time_limit_s, deadline - time.monotonic()))
+        return replace(right(problem, *rest, time_limit_s=time_limit_s, **more), status="unknown", decisions=(), objective_s=inf)
+
+    given, right, deadline = [], search_module.solve_mesh, time.monotonic() + 60.0
+    monkeypatch.setattr(search_module, "solve_mesh", never_done)
+    with pytest.raises(InfeasibleError):
+        solve(training_step(), 1, sizes=((24,), (3, 8), (8, 3), (6, 4), (4, 6), (12, 2), (2, 12)))
+    assert len(given) >= 7 and all(seconds > left / 4 for seconds, left in given[:7])
 
 
 def test_of_meshes_with_equal_bounds_the_smallest_program_settles_the_others():

@@ -103,7 +103,14 @@ def test_hugging_face_config(tmp_path):
     assert workload.example_inputs["input_ids"].shape == (2, 16) and len(workload.model.model.layers) == 1
     assert all(p.is_meta for p in workload.model.parameters()) and not workload.model.model.rotary_emb.inv_freq.is_meta
     assert trace_step(workload).graph.loss
-    for text, expected in (("{]", "not a JSON file"), ("{}", "expected a Hugging Face model config"), ('{"model_type": "vit"}', "is no causal language model")):
+    plan = '{"format": "autopar-plan-1", "model": {"source": "m.py:f"}}'
+    wrong = {
+        "{]": "not a JSON file",
+        "{}": "expected a Hugging Face model config",
+        plan: "is a plan, expected the model that it was made of: m.py:f",
+        '{"model_type": "vit"}': "is no causal language model",
+    }
+    for text, expected in wrong.items():
         path.write_text(text)
         with pytest.raises(ModelError, match=expected):
             load_workload(str(path))

@@ -49,6 +49,8 @@ def test_the_certificate_is_a_sentence():
     )
     solve = dataclasses.replace(solve, lower_bound_s=0.0123, gap=0.0)
     assert certificate_sentence(dataclasses.replace(PLAN, solve=solve)) == "proven optimal: 12.3 ms; no plan in the search space is faster"
+    solve = dataclasses.replace(solve, objective_s=35.17, lower_bound_s=9.9996, gap=0.7)
+    assert "35,170 ms; no plan in the search space is faster than 10,000 ms" in certificate_sentence(dataclasses.replace(PLAN, solve=solve))
 
 
 def test_units():
