@@ -109,7 +109,7 @@ def print_files(
     program, sections = overlap_within(program, phase_sections(program.graph), room_bytes)
     fused = Fused(program, sections, ()) if local == "ops" else fuse_program(program, sections, segments=local == "inductor")
     program = fused.program
-    body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1)
+    body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1, fused.kernels)
     header = _HEADER.format(
         name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=print_imports(facts, bool(fused.kernels))
     )

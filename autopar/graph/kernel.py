@@ -21,7 +21,8 @@ INTO = "into"  # argument of such a node: ((output, input), ...): outputs that a
 
 _PLAIN = frozenset(("_to_copy", "neg", "reciprocal", "expand", "view", "reshape", "permute", "unsqueeze", "squeeze", "full", "alias", "slice"))
 _MOST_WORDS = 4
-_RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "range", "float")  # in the texts of kernels
+_RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "range", "float", "parts", "table", "entry",
+             "together", "lists")  # in the texts of kernels
 _SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim"))  # arguments of ops that know a shape
 
 
@@ -91,6 +92,12 @@ def is_kernel(op: str) -> bool:
     return op.startswith(f"{KERNEL}.")
 
 
+def takes_lists(kernel: Kernel) -> bool:
+    """True where the program calls it for many parameters at once, with a list for each argument: a kernel of the update that works on tensors of any one shape, or on
+    scalars alone."""
+    return kernel.graph.nodes[0].phase is Phase.UPDATE and (kernel.any_shape or not any(v.shape for v in kernel.graph.values))
+
+
 def written_states(node: Node) -> tuple[tuple[str, str], ...]:
     """(state, new version) of the states that a kernel's node rewrites in place."""
     pairs = next((arg for key, arg in node.args if key == INTO), ()) if is_kernel(node.op) else ()
@@ -103,7 +110,7 @@ def kernel_key(kernel: Kernel) -> object:
     number = {v.name: k for k, v in enumerate(graph.values)}
     nodes = tuple((n.op, n.args, tuple(number[i] for i in n.inputs), tuple(number[o] if o else -1 for o in n.outputs)) for n in graph.nodes)
     shapes = tuple((bool(v.shape) if kernel.any_shape else v.shape, v.dtype) for v in graph.values)
-    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into
+    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel)
 
 
 def _takes_any_shape(graph: Graph) -> bool:
