@@ -78,7 +78,7 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
     if text.partials:
         sizes["PROGRAMS"] = 128
     if takes_lists(kernel):
-        signature = {"parts": "*i64", "table": "*i64"}
+        signature = {"parts": "*i64", "table": "*i64", **{f"{kernel.graph.outputs[p.output]}_out": POINTERS[p.dtype] for p in text.partials}}
         sizes = {"ROWS": sizes["ROWS"] if kernel.any_shape else 1, "ALIGN": together.ALIGNED}
     elif kernel.any_shape:
         signature["SIZE"] = "i32"

@@ -29,11 +29,12 @@ class ListWriter(Writer):
     Args:
         state_text: of a state or batch entry, the text that reads it and whether it is each parameter's own (it has `name` then).
         lists: ops of kernels that take lists.
+        numbers: values without dims: their sums over an axis go as one collective.
     """
 
-    def __init__(self, state_text: Callable[[str], tuple[str, bool]], lists: Collection[str]) -> None:
+    def __init__(self, state_text: Callable[[str], tuple[str, bool]], lists: Collection[str], numbers: Collection[str] = ()) -> None:
         super().__init__(("names", *_ELEMENTS), lambda name: state_text(name)[0], lambda path: "", {}, lists)
-        self._find_state = state_text
+        self._find_state, self._numbers = state_text, numbers
         self._shared: set[str] = set()  # values that are no lists
 
     def take(self, value: str, key: str, own: bool, stays: bool) -> None:
@@ -66,6 +67,8 @@ class ListWriter(Writer):
             text = print_expression(node, [self._list_of(name) for name in node.inputs])
         elif node.op in STARTS and len(node.inputs) == 1:
             text = f"comm.{node.op.removeprefix('comm.')}({self._list_of(node.inputs[0])}, {print_start_options(node)})"
+        elif node.op == "comm.all_reduce" and node.inputs[0] in self._numbers:
+            text = f"[x.wait() for x in comm.start_all_reduce({self._list_of(node.inputs[0])}, {print_start_options(node)})]"
         else:
             loop, elements = self._loop(node)
             one = print_expression(node, elements)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from .graph import Graph
 from .liveness import is_view
-from .node import Arg, Node, Phase, Ref, packet_of
+from .node import Arg, Node, Phase, Ref, get_arg, packet_of
 from .tensor import STATE_KINDS, Kind, Value
 
 KERNEL = "kernel"  # the namespace of ops that are kernels: `kernel.add_layer_norm`
@@ -65,13 +65,15 @@ def cut_kernel(
     for number, i in enumerate(nodes):
         node = graph.nodes[i]
         outputs = tuple(names[o] if o else "" for o in node.outputs)
-        inner.append(Node(f"n{number}", node.op, tuple(names[n] for n in node.inputs), node.args, outputs, node.phase))
+        whole = _sums_everything(node, values)
+        op, args = ("aten.sum.dim_IntList", _over_everything(node)) if whole else (node.op, node.args)
+        inner.append(Node(f"n{number}", op, tuple(names[n] for n in node.inputs), args, outputs, node.phase))
         own += [Value(names[o], names[o], 0, values[o].shape, values[o].dtype, Kind.ACTIVATION) for o in node.outputs if o]
     pairs = tuple((k, arguments.index(into[name])) for k, name in enumerate(outside) if name in into)
-    whole = Graph("", (*entering, *own), tuple(inner), tuple(names[a] for a in arguments), outputs=tuple(names[o] for o in outside))
+    cut = Graph("", (*entering, *own), tuple(inner), tuple(names[a] for a in arguments), outputs=tuple(names[o] for o in outside))
     work = [graph.nodes[i] for i in nodes if not is_view(graph.nodes[i].op)]
     sources = tuple(dict.fromkeys(f"{n.source or n.path or 'the step'}: {packet_of(n.op).partition('.')[2]}" for n in work))
-    return Kernel("", whole, pairs, _takes_any_shape(whole), sources), arguments
+    return Kernel("", cut, pairs, _takes_any_shape(cut), sources), arguments
 
 
 def kernel_node(kernel: Kernel, arguments: Sequence[str], outside: Sequence[str], like: Node) -> Node:
@@ -113,12 +115,31 @@ def kernel_key(kernel: Kernel) -> object:
     return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel)
 
 
+def leaves_sums(kernel: Kernel) -> bool:
+    """True where it makes a number of a whole tensor."""
+    return any(node.op == "aten.sum.dim_IntList" and get_arg(node, "dim") == () for node in kernel.graph.nodes)
+
+
+def _sums_everything(node: Node, values: Mapping[str, Value]) -> bool:
+    """True for a sum of a whole tensor in the update: which dims that are says only how many it has."""
+    return node.phase is Phase.UPDATE and packet_of(node.op) == "aten.sum" and bool(values[node.inputs[0]].shape) and not values[node.outputs[0]].shape
+
+
+def _over_everything(node: Node) -> tuple[tuple[str, Arg], ...]:
+    return (node.args[0], ("dim", ()), *(arg for arg in node.args[1:] if arg[0] not in ("dim", "keepdim")))
+
+
 def _takes_any_shape(graph: Graph) -> bool:
-    """True where no op knows a shape or a dim, nor adds anything up: all work element by element on tensors of one shape."""
-    arguments = {key for node in graph.nodes for key, _ in node.args}
+    """True where no op knows a shape or a dim: all work element by element on tensors of one shape, or sum up such a tensor for somebody else."""
     shape_of = {v.name: v.shape for v in graph.values}
-    reduces = any(not shape_of[out] and any(shape_of[name] for name in node.inputs) for node in graph.nodes for out in node.outputs if out)
-    return len({shape for shape in shape_of.values() if shape}) == 1 and not arguments & _SHAPED and not reduces
+    read = {name for node in graph.nodes for name in node.inputs}
+    for node in graph.nodes:
+        sums = get_arg(node, "dim") == () and packet_of(node.op) == "aten.sum" and not read.intersection(node.outputs)
+        if any(key in _SHAPED and not (sums and key == "dim") for key, _ in node.args):
+            return False
+        if not sums and any(not shape_of[out] and any(shape_of[name] for name in node.inputs) for out in node.outputs if out):
+            return False
+    return len({shape for shape in shape_of.values() if shape}) == 1
 
 
 def suggest_name(kernel: Kernel) -> str:

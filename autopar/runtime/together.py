@@ -177,13 +177,11 @@ class Together:
 
     def _place(self, rows: Tensor, device: torch.device) -> Tensor:
         """A table on its device, without waiting for it."""
-        if device.type == "cpu":
-            return rows
         if _captures(device):
             table = torch.empty_like(rows, device=device)
             self._unfilled.append((table, rows))
             return table
-        return rows.pin_memory().to(device, non_blocking=True)
+        return rows if device.type == "cpu" else rows.pin_memory().to(device, non_blocking=True)
 
 
 def each(ops: Callable, lists: Sequence[Sequence[Tensor]], num_results: int, whole: bool = False) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ...graph.kernel import Kernel, takes_lists
+from ...graph.kernel import Kernel, leaves_sums, takes_lists
 from .adam import adam_of, print_adam, print_adam_lists
 from .parts import Part, print_parts
 from .reductions import UnsupportedError
@@ -76,7 +76,7 @@ def _print_kernel(kernel: Kernel) -> list[str]:
 
 def _print_plain(kernel: Kernel, head: list[str]) -> list[str]:
     """The function, and those that it needs before it: on a CPU large tensors go through its ops in pieces."""
-    if not kernel.any_shape:
+    if not kernel.any_shape or leaves_sums(kernel):
         return [_text([*head, *_indented(print_torch(kernel))])]
     return [_print_ops(kernel), _text([*head, f"    return fused.in_pieces({kernel.name}_ops, [{', '.join(kernel.graph.inputs)}])"])]
 
@@ -96,9 +96,9 @@ def _print_lists(kernel: Kernel, compiled: bool) -> list[str]:
     except UnsupportedError as error:
         parts, doc = (), [*doc, f"Plain torch on every device: {error}."]
     if parts:
-        apart = [*(text for part in parts for text in (_text(part.text.lines), _together(part.kernel))), *apart]
+        apart = [*(text for part in parts for text in (_text(part.text.lines), _together(part))), *apart]
         head += [f"    if {first} and fused.runs_triton({first}[0]):", *_indented(_indented(_run_together(kernel, parts)))]
-    ops, whole = f"{name}_ops", ""
+    ops, whole = f"{name}_ops", ", whole=True" if leaves_sums(kernel) else ""
     if compiled and not scalar:
         apart.append(f"{name}_compiled = fused.compiled({name}_ops)\n")
         ops, whole = f"{name}_compiled", ", whole=True"
@@ -124,13 +124,18 @@ def _run_together(kernel: Kernel, parts: Sequence[Part]) -> list[str]:
     return [*lines, f"return {', '.join(kernel.graph.outputs)}"]
 
 
-def _together(kernel: Kernel) -> str:
+def _together(part: Part) -> str:
     """The line that says what the Triton function of many parameters takes and makes."""
+    kernel, sums = part.kernel, {p.output: p.dtype for p in part.text.partials}
     values, into = {v.name: v for v in kernel.graph.values}, dict(kernel.into)
     wide = next((k for k, name in enumerate(kernel.graph.inputs) if values[name].shape), None)
-    made = [values[name] for k, name in enumerate(kernel.graph.outputs) if k not in into]
-    results = ", ".join(f"together.Made(torch.{v.dtype}{'' if v.shape else ', scalar=True'})" for v in made)
-    return f"{kernel.name}_together = together.Together({kernel.name}_kernel, wide={wide}, made=[{results}], written={[i for _, i in kernel.into]})\n"
+    made = []
+    for k, name in enumerate(kernel.graph.outputs):
+        if k not in into:
+            parted = f", part_dtype=torch.{sums[k]}" if k in sums else ""
+            made.append(f"together.Made(torch.{values[name].dtype}{'' if values[name].shape else ', scalar=True'}{parted})")
+    written = [i for _, i in kernel.into]
+    return f"{kernel.name}_together = together.Together({kernel.name}_kernel, wide={wide}, made=[{', '.join(made)}], written={written})\n"
 
 
 def _head(kernel: Kernel, doc: list[str], suffix: str = "") -> list[str]:

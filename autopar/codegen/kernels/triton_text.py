@@ -404,7 +404,7 @@ class Printer:
         flat = self.shape == "flat"
         sizes = (["SIZE"] if self.kernel.any_shape else []) + ["ROWS: tl.constexpr"] + ([] if flat else ["COLS: tl.constexpr"]) + (["PROGRAMS: tl.constexpr"] if accumulated else [])
         if takes_lists(self.kernel):
-            return self._of_many(body, outs)
+            return self._of_many(body, outs, accumulated, finals)
         head = f"def {self.kernel.name}_kernel({', '.join([*(f'{n}_ptr' for n in graph.inputs), *outs, *sizes])}):"
         lines: list[str] = []
         side = "" if flat else "[:, None]"
@@ -428,18 +428,19 @@ class Printer:
             lines += [*(f"    {line}" for line in inner), *finals]
         return ["@fused.jit", head, *(f"    {line}" for line in lines)]
 
-    def _of_many(self, body: list[str], outs: list[str]) -> list[str]:
-        """The function that works on one parameter of many (`runtime.together`): it finds its place in tables."""
-        graph, wide = self.graph, self.kernel.any_shape
-        dtypes = {**{f"{n}_ptr": self.values[n] for n in graph.inputs}, **{f"{n}_out": self.values[n] for n in graph.outputs if f"{n}_out" in outs}}
-        lines = ["part = parts + tl.program_id(0) * 2", f"entry = table + tl.load(part) * {1 + len(dtypes)}"]
-        if wide:
+    def _of_many(self, body: list[str], outs: list[str], accumulated: list[tuple[str, str, int]], finals: list[str]) -> list[str]:
+        """The function that works on one parameter of many (`runtime.together`): it finds its place in tables, and leaves a part of each sum."""
+        graph, sums = self.graph, {f"{p}_out" for r in self.reductions for p in r.outputs}
+        told = [(f"{n}_ptr", self.values[n]) for n in graph.inputs] + [(f"{n}_out", self.values[n]) for n in graph.outputs if f"{n}_out" in outs and f"{n}_out" not in sums]
+        lines = ["part = parts + tl.program_id(0) * 2", f"entry = table + tl.load(part) * {1 + len(told)}"]
+        if self.kernel.any_shape:
             lines += ["row = tl.load(part + 1) * ROWS + tl.arange(0, ROWS)", "SIZE = tl.multiple_of(tl.load(entry), ALIGN)"]
-        for number, (name, value) in enumerate(dtypes.items(), 1):
+        for number, (name, value) in enumerate(told, 1):
             place = f"tl.load(entry + {number}).to(tl.pointer_type({_pointed(value.dtype)}))"
             lines.append(f"{name} = {f'tl.multiple_of({place}, ALIGN)' if value.shape else place}")
-        head = f"def {self.kernel.name}_kernel(parts, table, ROWS: tl.constexpr, ALIGN: tl.constexpr):"
-        return ["@fused.jit", head, *(f"    {line}" for line in [*lines, *body])]
+        lines += [*body, *(f"{total} = {text}" for total, text, _ in accumulated), *finals]
+        arguments = ["parts", "table", *(name for name in outs if name in sums), "ROWS: tl.constexpr", "ALIGN: tl.constexpr"]
+        return ["@fused.jit", f"def {self.kernel.name}_kernel({', '.join(arguments)}):", *(f"    {line}" for line in lines)]
 
     def _is_double(self) -> bool:
         return any(v.dtype == "float64" for v in self.graph.values if v.shape)
