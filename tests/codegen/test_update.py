@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import re
 import subprocess
 import sys
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 
@@ -19,11 +21,17 @@ from torch import nn  # noqa: E402
 
 from autopar.api import compile_workload  # noqa: E402
 from autopar.codegen.folded import fold_in_order  # noqa: E402
+from autopar.graph.case import build_case  # noqa: E402
+from autopar.graph.fuse import fuse_program  # noqa: E402
+from autopar.graph.kernel import takes_lists  # noqa: E402
+from autopar.graph.partition import partition  # noqa: E402
+from autopar.graph.random_plans import Assigner, plain_mesh  # noqa: E402
+from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.options import Options  # noqa: E402
 from autopar.runtime import together  # noqa: E402
 from autopar.runtime.names import expand_names  # noqa: E402
 from autopar.runtime.parcels import as_they_come, lots  # noqa: E402
-from autopar.trace import Workload  # noqa: E402
+from autopar.trace import Workload, trace_step  # noqa: E402
 
 from .update_numbers import CASES, Block, Clipped  # noqa: E402
 
@@ -55,12 +63,28 @@ def test_a_kernel_is_launched_once_for_all_parameters(numbers, name):
     assert row["params"] == 14 and row["launches"] and all(count <= (3 if kernel == "mul_sum_kernel" else 2) for kernel, count in row["launches"].items()), row
 
 
+@pytest.mark.parametrize("arch", [80, 90])
+def test_no_kernel_of_a_clipped_update_spills(arch):
+    pytest.importorskip("triton")
+    warnings.simplefilter("ignore", UserWarning)  # Triton 3.9 tells of a default of 3.10
+    from benchmarks.kernel_compile import compile_kernels
+
+    case = build_case(trace_step(_workload(1), "bf16").graph)
+    assignment = Assigner(case.graph, case.sites, case.signatures, plain_mesh(())).draw(random.Random(0))
+    program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
+    rows = compile_kernels([k for k in fuse_program(program, phase_sections(program.graph)).kernels if takes_lists(k)], [arch])
+    assert {row.name for row in rows} >= {"mul_sum", "update_step", "update_param_exp_avg_exp_avg_sq_master"} and not any(row.spilled_bytes for row in rows), rows
+
+
 def _update_text(depth: int) -> str:
+    text = compile_workload(_workload(depth), "cpu:1", Options(price=False), cache_path=None).files["program.py"]
+    return text[text.index("def measure_param(") :].partition("def step(")[0]
+
+
+def _workload(depth: int) -> Workload:
     torch.manual_seed(0)
     model = nn.Sequential(OrderedDict(h=nn.Sequential(*(Block(16) for _ in range(depth))), head=nn.Linear(16, 6)))
-    workload = Workload(model, (torch.randn(8, 16),), (torch.randn(8, 6),), nn.functional.mse_loss, functools.partial(Clipped, lr=0.01))
-    text = compile_workload(workload, "cpu:1", Options(price=False), cache_path=None).files["program.py"]
-    return text[text.index("def measure_param(") :].partition("def step(")[0]
+    return Workload(model, (torch.randn(8, 16),), (torch.randn(8, 6),), nn.functional.mse_loss, functools.partial(Clipped, lr=0.01))
 
 
 def test_a_clipped_update_does_not_grow_with_the_model():

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.errors import InputError, OptionsError  # noqa: E402
 from autopar.codegen.cuda_graph import check_capturable  # noqa: E402
+from autopar.errors import InputError, OptionsError  # noqa: E402
 from autopar.graph.graph import Graph  # noqa: E402
 from autopar.graph.node import Node, Phase, Ref  # noqa: E402
 from autopar.graph.tensor import Kind, Value  # noqa: E402
