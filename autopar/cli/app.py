@@ -153,7 +153,10 @@ def emit(
         batchnorm=batchnorm,
     )  # fmt: skip
     asked = read_asked(word, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm, local=local, cuda_graph=cuda_graph)
+    options = read_options(
+        memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm, local=local,
+        cuda_graph=cuda_graph,
+    )  # fmt: skip
     return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
 
 

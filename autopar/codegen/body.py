@@ -80,7 +80,8 @@ def print_bodies(
     tail = _find_tail(graph, leaving)
     state_keys = {v.name: _entry(v) for v in entering_values(graph)}
     held = frozenset() if in_turns else leaving
-    frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes, frozenset(f"{KERNEL}.{k.name}" for k in kernels if takes_lists(k)))
+    lists = frozenset(f"{KERNEL}.{k.name}" for k in kernels if takes_lists(k))
+    frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes, lists)
     frame.grad_keys = _name_grads(program, grads, crossings, tail, leaving - held)
     for name in (n for n in frame.grad_keys if n in leaving - held):
         frame.leaving_keys[name] = frame.grad_keys[name] + ("~out" if is_taken_by_update(frame, name) else "")

@@ -36,8 +36,8 @@ def adam(
 
 
 def adam_all(
-    param: Sequence[Tensor], grad: Sequence[Tensor], exp_avg: Sequence[Tensor], exp_avg_sq: Sequence[Tensor], *, keep: Any, beta1: float, beta2: float, divide: Any, plus: Any,
-    value: float,
+    param: Sequence[Tensor], grad: Sequence[Tensor], exp_avg: Sequence[Tensor], exp_avg_sq: Sequence[Tensor], *,
+    keep: Any, beta1: float, beta2: float, divide: Any, plus: Any, value: float,
 ) -> None:  # fmt: skip
     """`adam` of many parameters: one call for all whose factors are equal.
 
@@ -54,8 +54,9 @@ def adam_all(
 
 
 def _run(
-    params: list[Tensor], grads: list[Tensor], firsts: list[Tensor], seconds: list[Tensor], keep: float, beta1: float, beta2: float, divide: float, plus: float, value: float
-) -> None:
+    params: list[Tensor], grads: list[Tensor], firsts: list[Tensor], seconds: list[Tensor],
+    keep: float, beta1: float, beta2: float, divide: float, plus: float, value: float,
+) -> None:  # fmt: skip
     rate = -value * divide
     decay = (1.0 - keep) / rate if rate else 0.0
     if not rate and keep != 1.0:

@@ -51,11 +51,12 @@ class CudaCapture:
     def takes(self, comm: Comm) -> bool:
         if comm.device.type != "cuda" or type(comm) is not ProcessComm:
             return False
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1 and "cuda:nccl" not in str(torch.distributed.get_backend_config()):
-            raise RankError(
-                f"cuda_graph: a graph holds nccl's collectives only, and these ranks speak {torch.distributed.get_backend_config()}: start them with nccl, or emit the program "
-                f"without cuda_graph"
-            )
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            spoken = str(torch.distributed.get_backend_config())
+            if "cuda:nccl" not in spoken:
+                raise RankError(
+                    f"cuda_graph: a graph holds nccl's collectives only, and these ranks speak {spoken}: start them with nccl, or emit the program without cuda_graph"
+                )
         return True
 
     def warm_up(self, run: Callable[[], Any]) -> Any:
@@ -120,15 +121,22 @@ class Replayed:
         for name, held in self._batch.items():
             x = batch.get(name)
             if x is None or (x.shape, x.dtype) != (held.shape, held.dtype):
-                found = "nothing" if x is None else f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-                raise InputError(f"{name}: the step was captured with {str(held.dtype).removeprefix('torch.')}{list(held.shape)}, found {found}: a graph has fixed shapes")
+                found = "nothing" if x is None else _describe(x)
+                raise InputError(f"{name}: the step was captured with {_describe(held)}, found {found}: a graph has fixed shapes")
             held.copy_(x)
 
 
 def _check_places(device: torch.device, tensors: Mapping[str, Tensor]) -> None:
     for name, x in tensors.items():
         if x.device.type != device.type:
-            raise InputError(f"cuda_graph: {name} lies on {x.device.type}, the step runs on {device.type}: a graph would copy it in every step; emit the program without cuda_graph")
+            raise InputError(
+                f"cuda_graph: {name} lies on {x.device.type}, the step runs on {device.type}: a graph would copy it in every step; emit the program "
+                f"without cuda_graph"
+            )
+
+
+def _describe(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
 
 
 def _list_kernels(step: Step) -> list[Together]:

@@ -44,7 +44,8 @@ class Two(optim.AdamW):
 
     def __init__(self, params):
         params = list(params)
-        super().__init__([{"params": [p for p in params if p.dim() > 1], "weight_decay": 0.1}, {"params": [p for p in params if p.dim() < 2], "lr": 0.02, "weight_decay": 0.0}], lr=0.01)
+        wide, thin = [p for p in params if p.dim() > 1], [p for p in params if p.dim() < 2]
+        super().__init__([{"params": wide, "weight_decay": 0.1}, {"params": thin, "lr": 0.02, "weight_decay": 0.0}], lr=0.01)
 
 
 class Block(nn.Module):

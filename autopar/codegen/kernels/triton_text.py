@@ -431,7 +431,8 @@ class Printer:
     def _of_many(self, body: list[str], outs: list[str], accumulated: list[tuple[str, str, int]], finals: list[str]) -> list[str]:
         """The function that works on one parameter of many (`runtime.together`): it finds its place in tables, and leaves a part of each sum."""
         graph, sums = self.graph, {f"{p}_out" for r in self.reductions for p in r.outputs}
-        told = [(f"{n}_ptr", self.values[n]) for n in graph.inputs] + [(f"{n}_out", self.values[n]) for n in graph.outputs if f"{n}_out" in outs and f"{n}_out" not in sums]
+        made = [n for n in graph.outputs if f"{n}_out" in outs and f"{n}_out" not in sums]
+        told = [(f"{n}_ptr", self.values[n]) for n in graph.inputs] + [(f"{n}_out", self.values[n]) for n in made]
         lines = ["part = parts + tl.program_id(0) * 2", f"entry = table + tl.load(part) * {1 + len(told)}"]
         if self.kernel.any_shape:
             lines += ["row = tl.load(part + 1) * ROWS + tl.arange(0, ROWS)", "SIZE = tl.multiple_of(tl.load(entry), ALIGN)"]
