@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from .cluster import Cluster, num_devices, parse_cluster, ports_per_device
+from .codegen.cuda_graph import check_capturable
 from .codegen.emit import ModelFacts, emit_files
 from .codegen.emit_stages import emit_stage_files
 from .constraints import Constraints, print_constraints
@@ -260,14 +261,19 @@ def compile_workload(
         workload, cluster_spec, options, given_plan=given_plan, source=source, report=report, rows_path=rows_path, cache_path=cache_path
     )
     case, plan, facts, dump = planned.case, planned.plan, model_facts(planned.workload, planned.traced), planned.dump
+    kind = (cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)).device.kind
     if plan.pipeline is not None:
         stages, schedule = staged_programs(case, plan)
         dump("program", lambda: "\n".join(print_program(stage.program) for stage in stages))
+        if options.cuda_graph:
+            check_capturable([stage.program.graph for stage in stages], kind, options.local)
         files = emit_stage_files(stages, case.graph, schedule, plan, facts, print_plan_json(plan), options.local)
         dump("emitted", lambda: "\n".join(files[name] for name in sorted(files) if name.startswith(("program", "stage"))))
         return Compiled(planned.workload, planned.traced, plan, tuple(stage.program for stage in stages), files)
     assert planned.program is not None
-    files = emit_files(planned.program, decided_case(case, plan.assignment).graph, plan, facts, print_plan_json(plan), options.local)
+    if options.cuda_graph:
+        check_capturable([planned.program.graph], kind, options.local)
+    files = emit_files(planned.program, decided_case(case, plan.assignment).graph, plan, facts, print_plan_json(plan), options.local, options.cuda_graph)
     dump("emitted", lambda: files["program.py"])
     return Compiled(planned.workload, planned.traced, plan, (planned.program,), files)
 

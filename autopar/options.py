@@ -27,6 +27,7 @@ class Options:
             (`microbatches=N`).
         local: what a rank runs between collectives: `kernels`, groups of ops as kernels of our own (plain torch on a CPU); `inductor`, all of it through `torch.compile`,
             the groups of the update too; `ops`, each op as a line of its own.
+        cuda_graph: on GPUs a step is captured as a CUDA graph and replayed (docs/design/programs.md); refused where a graph cannot hold it. It has not run on a GPU.
         price: solve again: without the constraints, so that the plan can say what they cost; where nothing fits, with changes that may.
     """
 
@@ -39,6 +40,7 @@ class Options:
     price: bool = True
     batchnorm: str = "batch"
     local: str = "kernels"
+    cuda_graph: bool = False
 
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in PRECISIONS:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
 from autopar.codegen.kernels.parts import print_parts  # noqa: E402
 from autopar.codegen.kernels.reductions import UnsupportedError  # noqa: E402
-from autopar.graph.kernel import Kernel  # noqa: E402
+from autopar.graph.kernel import Kernel, takes_lists  # noqa: E402
 
 POINTERS = {"float64": "*fp64", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8",
             "uint8": "*u8", "bool": "*i1"}  # fmt: skip
@@ -64,7 +64,7 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from autopar.runtime import fused
+    from autopar.runtime import fused, together
 
     values = {v.name: v for v in kernel.graph.values}
     into = dict(kernel.into)
@@ -77,7 +77,10 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
     warps = sizes.pop("num_warps")
     if text.partials:
         sizes["PROGRAMS"] = 128
-    if kernel.any_shape:
+    if takes_lists(kernel):
+        signature = {"parts": "*i64", "table": "*i64", **{f"{kernel.graph.outputs[p.output]}_out": POINTERS[p.dtype] for p in text.partials}}
+        sizes = {"ROWS": sizes["ROWS"] if kernel.any_shape else 1, "ALIGN": together.ALIGNED}
+    elif kernel.any_shape:
         signature["SIZE"] = "i32"
     signature.update(dict.fromkeys(sizes, "constexpr"))
     # as the launcher finds them: torch's allocations are aligned to 16 bytes

@@ -40,6 +40,7 @@ ConstraintFile = Annotated[Optional[str], typer.Option("--constraints", help="th
 Local = Annotated[
     Optional[str], typer.Option("--local", help="what ranks run between collectives: kernels of our own, torch.compile, or op by op", metavar="kernels|inductor|ops")
 ]
+CudaGraph = Annotated[bool, typer.Option("--cuda-graph", help="on GPUs capture the step once and replay it")]
 Batchnorm = Annotated[
     Optional[str], typer.Option("--batchnorm", help="statistics of the whole batch, or of each microbatch (needs --fix microbatches=N)", metavar="batch|microbatch")
 ]
@@ -142,6 +143,7 @@ def emit(
     constraints: ConstraintFile = None,
     batchnorm: Batchnorm = None,
     local: Local = None,
+    cuda_graph: CudaGraph = False,
     dump: Dump = None,
     as_json: Json = False,
 ) -> int:
@@ -151,7 +153,10 @@ def emit(
         batchnorm=batchnorm,
     )  # fmt: skip
     asked = read_asked(word, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm, local=local)
+    options = read_options(
+        memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm, local=local,
+        cuda_graph=cuda_graph,
+    )  # fmt: skip
     return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
 
 

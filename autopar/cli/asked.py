@@ -66,6 +66,7 @@ def read_constraints(fix: str | None, path: str | None) -> Constraints:
 def read_options(
     memory: str | None, precision: str | None, time_limit: float | None, dump: str | None, seed: int = 0,
     constraints: Constraints = Constraints(), price: bool = True, batchnorm: str | None = None, local: str | None = None,
+    cuda_graph: bool = False,
 ) -> Options:
     """The options of a compilation.
 
@@ -75,6 +76,7 @@ def read_options(
     limits: dict[str, Any] = {} if time_limit is None else {"time_limit_s": time_limit}
     limits |= {} if batchnorm is None else {"batchnorm": batchnorm}
     limits |= {} if local is None else {"local": local}
+    limits |= {"cuda_graph": True} if cuda_graph else {}
     size = None if memory is None else parse_bytes(memory, "--memory")
     if size == 0:
         raise OptionsError(f"--memory: expected at least one byte, found {memory!r}")

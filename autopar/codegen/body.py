@@ -10,11 +10,12 @@ forward and backward keep nothing outlives the turn. Nodes of the update phase o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ProgramError
 from ..graph.graph import Graph, entering_values, use_table
+from ..graph.kernel import KERNEL, Kernel, takes_lists
 from ..graph.node import Node, Phase
 from ..graph.program import Program
 from ..graph.repeats import relative_name
@@ -53,7 +54,7 @@ class Body:
 
 
 def print_bodies(
-    program: Program, grads: tuple[tuple[str, str], ...], notes: Mapping[str, str], sections: tuple[Section, ...], in_turns: bool
+    program: Program, grads: tuple[tuple[str, str], ...], notes: Mapping[str, str], sections: tuple[Section, ...], in_turns: bool, kernels: Sequence[Kernel] = ()
 ) -> Body:
     """Print the functions of a program.
 
@@ -62,6 +63,7 @@ def print_bodies(
         notes: node -> one line on what was chosen for it and why.
         sections: of each node.
         in_turns: sections run once per microbatch: what outlives the turn is in `grads` alone.
+        kernels: that it calls.
     """
     graph = program.graph
     items = order_items(graph, sections, _leaving(graph) if in_turns else frozenset())
@@ -78,7 +80,8 @@ def print_bodies(
     tail = _find_tail(graph, leaving)
     state_keys = {v.name: _entry(v) for v in entering_values(graph)}
     held = frozenset() if in_turns else leaving
-    frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes)
+    lists = frozenset(f"{KERNEL}.{k.name}" for k in kernels if takes_lists(k))
+    frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes, lists)
     frame.grad_keys = _name_grads(program, grads, crossings, tail, leaving - held)
     for name in (n for n in frame.grad_keys if n in leaving - held):
         frame.leaving_keys[name] = frame.grad_keys[name] + ("~out" if is_taken_by_update(frame, name) else "")

@@ -51,6 +51,11 @@ aten = torch.ops.aten
 '''
 
 
+_REPLAYED = '''# On a GPU the step is captured as a CUDA graph after a few steps and then replayed; elsewhere it runs as it is written.
+step = Replayed(step)
+'''
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What the program must know of the model beside its graph.
@@ -70,7 +75,9 @@ class ModelFacts:
     homes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, plan_text: str, local: str = "kernels") -> dict[str, str]:
+def emit_files(
+    program: Program, graph: Graph, plan: Plan, facts: ModelFacts, plan_text: str, local: str = "kernels", cuda_graph: bool = False
+) -> dict[str, str]:
     """The files of a program: name -> text.
 
     Args:
@@ -78,9 +85,9 @@ def emit_files(program: Program, graph: Graph, plan: Plan, facts: ModelFacts, pl
         graph: the whole graph it came from.
         facts: of the model.
         plan_text: the text of `plan.json`.
-        local: as of `Options`.
+        local, cuda_graph: as of `Options`.
     """
-    files = print_files(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), local, find_room(plan)[0])
+    files = print_files(program, graph, plan.model.name, plan.cluster.spec, plan.summary, facts, plan_notes(plan), local, find_room(plan)[0], cuda_graph)
     return {**files, "train.py": print_train(plan), "plan.json": plan_text}
 
 
@@ -99,21 +106,23 @@ def print_files(
     notes: Mapping[str, str] = MappingProxyType({}),
     local: str = "kernels",
     room_bytes: int | None = None,
+    cuda_graph: bool = False,
 ) -> dict[str, str]:
     """`program.py` and its `kernels.py` from their parts, for callers that have no plan (verification of any assignment).
 
     Args:
-        local: as of `Options`.
+        local, cuda_graph: as of `Options`.
         room_bytes: that collectives which are started ahead may hold (`overlap_within`).
     """
     program, sections = overlap_within(program, phase_sections(program.graph), room_bytes)
     fused = Fused(program, sections, ()) if local == "ops" else fuse_program(program, sections, segments=local == "inductor")
     program = fused.program
-    body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1)
+    body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1, fused.kernels)
     header = _HEADER.format(
-        name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=print_imports(facts, bool(fused.kernels))
+        name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=print_imports(facts, bool(fused.kernels), cuda_graph)
     )
     parts = [header, *print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
+    parts += ["\n" + _REPLAYED] if cuda_graph else []
     text = "\n".join(part.rstrip() + "\n" for part in parts)
     return {"program.py": text, **kernel_files(fused.kernels, local)}
 
@@ -123,9 +132,10 @@ def kernel_files(kernels: Sequence[Kernel], local: str) -> dict[str, str]:
     return {KERNELS_FILE: print_kernels(kernels, local == "inductor")} if kernels else {}
 
 
-def print_imports(facts: ModelFacts, has_kernels: bool) -> str:
+def print_imports(facts: ModelFacts, has_kernels: bool, cuda_graph: bool = False) -> str:
     """What a file of the program imports beside torch."""
-    names = ", ".join(["Batch", "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
+    replayed = ["Replayed"] if cuda_graph else []
+    names = ", ".join(["Batch", *replayed, "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
     return f"from autopar.runtime import {names}" + ("\n\nimport kernels" if has_kernels else "")
 
 

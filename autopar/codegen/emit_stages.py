@@ -121,7 +121,7 @@ def print_stages(
         ProgramError: the messages of the stages would not all arrive.
     """
     stages, kernels = _prepare(stages, rooms or [None] * len(stages), local)
-    bodies = [print_bodies(s.program, s.graph.grads, notes, s.sections, True) for s in stages]
+    bodies = [print_bodies(s.program, s.graph.grads, notes, s.sections, True, kernels) for s in stages]
     check_messages([body.messages for body in bodies], schedule)
     shared = _share(stages, facts)
     files = {"program.py": _print_program(stages, shared, whole, schedule, name, cluster, summary, facts)}

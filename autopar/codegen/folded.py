@@ -31,6 +31,31 @@ def fold_names(names: list[str]) -> list[str]:
     return folded
 
 
+def fold_in_order(names: list[str]) -> list[str]:
+    """Names folded so that they come out in this order again: `h.0.w`, `h.0.b`, `h.1.w`, `h.1.b` -> `h.{0..1}.{w,b}`."""
+    runs: list[tuple[str, list[int], list[str]]] = []  # family, numbers, what each of them has
+    for name in names:
+        family, index = block_of(name) or (name, -1)
+        rest = name[len(f"{family}.{index}" if family else f"{index}") :] if index >= 0 else ""
+        if index >= 0 and runs and runs[-1][0] == family and runs[-1][1] == [index]:
+            runs[-1][2].append(rest)
+        else:
+            runs.append((family, [index], [rest]))
+    merged: list[tuple[str, list[int], list[str]]] = []
+    for family, numbers, rests in runs:
+        if merged and numbers[0] > 0 and merged[-1][0] == family and merged[-1][2] == rests and merged[-1][1][-1] + 1 == numbers[0]:
+            merged[-1][1].extend(numbers)
+        else:
+            merged.append((family, numbers, rests))
+    return [family if numbers == [-1] else _fold_run(family, numbers, rests) for family, numbers, rests in merged]
+
+
+def _fold_run(family: str, numbers: list[int], rests: list[str]) -> str:
+    place = f"{numbers[0]}" if len(numbers) == 1 else f"{{{numbers[0]}..{numbers[-1]}}}"
+    rest = rests[0] if len(rests) == 1 else f"{{{','.join(rests)}}}"
+    return f"{family}.{place}{rest}" if family else f"{place}{rest}"
+
+
 def _number_runs(numbers: list[int]) -> list[tuple[int, int]]:
     runs: list[list[int]] = []
     for n in numbers:

@@ -34,6 +34,7 @@ class Frame:
     loop_names: list[str]
     stored: set[str]  # values that `forward` or `backward` has put into `kept`
     notes: Mapping[str, str]
+    lists: frozenset[str]  # ops of kernels that take lists
 
 
 def is_taken_by_update(frame: Frame, name: str) -> bool:

@@ -174,11 +174,16 @@ def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -
         apart: nodes of the update phase that are printed elsewhere.
     """
     parts, rest = update_parts(graph, apart)
+    return group_parts(graph, parts, keys), rest
+
+
+def group_parts(graph: Graph, parts: Sequence[Part], keys: Mapping[str, str]) -> list[tuple[Part, ...]]:
+    """Parts that correspond node for node; `keys` as of `split_update`."""
     entering = {v.name: v for v in entering_values(graph)}
     groups: dict[object, list[Part]] = {}
     for part in parts:
         groups.setdefault(_part_signature(graph, part, entering, keys), []).append(part)
-    return [tuple(g) for g in groups.values()], rest
+    return [tuple(g) for g in groups.values()]
 
 
 def beside_param(storage: str, param: str) -> str:

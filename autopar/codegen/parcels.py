@@ -4,8 +4,7 @@ In: the frame of a program and a group of equal updates. Out: the functions arou
 
     for ahead, here, before in ops.parcels(state, expand_names("h.{0..11}.w"), 26214400):
         start_param(comm, grads, ahead)             # reduce the sums of the parameters that come next
-        for name in here:
-            update_param(comm, state, grads, name)
+        update_param(comm, state, grads, here)
         for name in before:
             finish_param(comm, state, grads, name)  # the new states of those before have come: write them
         gather_param(comm, grads, here)             # bring the new states together
@@ -16,12 +15,12 @@ Invariant: beside the update at hand one bucket of reductions and one of gathers
 from __future__ import annotations
 
 from ..graph.graph import entering_values
-from ..graph.node import Node
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.program import STARTS
 from ..graph.tensor import size_bytes
 from ..graph.update_parts import Parcels, Part, split_part
 from .frame import Frame
+from .list_writer import print_start_options
 from .loops import grad_text
 
 
@@ -48,22 +47,16 @@ def print_lots(frame: Frame, title: str, part: Part, nodes: tuple[int, ...], doc
         source = grad_text(frame.grad_keys[node.inputs[0]], part.param)
         key = grad_text(frame.grad_keys[node.outputs[0]], part.param)
         taken = f"grads[{source}]" if again else f"grads.pop({source})"
-        lines.append(f"started = comm.{node.op.removeprefix('comm.')}([{taken} for name in names], {_options(node)})  # {frame.program.origins[i].reason}")
+        lines.append(f"started = comm.{node.op.removeprefix('comm.')}([{taken} for name in names], {print_start_options(node)})  # {frame.program.origins[i].reason}")
         lines.append(f"grads.update(zip([{key} for name in names], started))")
     return "\n".join([f"def {title}(comm, grads, names):", *(f"    {line}" for line in lines)])
-
-
-def _options(node: Node) -> str:
-    args = dict(node.args)
-    many = [f"{name}={list(args[name])!r} * len(names)" for name in ("dim", "stride") if name in args]
-    return ", ".join([repr(args["axis"]), *many, *(f"{name}={args[name]!r}" for name in ("op",) if name in args)])
 
 
 def print_loop(frame: Frame, title: str, group: tuple[Part, ...], split: Parcels, names: str) -> list[str]:
     """The lines that call the functions."""
     lines = [f"for {'ahead' if split.starts else '_'}, here, {'before' if split.finish else '_'} in ops.parcels(state, {names}, {_most_bytes(frame, group)}):"]
     lines += [f"    {title.replace('update', 'start')}(comm, grads, ahead)"] if split.starts else []
-    lines += ["    for name in here:", f"        {title}(comm, state, grads, name)"]
+    lines.append(f"    {title}(comm, state, grads, here)")
     if split.finish:
         lines += ["    for name in before:", f"        {title.replace('update', 'finish')}(comm, state, grads, name)"]
         lines.append(f"    {title.replace('update', 'gather')}(comm, grads, here)")

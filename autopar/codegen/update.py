@@ -1,21 +1,30 @@
-"""The update as text: one function per distinct update of a parameter, called for all that share it; before them what waits for the end of the turns.
+"""The update as text: one function per distinct update of a parameter, called for all that share it, or for a lot of them at a time; before them what waits for the end of the turns.
 
-In: the frame of a program. Out: the functions. What leaves a step of turns (`tail`) comes first, then what is no one parameter's own, then parameter by
-parameter.
+In: the frame of a program. Out: the functions. What leaves a step of turns (`tail`) comes first, then what is made of all parameters, with what each of them does for it and with it, layer by
+layer; then what each parameter does for itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from ..graph.graph import Graph
-from ..graph.node import Node
-from ..graph.update_parts import Part
-from .folded import fold_names
+from ..graph.fuse import rewritten_states
+from ..graph.graph import Graph, entering_values
+from ..graph.kernel import fresh_name, written_states
+from ..graph.liveness import is_view
+from ..graph.node import Node, packet_of
+from ..graph.overlap import BUCKET_BYTES
+from ..graph.program import WAIT
+from ..graph.tensor import Kind, size_bytes
+from ..graph.turns import RECEIVE, SEND
+from ..graph.update_parts import Layer, Part, update_layers
+from .folded import fold_in_order, fold_names
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
-from .loops import beside_param, grad_text, split_update
+from .list_writer import ListWriter
+from .loops import beside_param, grad_text, group_parts, split_update
 from .parcels import Parcels, name_crossing, print_loop, print_lots
-from .writer import Writer
+from .writer import Writer, wish_of
 
 
 def print_update(frame: Frame) -> list[str]:
@@ -23,31 +32,103 @@ def print_update(frame: Frame) -> list[str]:
     groups, rest = split_update(frame.graph, frame.grad_keys, frozenset(frame.tail))
     if not groups and not rest and not frame.tail:
         return []
-    functions, calls, shared = [], [], _shared(frame.graph, rest, groups)
-    for number, group in enumerate(groups):
-        title = f"update_{number}" if len(groups) > 1 else "update_param"
-        names = fold_names([part.param for part in group])
-        split = name_crossing(frame, group[0]) if len(group) > 1 else None
-        if split is not None and (split.starts or split.gathers):
-            functions += _print_split(frame, title, group[0], split, shared)
-            calls += [f"names = expand_names({', '.join(map(_quoted, names))})", *print_loop(frame, title, group, split, "names")]
-            continue
-        functions.append(_print_part(frame, title, group[0], shared))
-        calls += ["for name in expand_names(", *(f'    "{n}",' for n in names), "):"]
-        calls.append(f"    {title}(comm, state, grads, name)")
-    writer = Writer(reserved_names(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes)
+    layers = _find_layers(frame, rest)
+    _name_between(frame, layers)
+    steps = [(group_parts(frame.graph, layer.parts, frame.grad_keys), layer.rest) for layer in layers]
+    found = [group for made, _ in steps for group in made] + groups
+    shared = _shared(frame.graph, rest=[i for _, own in steps for i in own], groups=found)
+    titles = _name_functions(frame.graph, found)
+    functions: list[str] = []
+    writer = Writer(reserved_names(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes, frame.lists)
     _print_tail(frame, writer)
-    last = last_uses(frame.graph, tuple(rest))
-    for place, i in enumerate(rest):
-        node = frame.graph.nodes[i]
+    last = last_uses(frame.graph, tuple(i for _, own in steps for i in own))
+    place = 0
+    for made, own in steps:
+        for group in made:
+            functions += _print_group(frame, writer, titles.pop(0), group, shared)
+        for i in own:
+            _print_rest(frame, writer, i, place, last, shared)
+            place += 1
+    for group in groups:
+        functions += _print_group(frame, writer, titles.pop(0), group, shared)
+    doc = '"""The optimizer\'s update, parameter by parameter."""'
+    return [*functions, "\n".join([f"def update({frame.update_boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])]
+
+
+def _find_layers(frame: Frame, rest: list[int]) -> list[Layer]:
+    """The layers of what is not one parameter's alone; one, without parts, where other stages wait for messages in a certain order."""
+    if any(frame.graph.nodes[i].op in (SEND, RECEIVE) for i in rest):
+        return [Layer((), tuple(rest))]
+    params = {v.storage for v in frame.graph.values if v.kind is Kind.PARAM}
+    owners = {name: key.partition("~")[0] for name, key in frame.grad_keys.items() if key.partition("~")[0] in params}
+    return update_layers(frame.graph, rest, owners)
+
+
+def _name_between(frame: Frame, layers: Sequence[Layer]) -> None:
+    """Keys in `grads` of what goes from a part of a layer to others, and back."""
+    graph, taken = frame.graph, {*frame.grad_keys.values()}
+    reads = {i: {*graph.nodes[i].inputs} for layer in layers for i in (*layer.rest, *(i for part in layer.parts for i in part.nodes))}
+    for layer in layers:
+        for mine, owner in [*((part.nodes, part.param) for part in layer.parts), *(((i,), "all") for i in layer.rest)]:
+            inside = {*mine} if owner != "all" else {i for other in layers for i in other.rest}
+            elsewhere = {name for i, names in reads.items() if i not in inside for name in names}
+            for i in mine:
+                for k, out in enumerate(graph.nodes[i].outputs):
+                    if out in elsewhere and out not in frame.grad_keys:
+                        frame.grad_keys[out] = fresh_name(f"{owner}~{wish_of(graph.nodes[i], k)}", taken)
+
+
+def _name_functions(graph: Graph, groups: Sequence[tuple[Part, ...]]) -> list[str]:
+    """`update_param`, or `update_0`, `update_1`; `measure_0` of those that rewrite nothing."""
+    writes = [any(rewritten_states(graph.nodes[i]) for i in group[0].nodes) for group in groups]
+    counts = {True: 0, False: 0}
+    names = []
+    for one in writes:
+        names.append(f"{'update' if one else 'measure'}_{counts[one]}" if writes.count(one) > 1 else "update_param" if one else "measure_param")
+        counts[one] += 1
+    return names
+
+
+def _print_group(frame: Frame, writer: Writer, title: str, group: tuple[Part, ...], shared: frozenset[str]) -> list[str]:
+    """The functions of a group of equal updates; the lines that call them go to `writer`."""
+    names = f"expand_names({', '.join(map(_quoted, fold_names([part.param for part in group])))})"
+    if len(group) > 1 and _waits(frame, group[0]):
+        names = f"ops.as_they_come(grads, {names})"
+    split = name_crossing(frame, group[0]) if len(group) > 1 else None
+    if split is not None and (split.starts or split.gathers):
+        writer.lines += [f"names = {names}", *print_loop(frame, title, group, split, "names")]
+        return _print_split(frame, title, group[0], split, shared)
+    most = _lot_bytes(frame, group)
+    writer.lines += [f"for names in ops.lots(state, {names}, {most}):", f"    {title}(comm, state, grads, names)"] if most else [f"{title}(comm, state, grads, {names})"]
+    return [_print_parts(frame, title, group[0], shared)]
+
+
+def _print_rest(frame: Frame, writer: Writer, i: int, place: int, last: Mapping[str, int], shared: frozenset[str]) -> None:
+    """The lines of a node that is no one parameter's own."""
+    node = frame.graph.nodes[i]
+    if not _print_join(frame, writer, node, shared):
         for name in dict.fromkeys(node.inputs):
             if name in frame.grad_keys and name not in writer.names:
                 writer.line(f'{writer.bind(name, "grad")} = {_take(_quoted(frame.grad_keys[name]), name in shared)}')
         writer.node(node, frame.program.origins[i], dead_here(frame, node))
-        writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
-    doc = '"""The optimizer\'s update, parameter by parameter."""'
-    functions.append("\n".join([f"def update({frame.update_boxes}):", *(f"    {line}" for line in [doc, *writer.lines, *calls])]))
-    return functions
+    for name in node.outputs:
+        if name in frame.grad_keys:
+            writer.line(f"grads[{_quoted(frame.grad_keys[name])}] = {writer.names[name]}")
+    writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
+
+
+def _print_join(frame: Frame, writer: Writer, node: Node, shared: frozenset[str]) -> bool:
+    """The line of a node that puts together what each parameter has left: a list over their names."""
+    keys = [frame.grad_keys.get(name, "") for name in node.inputs]
+    ends = {key.partition("~")[2] for key in keys}
+    fresh = len({*node.inputs}) == len(node.inputs) and not any(name in writer.names or name in shared for name in node.inputs)
+    if packet_of(node.op) not in ("aten.cat", "aten.stack") or len(keys) < 2 or len(ends) != 1 or not all(ends) or not fresh:
+        return False
+    names = ", ".join(map(_quoted, fold_in_order([key.partition("~")[0] for key in keys])))
+    rest = "".join(f", {key}={value!r}" for key, value in node.args if key != "tensors")
+    taken = f'grads.pop(f"{{name}}~{ends.pop()}")'
+    writer.line(f"{writer.bind(node.outputs[0], wish_of(node, 0))} = {node.op}([{taken} for name in expand_names({names})]{rest})")
+    return True
 
 
 def _print_tail(frame: Frame, writer: Writer) -> None:
@@ -96,7 +177,7 @@ def _print_split(frame: Frame, title: str, part: Part, split: Parcels, shared: f
     if split.starts:
         stays = shared.union(*(frame.graph.nodes[i].inputs for i in split.update))
         found.append(print_lots(frame, title.replace("update", "start"), part, split.starts, "Start to reduce the gradients of these parameters.", stays))
-    found.append(_print_part(frame, title, replace(part, nodes=split.update), shared))
+    found.append(_print_parts(frame, title, replace(part, nodes=split.update), shared))
     if split.gathers:
         found.append(print_lots(frame, title.replace("update", "gather"), part, split.gathers, "Start to bring the new states of these parameters together.", shared))
         doc = "Write one parameter's new states, which have come."
@@ -104,28 +185,93 @@ def _print_split(frame: Frame, title: str, part: Part, split: Parcels, shared: f
     return found
 
 
-def _print_part(frame: Frame, title: str, part: Part, shared: frozenset[str], doc: str = "Update one parameter and its optimizer state.") -> str:
+def _print_part(frame: Frame, title: str, part: Part, shared: frozenset[str], doc: str) -> str:
+    """The function of one parameter, `name`."""
     storage = {v.name: v.storage for v in frame.graph.values}
+    writer = Writer((), lambda name: _state_text(frame, part, storage[name], name)[0], lambda path: "", {}, frame.lists)
 
-    def state_text(name: str) -> str:
-        inner = beside_param(storage[name], part.param)
-        if inner == "{name}":
-            return "state[name]"
-        return f'state[f"{inner}"]' if inner else frame.state_keys[name]
+    def take(value: str, key: str, stays: bool) -> None:
+        writer.line(f"{writer.bind(value, 'grad')} = {_take(key, stays)}")
 
-    writer = Writer((), state_text, lambda path: "", {})
+    def put(value: str, key: str) -> None:
+        writer.line(f"grads[{key}] = {writer.names[value]}")
+
+    _fill_part(frame, part, shared, writer, take, put)
+    return "\n".join([f"def {title}(comm, state, grads, name):", f'    """{doc}"""', *(f"    {line}" for line in writer.lines if not line.startswith("# (root)"))])
+
+
+def _print_parts(frame: Frame, title: str, part: Part, shared: frozenset[str]) -> str:
+    """The function of many parameters, `names`."""
+    storage = {v.name: v.storage for v in frame.graph.values}
+    writer = ListWriter(lambda name: _state_text(frame, part, storage[name], name), frame.lists, {v.name for v in frame.graph.values if not v.shape})
+
+    def take(value: str, key: str, stays: bool) -> None:
+        writer.take(value, key, _is_own(key), stays)
+
+    _fill_part(frame, part, shared, writer, take, writer.put)
+    what = "Update these parameters and their optimizer states" if not title.startswith("measure") else "What all updates need to know of these parameters"
+    doc = f'"""{what}: of each value a list, an entry per parameter."""'
+    return "\n".join([f"def {title}(comm, state, grads, names):", *(f"    {line}" for line in [doc, *writer.lines])])
+
+
+def _fill_part(
+    frame: Frame, part: Part, shared: frozenset[str], writer: Writer, take: Callable[[str, str, bool], None], put: Callable[[str, str], None]
+) -> None:
+    """Write the nodes of a part.
+
+    Args:
+        take: writes the line that takes a value out of `grads`: value, text of its key, whether it stays there.
+        put: writes the line that puts one there.
+    """
     last = last_uses(frame.graph, part.nodes)
     for place, i in enumerate(part.nodes):
         node = frame.graph.nodes[i]
         for name in dict.fromkeys(node.inputs):
             if name in frame.grad_keys and name not in writer.names:
-                writer.line(f"{writer.bind(name, 'grad')} = {_take(grad_text(frame.grad_keys[name], part.param), name in shared)}")
+                take(name, grad_text(frame.grad_keys[name], part.param), name in shared)
         origin = frame.program.origins[i]
         writer.node(Node(node.name, node.op, node.inputs, node.args, node.outputs, node.phase, "", ""), origin, dead_here(frame, node))
         for name in (n for n in node.outputs if n in frame.grad_keys):
-            writer.line(f"grads[{grad_text(frame.grad_keys[name], part.param)}] = {writer.names[name]}")
+            put(name, grad_text(frame.grad_keys[name], part.param))
         if node.op == "state.write" and node.inputs[1] not in frame.grad_keys:
             writer.store(node)
         writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
-    lines = [f'"""{doc}"""', *(line for line in writer.lines if not line.startswith("# (root)"))]
-    return "\n".join([f"def {title}(comm, state, grads, name):", *(f"    {line}" for line in lines)])
+
+
+def _state_text(frame: Frame, part: Part, storage: str, name: str) -> tuple[str, bool]:
+    """The text that reads a state in the function of a part, and whether it is the parameter's own."""
+    inner = beside_param(storage, part.param)
+    if inner == "{name}":
+        return "state[name]", True
+    return (f'state[f"{inner}"]', True) if inner else (frame.state_keys[name], False)
+
+
+def _is_own(key: str) -> bool:
+    """True for the text of a key that has the parameter's name in it."""
+    return key == "name" or key.startswith('f"{name}')
+
+
+def _holds_tensors(frame: Frame, part: Part) -> bool:
+    """True where the update makes tensors of its own: neither numbers, nor in the place of states, nor views, nor there when it begins or still there when it is over."""
+    values = {v.name: v for v in frame.graph.values}
+    for node in (frame.graph.nodes[i] for i in part.nodes):
+        places = {new for _, new in written_states(node)}
+        if node.op != WAIT and not is_view(node.op) and any(values[out].shape and out not in places and out not in frame.grad_keys for out in node.outputs if out):
+            return True
+    return False
+
+
+def _waits(frame: Frame, part: Part) -> bool:
+    """True where the update waits for what was started before it."""
+    return any(frame.graph.nodes[i].op == WAIT and frame.graph.nodes[i].inputs[0] in frame.grad_keys for i in part.nodes)
+
+
+def _lot_bytes(frame: Frame, group: Sequence[Part]) -> int:
+    """How many bytes of parameters are updated at once; 0: all. Where the update makes tensors no more than the largest parameter has; where it waits for gradients that
+    travel so many that the later ones travel while the first are used."""
+    if len(group) == 1:
+        return 0
+    if _holds_tensors(frame, group[0]):
+        sizes = {v.storage: size_bytes(v) for v in entering_values(frame.graph)}
+        return max(sizes[part.param] for part in group)
+    return BUCKET_BYTES if _waits(frame, group[0]) else 0

@@ -7,7 +7,7 @@ it, so that memory is held as long as the graph says. Comments group lines by mo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from ..graph.kernel import is_kernel, written_states
 from ..graph.node import Node, get_arg
@@ -21,17 +21,21 @@ _NAMED_BY_MODULE = ("autopar.linear", "autopar.attention", "aten.native_layer_no
 
 
 class Writer:
-    """Collects the body of one function."""
+    """Collects the body of one function.
+
+    Args:
+        lists: ops of kernels that take lists: here of one entry.
+    """
 
     def __init__(
-        self, reserved: tuple[str, ...], state_text: Callable[[str], str], path_text: Callable[[str], str], notes: Mapping[str, str]
+        self, reserved: tuple[str, ...], state_text: Callable[[str], str], path_text: Callable[[str], str], notes: Mapping[str, str], lists: Collection[str] = ()
     ) -> None:
         self.lines: list[str] = []
         self.names: dict[str, str] = {}  # value -> Python name, where it has one here
         self._stored: dict[str, str] = {}  # new version of a state -> text of the state, once it is written
         self._taken = {"comm", "state", "batch", "kept", "grads", "ops", "kernels", "torch", "aten", "i", "name", *reserved}
         self._state_text, self._path_text = state_text, path_text
-        self._notes = notes
+        self._notes, self._lists = notes, lists
         self._heading = ""
 
     def fresh(self, wish: str) -> str:
@@ -77,7 +81,8 @@ class Writer:
         if node.op == "state.write":
             self.line(f"{self._state_text(node.inputs[0])}.copy_({self.text_of(node.inputs[1])})")
             return
-        text = print_expression(node, [self.text_of(name) for name in node.inputs])
+        single = node.op in self._lists
+        text = print_expression(node, [f"[{self.text_of(name)}]" if single else self.text_of(name) for name in node.inputs])
         if node.op == SEND:
             self.line(f"{text}  # {node.inputs[0]}")
             return
@@ -86,8 +91,8 @@ class Writer:
         for k, name in enumerate(node.outputs):
             if name in replaced:
                 continue
-            targets.append(self.bind(name, _wish(node, k)) if name and name not in dead_outputs else "_")
-        several = f"[{targets[0]}]" if node.op in STARTS and len(targets) == 1 else ", ".join(targets)
+            targets.append(self.bind(name, wish_of(node, k)) if name and name not in dead_outputs else "_")
+        several = f"[{targets[0]}]" if node.op in STARTS and len(targets) == 1 else ", ".join(f"[{t}]" if single else t for t in targets)
         if node.op in STARTS and len(targets) > 2:
             self._start(several, node, text, note)
         else:
@@ -140,7 +145,8 @@ class Writer:
             self.line(f"#   {self._notes[node.name]}")
 
 
-def _wish(node: Node, output: int) -> str:
+def wish_of(node: Node, output: int) -> str:
+    """The name that a person would give to a node's output."""
     if node.op == TAKE:
         return node.inputs[0].partition("~")[0]
     if node.op == RECEIVE:

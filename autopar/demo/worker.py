@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import AutoparError
 from ..runtime import Executable, compile_program, read_files, read_program, read_torchrun_env, start_process_group, stop_process_group
+from ..runtime.pending import Pending
 from ..runtime.recording import list_sections
 from .text import draw_batches, load_text
 
@@ -32,8 +33,11 @@ class GradientWatch:
         program = next(table for table, name in list_sections(executable.program, executable.comm) if name == "update")
         update = program["update"]
 
-        def weighed(comm: Any, state: Mapping[str, Tensor], grads: Mapping[str, Tensor], *more: Any) -> None:
-            storages = [g.untyped_storage() for g in grads.values()]
+        def weighed(comm: Any, state: Mapping[str, Tensor], grads: dict[str, Any], *more: Any) -> None:
+            held = {key: g.wait() if isinstance(g, Pending) else g for key, g in grads.items()}
+            grads.update({key: Pending(lambda x=held[key]: x) for key, g in grads.items() if isinstance(g, Pending)})  # the update waits for it again
+            storages = [x.untyped_storage() for x in held.values()]
+            del held
             self.bytes = sum({s.data_ptr(): s.nbytes() for s in storages}.values())
             update(comm, state, grads, *more)
 

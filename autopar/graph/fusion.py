@@ -3,7 +3,8 @@
 In: a graph with its signatures. Out: groups of nodes, and per node its `Traffic`. Cost prices the groups that codegen emits, so both ask here.
 The law:
 
-* a group is of one run of nodes of one phase and one numbered module (`h.3`), so a model may be cut between modules, and equal blocks have equal groups;
+* a group is of one run of nodes of one phase and one numbered module (`h.3`), so a model may be cut between modules, and equal blocks have equal groups; in the update
+  the nodes of a run need not stand together, as long as no way leads from one to another through other modules (a norm of all gradients), and one node is a group, too;
 * its nodes read what others of it made, and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
   have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
 * it can run at once: nothing outside lies on a way from one of its nodes to another;
@@ -16,7 +17,7 @@ the group; that is not priced.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ _ROWS = frozenset((
 _CLASSES = frozenset(("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward"))  # each token's row of logits
 _ALONE = frozenset(("autopar.cross_entropy_backward",))  # of several passes where it is no kernel: a group by itself
 _NEVER = frozenset((TAKE, SEND, RECEIVE, *GROWN))
+_JOINS = frozenset(("aten.cat", "aten.stack"))
 _MOST_WIDE = 2**17  # elements of a row: one block of a kernel walks along it
 DRAWS = "autopar.uniform"  # numbers made from their positions: no memory is read for them
 
@@ -75,6 +77,7 @@ def find_groups(
     """
     makers: dict[str, int] = {}  # value -> the node that makes its bytes, through views
     runs: list[list[int]] = []
+    late: dict[int, frozenset[int]] = {}  # nodes of the update -> those of it that they read
     key: object = None
     for i, node in enumerate(graph.nodes):
         if is_view(node.op) and node.inputs:
@@ -82,16 +85,42 @@ def find_groups(
                 makers.update((out, makers[node.inputs[0]]) for out in node.outputs if out)
             continue
         makers.update((out, i) for out in node.outputs if out)
-        here = (node.phase, block_of(node.path) or node.path, None if parts is None else parts[i])
+        here = (node.phase, _module(graph, i), None if parts is None else parts[i])
+        if node.phase is Phase.UPDATE and node.op != "state.write":
+            late[i] = frozenset(makers[name] for name in node.inputs if makers.get(name, i) != i) & late.keys()
+            key = None
+            continue
         if here != key:
             key = here
             runs.append([])
         runs[-1].append(i)
+    runs += _update_runs(graph, late, parts)
     found: list[tuple[int, ...]] = []
     for nodes in runs:
         if wanted is None or any(i in wanted for i in nodes):
             found += _Run(graph, sites, signatures, makers, nodes).groups()
     return tuple(found)
+
+
+def _update_runs(graph: Graph, reads: Mapping[int, frozenset[int]], parts: Sequence[object] | None) -> list[list[int]]:
+    """The runs of the update: of each module the nodes of one level, which says how often a way from a node to the end goes on in another module. All that is on a way that
+    leaves a module and comes back has another level; else a node is as late as those that read it."""
+    level: dict[int, int] = {}
+    for i, before in reads.items():
+        level[i] = max((level[k] + (_module(graph, k) != _module(graph, i)) for k in before), default=0)
+    latest: dict[int, int] = {}
+    for i in reversed(reads):  # type: ignore[call-overload]
+        here = latest.setdefault(i, level[i])
+        for k in reads[i]:
+            latest[k] = min(latest.get(k, here), here - (_module(graph, k) != _module(graph, i)))
+    runs: dict[object, list[int]] = {}
+    for i in reads:
+        runs.setdefault((_module(graph, i), latest[i], None if parts is None else parts[i]), []).append(i)
+    return list(runs.values())
+
+
+def _module(graph: Graph, i: int) -> object:
+    return block_of(graph.nodes[i].path) or graph.nodes[i].path
 
 
 class _Run:
@@ -104,6 +133,7 @@ class _Run:
         self.ops = {i: graph.nodes[i].op for i in nodes}
         self.leader = {i: i for i in nodes}
         self.reads: dict[int, set[int]] = {i: {makers[n] for n in graph.nodes[i].inputs if n in makers} & self.leader.keys() for i in nodes}
+        self.alone = {i for i in nodes if graph.nodes[i].phase is Phase.UPDATE and signatures[i] and _rows(sites[i], signatures[i]) is not None}  # type: ignore[arg-type]
         self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := _rows(sites[i], signature)) is not None}
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -115,7 +145,7 @@ class _Run:
         members: dict[int, list[int]] = {}
         for i in self.nodes:
             members.setdefault(self.find(i), []).append(i)
-        return [tuple(found) for found in members.values() if len(found) > 1 or self.ops[found[0]] in _ALONE]
+        return [tuple(found) for found in members.values() if len(found) > 1 or self.ops[found[0]] in _ALONE or found[0] in self.alone]
 
     def find(self, i: int) -> int:
         while self.leader[i] != i:
@@ -158,6 +188,8 @@ def _rows(site: Site, signature: Signature) -> _Rows | None:
     """What a node works on; None where it cannot be in a group."""
     op = packet_of(site.node.op)
     if site.node.op in _NEVER or not site.outputs or not (op.startswith("aten.") or op == DRAWS or op in _CLASSES):
+        return None
+    if op in _JOINS and site.node.phase is Phase.UPDATE:  # of what many parameters made: numbers
         return None
     wide = max((*site.inputs, *site.outputs), key=num_elements)
     if op in _CLASSES:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from .graph import Graph
 from .liveness import is_view
-from .node import Arg, Node, Phase, Ref, packet_of
+from .node import Arg, Node, Phase, Ref, get_arg, packet_of
 from .tensor import STATE_KINDS, Kind, Value
 
 KERNEL = "kernel"  # the namespace of ops that are kernels: `kernel.add_layer_norm`
@@ -21,7 +21,8 @@ INTO = "into"  # argument of such a node: ((output, input), ...): outputs that a
 
 _PLAIN = frozenset(("_to_copy", "neg", "reciprocal", "expand", "view", "reshape", "permute", "unsqueeze", "squeeze", "full", "alias", "slice"))
 _MOST_WORDS = 4
-_RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "range", "float")  # in the texts of kernels
+_RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "range", "float", "parts", "table", "entry",
+             "together", "lists")  # in the texts of kernels
 _SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim"))  # arguments of ops that know a shape
 
 
@@ -64,13 +65,15 @@ def cut_kernel(
     for number, i in enumerate(nodes):
         node = graph.nodes[i]
         outputs = tuple(names[o] if o else "" for o in node.outputs)
-        inner.append(Node(f"n{number}", node.op, tuple(names[n] for n in node.inputs), node.args, outputs, node.phase))
+        whole = _sums_everything(node, values)
+        op, args = ("aten.sum.dim_IntList", _over_everything(node)) if whole else (node.op, node.args)
+        inner.append(Node(f"n{number}", op, tuple(names[n] for n in node.inputs), args, outputs, node.phase))
         own += [Value(names[o], names[o], 0, values[o].shape, values[o].dtype, Kind.ACTIVATION) for o in node.outputs if o]
     pairs = tuple((k, arguments.index(into[name])) for k, name in enumerate(outside) if name in into)
-    whole = Graph("", (*entering, *own), tuple(inner), tuple(names[a] for a in arguments), outputs=tuple(names[o] for o in outside))
+    cut = Graph("", (*entering, *own), tuple(inner), tuple(names[a] for a in arguments), outputs=tuple(names[o] for o in outside))
     work = [graph.nodes[i] for i in nodes if not is_view(graph.nodes[i].op)]
     sources = tuple(dict.fromkeys(f"{n.source or n.path or 'the step'}: {packet_of(n.op).partition('.')[2]}" for n in work))
-    return Kernel("", whole, pairs, _takes_any_shape(whole), sources), arguments
+    return Kernel("", cut, pairs, _takes_any_shape(cut), sources), arguments
 
 
 def kernel_node(kernel: Kernel, arguments: Sequence[str], outside: Sequence[str], like: Node) -> Node:
@@ -91,6 +94,12 @@ def is_kernel(op: str) -> bool:
     return op.startswith(f"{KERNEL}.")
 
 
+def takes_lists(kernel: Kernel) -> bool:
+    """True where the program calls it for many parameters at once, with a list for each argument: a kernel of the update that works on tensors of any one shape, or on
+    scalars alone."""
+    return kernel.graph.nodes[0].phase is Phase.UPDATE and (kernel.any_shape or not any(v.shape for v in kernel.graph.values))
+
+
 def written_states(node: Node) -> tuple[tuple[str, str], ...]:
     """(state, new version) of the states that a kernel's node rewrites in place."""
     pairs = next((arg for key, arg in node.args if key == INTO), ()) if is_kernel(node.op) else ()
@@ -103,15 +112,34 @@ def kernel_key(kernel: Kernel) -> object:
     number = {v.name: k for k, v in enumerate(graph.values)}
     nodes = tuple((n.op, n.args, tuple(number[i] for i in n.inputs), tuple(number[o] if o else -1 for o in n.outputs)) for n in graph.nodes)
     shapes = tuple((bool(v.shape) if kernel.any_shape else v.shape, v.dtype) for v in graph.values)
-    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into
+    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel)
+
+
+def leaves_sums(kernel: Kernel) -> bool:
+    """True where it makes a number of a whole tensor."""
+    return any(node.op == "aten.sum.dim_IntList" and get_arg(node, "dim") == () for node in kernel.graph.nodes)
+
+
+def _sums_everything(node: Node, values: Mapping[str, Value]) -> bool:
+    """True for a sum of a whole tensor in the update: which dims that are says only how many it has."""
+    return node.phase is Phase.UPDATE and packet_of(node.op) == "aten.sum" and bool(values[node.inputs[0]].shape) and not values[node.outputs[0]].shape
+
+
+def _over_everything(node: Node) -> tuple[tuple[str, Arg], ...]:
+    return (node.args[0], ("dim", ()), *(arg for arg in node.args[1:] if arg[0] not in ("dim", "keepdim")))
 
 
 def _takes_any_shape(graph: Graph) -> bool:
-    """True where no op knows a shape or a dim, nor adds anything up: all work element by element on tensors of one shape."""
-    arguments = {key for node in graph.nodes for key, _ in node.args}
+    """True where no op knows a shape or a dim: all work element by element on tensors of one shape, or sum up such a tensor for somebody else."""
     shape_of = {v.name: v.shape for v in graph.values}
-    reduces = any(not shape_of[out] and any(shape_of[name] for name in node.inputs) for node in graph.nodes for out in node.outputs if out)
-    return len({shape for shape in shape_of.values() if shape}) == 1 and not arguments & _SHAPED and not reduces
+    read = {name for node in graph.nodes for name in node.inputs}
+    for node in graph.nodes:
+        sums = get_arg(node, "dim") == () and packet_of(node.op) == "aten.sum" and not read.intersection(node.outputs)
+        if any(key in _SHAPED and not (sums and key == "dim") for key, _ in node.args):
+            return False
+        if not sums and any(not shape_of[out] and any(shape_of[name] for name in node.inputs) for out in node.outputs if out):
+            return False
+    return len({shape for shape in shape_of.values() if shape}) == 1
 
 
 def suggest_name(kernel: Kernel) -> str:

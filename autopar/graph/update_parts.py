@@ -1,16 +1,20 @@
 """Update parts: which nodes of the update belong to one parameter alone.
 
-In: a program's local graph. Out: a `Part` for each parameter whose update needs nothing that another's does, and the rest of the update's nodes. It
-changes nothing. What sends to another stage or receives is never a part: parts run after the rest, and messages must keep the order that all stages share.
+In: a program's local graph. Out: a `Part` for each parameter whose update needs nothing that another's does, and the rest of the update's nodes; of the rest, where something
+is made of all parameters (a norm of all gradients) that their updates then read, layers: parts that come before it, what it is, parts that come after it. It changes nothing.
+What sends to another stage or receives is never a part: parts run after the rest, and messages must keep the order that all stages share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from .fuse import rewritten_states
 from .graph import Graph, entering_values, producer_table
 from .node import Phase
 from .program import STARTS
+from .tensor import Kind
 from .turns import RECEIVE, SEND
 
 
@@ -59,6 +63,57 @@ def update_parts(graph: Graph, apart: frozenset[int] = frozenset()) -> tuple[lis
         else:
             parts.append(Part(params.pop(), tuple(mine)))
     return parts, sorted(rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What each parameter does for itself, and then what is made of several or is nobody's own."""
+
+    parts: tuple[Part, ...]
+    rest: tuple[int, ...]
+
+
+def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) -> list[Layer]:
+    """The rest of the update in layers, which run one after the other.
+
+    A node is a parameter's own if all that it reads is, or was made of several and so is nobody's; a state is rewritten after all that read it.
+
+    Args:
+        rest: as of `update_parts`.
+        owners: value that an earlier phase made -> the parameter whose it is.
+    """
+    maker = {name: i for name, (i, _) in producer_table(graph).items()}
+    params = {v.storage for v in graph.values if v.kind is Kind.PARAM}
+    owner = {v.name: v.storage.partition(":")[2] or v.storage for v in entering_values(graph)}
+    owner = {**{name: param for name, param in owner.items() if param in params}, **owners}
+    whose: dict[int, str | None] = {}
+    level: dict[int, int] = {}
+    after: dict[int, list[int]] = {}  # node -> those that wait for it
+    readers: dict[str, list[int]] = {}
+    for i in rest:
+        node = graph.nodes[i]
+        states = rewritten_states(node)
+        before = [maker[name] for name in node.inputs if maker.get(name) in level] + [k for state in states for k in readers.get(state, ())]
+        mine = {whose[maker[name]] if maker.get(name) in whose else owner.get(name) for name in node.inputs} - {None}
+        whose[i] = mine.pop() if len(mine) == 1 else None
+        level[i] = max((level[k] + (whose[k] is None and whose[i] is not None) for k in before), default=0)
+        for k in before:
+            after.setdefault(k, []).append(i)
+        for name in node.inputs:
+            readers.setdefault(name, []).append(i)
+    for i in reversed(rest):  # what is a parameter's own is as late as what waits for it
+        if whose[i] is not None:
+            level[i] = min((level[k] for k in after.get(i, ())), default=level[i])
+    layers = []
+    for number in range(1 + max(level.values(), default=-1)):
+        own: dict[str, list[int]] = {}
+        for i in rest:
+            param = whose[i]
+            if level[i] == number and param is not None:
+                own.setdefault(param, []).append(i)
+        parts = tuple(Part(param, tuple(nodes)) for param, nodes in own.items())
+        layers.append(Layer(parts, tuple(i for i in rest if level[i] == number and whose[i] is None)))
+    return layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from . import ops
 from .comm import Comm, ProcessComm
+from .cuda_graph import Replayed
 from .executable import Executable
 from .folder import read_files, write_program
 from .initial import initial_state, state_of_module
@@ -16,7 +17,7 @@ from .training import run_training
 from .user_ops import load_ops
 
 __all__ = [
-    "Arrival", "Batch", "Comm", "Executable", "Key", "ProcessComm", "ProgramSpec", "Stage", "State", "ThreadComm", "TorchrunEnv",
+    "Arrival", "Batch", "Comm", "Executable", "Key", "ProcessComm", "ProgramSpec", "Replayed", "Stage", "State", "ThreadComm", "TorchrunEnv",
     "compile_program", "expand_names", "expand_states", "here", "initial_state", "load_ops", "ops", "make_mesh", "open_stages", "read_files", "read_program", "read_torchrun_env", "run_ranks", "run_training",
     "solo_comm", "start_process_group", "state_of_module", "stop_process_group", "write_program",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ that hold the same thing must add in one order.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..graph.tensor import power_of_two
-from .adam import adam, runs_adam  # noqa: F401  called by kernels
+from .adam import adam  # noqa: F401  called by kernels
 from .block_table import BlockTable, table_of
 from .clock import clock_of
 
@@ -129,17 +130,21 @@ def launch(kernel: Any, grid: Grid, inputs: Sequence[Tensor], outs: Sequence[Out
         kernel[(programs, across)](*taken, *made, *([grid.rows] if grid.any_size else []), **sizes, **parts)
         return made
 
-    with torch.cuda.device(device) if device.type == "cuda" else _Nothing():
-        made = run(_sizes(kernel, grid, dense, outs, written, run), dense)
+    with on_device(device):
+        made = run(block_sizes(kernel, grid, dense, any(out.width for out in outs), written, run), dense)
     results = [x.sum(0).to(out.dtype).view(out.shape) if out.width else x for x, out in zip(made, outs)]
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
-def _sizes(kernel: Any, grid: Grid, inputs: Sequence[Tensor], outs: Sequence[Out], written: Sequence[Tensor], run: Callable) -> dict[str, int]:
-    """The sizes of a kernel's blocks on its device: from its table, measured on copies of what is rewritten; where no table may decide, from the rule."""
+def block_sizes(kernel: Any, grid: Grid, inputs: Sequence[Tensor], leaves_parts: bool, written: Sequence[Tensor], run: Callable) -> dict[str, int]:
+    """The sizes of a kernel's blocks on its device: from its table, measured on copies of what is rewritten; where no table may decide, from the rule.
+
+    Args:
+        leaves_parts: of sums, for others to add up.
+        run: launches it, with the sizes and inputs that it is given.
+    """
     rule, device = blocks(grid), inputs[0].device
-    adds_up = grid.shape != "flat" or any(out.width for out in outs)
-    if device.type != "cuda" or adds_up and _num_ranks() > 1:  # the order of a sum, which ranks must have in common
+    if device.type != "cuda" or (grid.shape != "flat" or leaves_parts) and _num_ranks() > 1:  # the order of a sum, which ranks must have in common
         return rule
     table = _table(device)
     key = _key(kernel, replace(grid, rows=power_of_two(grid.rows)) if grid.any_size else grid)
@@ -208,27 +213,31 @@ def in_pieces(ops: Callable, inputs: Sequence[Tensor]) -> Any:
 
 
 class Seen:
-    """What ops on scalars made of the last few inputs: the optimizer's counts are equal for most parameters, and so are its factors. On a CPU only: there reading a
-    number waits for nothing.
+    """Ops on scalars, with what they made of the last few inputs: the optimizer's counts are equal for most parameters, and so are its factors. On a CPU only: there reading
+    a number waits for nothing.
+
+    Args:
+        written: numbers of the inputs that the ops rewrite.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Callable, written: Sequence[int]) -> None:
+        self._ops, self._written = ops, tuple(written)
         self._found: dict[tuple, tuple[Any, list[float]]] = {}
 
-    def run(self, ops: Callable, inputs: Sequence[Tensor], written: Sequence[Tensor]) -> Any:
-        """`ops(*inputs)`, which rewrites `written`; its results are read only."""
+    def __call__(self, *inputs: Tensor) -> Any:
+        """What the ops make; it is read only."""
         if any(x.device.type != "cpu" for x in inputs):
-            return ops(*inputs)
+            return self._ops(*inputs)
         key = tuple((x.item(), x.dtype) for x in inputs)
         found = self._found.get(key)
         if found is not None:
-            for x, number in zip(written, found[1]):
-                x.fill_(number)
+            for place, number in zip(self._written, found[1]):
+                inputs[place].fill_(number)
             return found[0]
-        result = ops(*inputs)
+        result = self._ops(*inputs)
         if len(self._found) >= _SEEN:
             self._found = {}
-        self._found[key] = (result, [x.item() for x in written])
+        self._found[key] = (result, [inputs[place].item() for place in self._written])
         return result
 
 
@@ -236,7 +245,6 @@ def _empty(out: Out, programs: int, device: torch.device) -> Tensor:
     return torch.empty((programs, out.width), dtype=out.part_dtype, device=device) if out.width else torch.empty(tuple(out.shape), dtype=out.dtype, device=device)
 
 
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
+def on_device(device: torch.device) -> Any:
+    """Launches go there."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

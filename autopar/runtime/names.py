@@ -9,18 +9,19 @@ from collections.abc import Mapping
 from .spec import State
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 def expand_names(*patterns: str) -> list[str]:
-    """All names that the patterns stand for, pattern by pattern, numbers ascending."""
+    """All names that the patterns stand for, pattern by pattern, numbers ascending, for each number its choices: `h.{0..1}{.w,.b}` -> `h.0.w`, `h.0.b`, `h.1.w`, `h.1.b`."""
     names = []
     for pattern in patterns:
-        match = _RANGE.search(pattern)
+        match = _RANGE.search(pattern) or _CHOICE.search(pattern)
         if match is None:
             names.append(pattern)
-        else:
-            low, high = int(match.group(1)), int(match.group(2))
-            names += [f"{pattern[: match.start()]}{n}{pattern[match.end() :]}" for n in range(low, high + 1)]
+            continue
+        ways = match.group(1).split(",") if match.re is _CHOICE else range(int(match.group(1)), int(match.group(2)) + 1)
+        names += expand_names(*(f"{pattern[: match.start()]}{way}{pattern[match.end() :]}" for way in ways))
     return names
 
 

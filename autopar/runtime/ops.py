@@ -11,6 +11,9 @@ from functools import partial
 import torch
 
 from ..graph.strides import READS_PACKED
+from .lists import columns as columns
+from .parcels import as_they_come as as_they_come
+from .parcels import lots as lots
 from .parcels import parcels as parcels
 from .random import poisson, uniform
 from .vocabulary import cross_entropy_backward, embedding, embedding_backward, pick, sum_exp

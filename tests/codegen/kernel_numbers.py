@@ -11,6 +11,7 @@ import json
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +20,13 @@ import torch
 from autopar.codegen.kernels.emit_kernels import print_kernels
 from autopar.codegen.kernels.parts import print_parts
 from autopar.codegen.kernels.reductions import UnsupportedError
-from autopar.graph.kernel import Kernel
+from autopar.graph.kernel import Kernel, takes_lists
 from autopar.runtime import fused
 from autopar.runtime.execute import run_graph
 from tests.codegen.kernel_cases import CASES, draw_inputs, kernels_of
 
 PRECISIONS = ("fp32", "bf16", "fp64")
+SIZES = ((1,), (1025,), (3, 5, 67), (2048,))  # of further parameters of one launch: less than a block, a block and a bit, odd, whole blocks
 
 
 def functions_of(kernels):
@@ -57,12 +59,35 @@ def expected(kernel, inputs):
     return results, {kernel.graph.inputs[i]: found[kernel.graph.outputs[o]] for o, i in kernel.into}
 
 
-def differences(kernel, function, strided):
+def of_sizes(kernel: Kernel) -> list[Kernel]:
+    """The kernel as parameters of several sizes call it, where it takes lists; else as it is."""
+    if not takes_lists(kernel):
+        return [kernel]
+
+    def of(shape: tuple[int, ...]) -> Kernel:
+        values = tuple(replace(v, shape=shape) if v.shape else v for v in kernel.graph.values)
+        return replace(kernel, graph=replace(kernel.graph, values=values))
+
+    return [kernel, *(of(shape) for shape in SIZES)]
+
+
+def differences(kernel: Kernel, function: Callable, strided: bool) -> float:
     """The largest difference from float64, relative to the largest value, over results and rewritten arguments."""
-    inputs = draw_inputs(kernel, strided=strided)
-    results, states = expected(kernel, {k: v.clone() for k, v in inputs.items()})
-    got = function(*inputs.values())
-    got = () if got is None else got if isinstance(got, tuple) else (got,)
+    kernels = of_sizes(kernel)
+    inputs = [draw_inputs(one, seed, strided=strided) for seed, one in enumerate(kernels)]
+    wanted = [expected(one, {k: v.clone() for k, v in given.items()}) for one, given in zip(kernels, inputs)]
+    if takes_lists(kernel):
+        got = function(*([given[name] for given in inputs] for name in kernel.graph.inputs))
+        got = () if got is None else got if isinstance(got, tuple) else (got,)
+        rows = list(zip(*got)) if got else [()] * len(kernels)
+    else:
+        got = function(*inputs[0].values())
+        rows = [() if got is None else got if isinstance(got, tuple) else (got,)]
+    return max(_worst(one, row, given, want) for one, row, given, want in zip(kernels, rows, inputs, wanted, strict=True))
+
+
+def _worst(kernel: Kernel, got: Sequence[torch.Tensor], inputs: Mapping[str, torch.Tensor], wanted: tuple) -> float:
+    results, states = wanted
     values = {v.name: v for v in kernel.graph.values}
     into = dict(kernel.into)
     names = [name for k, name in enumerate(kernel.graph.outputs) if k not in into]

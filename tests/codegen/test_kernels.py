@@ -190,8 +190,8 @@ def test_equal_counts_are_worked_out_once():
         step.add_(1)
         return 0.9**step
 
-    seen, steps = fused.Seen(), [torch.tensor(float(k), dtype=torch.float64) for k in (3, 3, 5, 3)]
-    found = [seen.run(ops, [step], [step]) for step in steps]
+    seen, steps = fused.Seen(ops, written=[0]), [torch.tensor(float(k), dtype=torch.float64) for k in (3, 3, 5, 3)]
+    found = [seen(step) for step in steps]
     assert len(calls) == 2 and [s.item() for s in steps] == [4, 4, 6, 4] and [f.item() for f in found] == [0.9**4, 0.9**4, 0.9**6, 0.9**4]
 
 

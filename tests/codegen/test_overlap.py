@@ -86,7 +86,7 @@ def test_zero_3_gathers_one_block_ahead_and_its_reductions_trail():
     backward, update = function(text, "h_backward"), function(text, "update_param")
     assert "here, ahead = ahead, h_backward_gather(comm, state, i - 1) if i != 1 else ()" in text
     assert "comm.start_reduce_scatter([mm], 'a', dim=(0,), stride=(6,), op='sum', alone=True)" in backward and 'grads[f"h.{i}.w"] = started' in backward
-    assert "scattered = grad.wait()" in update and "start" not in update
+    assert "scattered = [x.wait() for x in grad]" in update and "start" not in update
     check_numbers(program)
 
 
@@ -130,7 +130,7 @@ def test_at_most_two_blocks_are_gathered_at_once():
 def test_replicated_gradients_trail_behind_backward():
     program = zero_program(0)
     text = files_of(chain_graph(BLOCKS, width=WIDTH), program)["program.py"]
-    assert "[started] = comm.start_all_reduce([mm], 'a', op='sum')" in function(text, "h_backward") and "reduced = grad.wait()" in function(text, "update_param")
+    assert "[started] = comm.start_all_reduce([mm], 'a', op='sum')" in function(text, "h_backward") and "reduced = [x.wait() for x in grad]" in function(text, "update_param")
     assert "comm.all_reduce(sum, 'a', op='sum')" in text  # the loss is read at once
     check_numbers(program)
 
@@ -139,10 +139,9 @@ def test_new_parameters_are_gathered_while_the_next_are_updated():
     program = zero_program(1)
     text = files_of(chain_graph(BLOCKS, width=WIDTH), program)["program.py"]
     loop = f"""
-    names = expand_names("h.{{0..3}}.w")
+    names = ops.as_they_come(grads, expand_names("h.{{0..3}}.w"))
     for _, here, before in ops.parcels(state, names, {overlap.BUCKET_BYTES}):
-        for name in here:
-            update_param(comm, state, grads, name)
+        update_param(comm, state, grads, here)
         for name in before:
             finish_param(comm, state, grads, name)
         gather_param(comm, grads, here)

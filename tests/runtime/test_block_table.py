@@ -104,7 +104,7 @@ def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
         pass
 
     param, grad = OnDevice("param"), OnDevice("grad")
-    grid, asked = fused.Grid("flat", 5000, any_size=True), lambda g: fused._sizes(kernel, g, [param, grad], [], [param], run)
+    grid, asked = fused.Grid("flat", 5000, any_size=True), lambda g: fused.block_sizes(kernel, g, [param, grad], False, [param], run)
     rule = fused.blocks(grid)
     assert asked(grid) == rule and not seen  # a graph that is being captured is left alone
     capturing[0] = False

@@ -42,6 +42,17 @@ def print_adam(kernel: Kernel, step: AdamStep) -> list[str]:
     return [*lines, *later, *([f"return {', '.join({**early, **held, **late}.get(name, name) for name in results)}"] if results else [])]
 
 
+def print_adam_lists(kernel: Kernel, step: AdamStep) -> list[str]:
+    """The lines that make the steps of many parameters, `return` included, where the kernel is nothing but the step."""
+    param, lines = step.param, []
+    if step.new_param not in {kernel.graph.outputs[o] for o, _ in kernel.into}:
+        param = step.new_param
+        lines.append(f"{param} = [x.clone() for x in {step.param}]")
+    factors = {"keep": step.keep, "beta1": step.beta1, "beta2": step.beta2, "divide": step.divide, "plus": step.plus, "value": step.value}
+    told = ", ".join(f"{word}={f if isinstance(f, str) else print_arg(f, ())}" for word, f in factors.items())
+    return [*lines, f"together.adam_all({param}, {step.grad}, {step.exp_avg}, {step.exp_avg_sq}, {told})", f"return {param if lines else None}"]
+
+
 def _lines(kernel: Kernel, places: Sequence[int], wanted: Sequence[str], called: dict[str, str] | None = None) -> tuple[list[str], dict[str, str]]:
     """The kernel's nodes at these places as lines, without `return`; the states that they rewrite are rewritten.
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ...graph.kernel import Kernel
-from .adam import adam_of, print_adam
+from ...graph.kernel import Kernel, leaves_sums, takes_lists
+from .adam import adam_of, print_adam, print_adam_lists
 from .parts import Part, print_parts
 from .reductions import UnsupportedError
 from .torch_text import print_torch
@@ -19,14 +19,15 @@ FILE = "kernels.py"
 _HEADER = '''"""The fused kernels of the program beside this file: one function per distinct group of ops, shared by all blocks.
 
 Each function runs its ops as they are written in its body, in plain torch; on a device that runs Triton it launches the function above it instead, which reads and
-writes each element once. Indices count elements of the local tensors, row by row.
+writes each element once. Indices count elements of the local tensors, row by row. A kernel of the update takes a list for each argument, an entry per parameter, and is
+launched once for all of them.
 """
 
 from __future__ import annotations
 
 import torch
 
-from autopar.runtime import formulas, fused, ops
+from autopar.runtime import formulas, fused, ops, together
 from autopar.runtime.fused import tl, uniform
 
 aten = torch.ops.aten
@@ -39,7 +40,7 @@ from __future__ import annotations
 
 import torch
 
-from autopar.runtime import fused, ops
+from autopar.runtime import fused, ops, together
 
 aten = torch.ops.aten
 '''
@@ -52,7 +53,7 @@ def print_kernels(kernels: Sequence[Kernel], compiled: bool = False) -> str:
         compiled: `torch.compile` makes what runs.
     """
     header, show = (_COMPILED_HEADER, _print_compiled) if compiled else (_HEADER, _print_kernel)
-    return "\n".join([header, *("\n" + text for kernel in kernels for text in show(kernel))])
+    return "\n".join([header, *("\n" + text for kernel in kernels for text in (_print_lists(kernel, compiled) if takes_lists(kernel) else show(kernel)))])
 
 
 def _print_compiled(kernel: Kernel) -> list[str]:
@@ -74,30 +75,67 @@ def _print_kernel(kernel: Kernel) -> list[str]:
 
 
 def _print_plain(kernel: Kernel, head: list[str]) -> list[str]:
-    """The function, and those that it needs before it: on a CPU large tensors go through its ops in pieces, and equal counts are worked out once."""
-    arguments, plain = f"[{', '.join(kernel.graph.inputs)}]", _indented(print_torch(kernel))
-    apart = _text([f"def {kernel.name}_ops({arguments[1:-1]}):", *plain])
-    if kernel.any_shape:
-        texts, head = _print_adam(kernel, head, arguments)
-        return [apart, *texts, _text([*head, f"    return fused.in_pieces({kernel.name}_ops, {arguments})"])]
-    if kernel.into and not any(v.shape for v in kernel.graph.values):
-        written = ", ".join(kernel.graph.inputs[i] for _, i in kernel.into)
-        seen = f"{kernel.name}_seen = fused.Seen()\n"
-        return [apart, seen, _text([*head, f"    return {kernel.name}_seen.run({kernel.name}_ops, {arguments}, [{written}])"])]
-    return [_text([*head, *plain])]
+    """The function, and those that it needs before it: on a CPU large tensors go through its ops in pieces."""
+    if not kernel.any_shape or leaves_sums(kernel):
+        return [_text([*head, *_indented(print_torch(kernel))])]
+    return [_print_ops(kernel), _text([*head, f"    return fused.in_pieces({kernel.name}_ops, [{', '.join(kernel.graph.inputs)}])"])]
 
 
-def _print_adam(kernel: Kernel, head: list[str], arguments: str) -> tuple[list[str], list[str]]:
-    """The function that makes Adam's step by torch's own kernel, if that is what the kernel does, and the head of the one that calls it."""
-    step = adam_of(kernel)
-    if step is None:
-        return [], head
-    head = [*head, f"    if fused.runs_adam({step.param}, {step.exp_avg}, {step.exp_avg_sq}):"]
-    lines = print_adam(kernel, step)
-    if not step.before and not step.after:
-        return [], [*head, *_indented(_indented(lines if lines[-1].startswith("return ") else [*lines, "return None"]))]
-    text = _text([f"def {kernel.name}_adam({arguments[1:-1]}):", *_indented(lines)])
-    return [text], [*head, f"        return fused.in_pieces({kernel.name}_adam, {arguments})"]
+def _print_ops(kernel: Kernel) -> str:
+    return _text([f"def {kernel.name}_ops({', '.join(kernel.graph.inputs)}):", *_indented(print_torch(kernel))])
+
+
+def _print_lists(kernel: Kernel, compiled: bool) -> list[str]:
+    """A kernel of many parameters: the function that the program calls takes a list for each argument. Where no Triton runs, its ops work on one parameter after
+    the other: in pieces, equal counts are worked out once, and Adam's steps are torch's own."""
+    doc, apart, head = _describe(kernel), [_print_ops(kernel)], [f"    lists = [{', '.join(kernel.graph.inputs)}]"]
+    name, first, count = kernel.name, kernel.graph.inputs[0], len(kernel.graph.outputs) - len(kernel.into)
+    scalar, step = not kernel.any_shape, None if compiled else adam_of(kernel)
+    try:
+        parts = () if compiled else print_parts(kernel)
+    except UnsupportedError as error:
+        parts, doc = (), [*doc, f"Plain torch on every device: {error}."]
+    if parts:
+        apart = [*(text for part in parts for text in (_text(part.text.lines), _together(part))), *apart]
+        head += [f"    if {first} and fused.runs_triton({first}[0]):", *_indented(_indented(_run_together(kernel, parts)))]
+    ops, whole = f"{name}_ops", ", whole=True" if leaves_sums(kernel) else ""
+    if compiled and not scalar:
+        apart.append(f"{name}_compiled = fused.compiled({name}_ops)\n")
+        ops, whole = f"{name}_compiled", ", whole=True"
+    elif scalar and kernel.into:
+        apart.append(f"{name}_seen = fused.Seen({name}_ops, written={[i for _, i in kernel.into]})\n")
+        ops = f"{name}_seen"
+    if step is not None:
+        head.append(f"    if together.runs_adam({step.param}, {step.exp_avg}, {step.exp_avg_sq}):")
+        if step.before or step.after:
+            apart.append(_text([f"def {name}_adam({', '.join(kernel.graph.inputs)}):", *_indented(print_adam(kernel, step))]))
+            head.append(f"        return together.each({name}_adam, lists, {count})")
+        else:
+            head += _indented(_indented(print_adam_lists(kernel, step)))
+    doc = [f"Of each argument a list, an entry per parameter: {doc[0]}", *doc[1:]]
+    return [*apart, _text([*_head(kernel, doc), *head, f"    return together.each({ops}, lists, {count}{whole})"])]
+
+
+def _run_together(kernel: Kernel, parts: Sequence[Part]) -> list[str]:
+    """The lines that launch the Triton functions of many parameters, one after the other."""
+    if len(parts) == 1:
+        return [f"return {kernel.name}_together.run(lists)"]
+    lines = [f"{', '.join(p.kernel.graph.outputs)} = {p.kernel.name}_together.run([{', '.join(p.kernel.graph.inputs)}])" for p in parts]
+    return [*lines, f"return {', '.join(kernel.graph.outputs)}"]
+
+
+def _together(part: Part) -> str:
+    """The line that says what the Triton function of many parameters takes and makes."""
+    kernel, sums = part.kernel, {p.output: p.dtype for p in part.text.partials}
+    values, into = {v.name: v for v in kernel.graph.values}, dict(kernel.into)
+    wide = next((k for k, name in enumerate(kernel.graph.inputs) if values[name].shape), None)
+    made = []
+    for k, name in enumerate(kernel.graph.outputs):
+        if k not in into:
+            parted = f", part_dtype=torch.{sums[k]}" if k in sums else ""
+            made.append(f"together.Made(torch.{values[name].dtype}{'' if values[name].shape else ', scalar=True'}{parted})")
+    written = [i for _, i in kernel.into]
+    return f"{kernel.name}_together = together.Together({kernel.name}_kernel, wide={wide}, made=[{', '.join(made)}], written={written})\n"
 
 
 def _head(kernel: Kernel, doc: list[str], suffix: str = "") -> list[str]:

@@ -20,7 +20,7 @@ from math import inf
 
 from ...graph.fusion import DRAWS
 from ...graph.graph import Graph, producer_table, value_table
-from ...graph.kernel import Kernel
+from ...graph.kernel import Kernel, takes_lists
 from ...graph.node import Const, Node, Ref, get_arg, packet_of
 from ...graph.tensor import num_elements, power_of_two
 from .index import Index, broadcast, coordinates, place_in_row, variable, view_source
@@ -403,6 +403,8 @@ class Printer:
         outs = [f"{name}_out" for k, name in enumerate(graph.outputs) if k not in into]
         flat = self.shape == "flat"
         sizes = (["SIZE"] if self.kernel.any_shape else []) + ["ROWS: tl.constexpr"] + ([] if flat else ["COLS: tl.constexpr"]) + (["PROGRAMS: tl.constexpr"] if accumulated else [])
+        if takes_lists(self.kernel):
+            return self._of_many(body, outs, accumulated, finals)
         head = f"def {self.kernel.name}_kernel({', '.join([*(f'{n}_ptr' for n in graph.inputs), *outs, *sizes])}):"
         lines: list[str] = []
         side = "" if flat else "[:, None]"
@@ -426,6 +428,21 @@ class Printer:
             lines += [*(f"    {line}" for line in inner), *finals]
         return ["@fused.jit", head, *(f"    {line}" for line in lines)]
 
+    def _of_many(self, body: list[str], outs: list[str], accumulated: list[tuple[str, str, int]], finals: list[str]) -> list[str]:
+        """The function that works on one parameter of many (`runtime.together`): it finds its place in tables, and leaves a part of each sum."""
+        graph, sums = self.graph, {f"{p}_out" for r in self.reductions for p in r.outputs}
+        made = [n for n in graph.outputs if f"{n}_out" in outs and f"{n}_out" not in sums]
+        told = [(f"{n}_ptr", self.values[n]) for n in graph.inputs] + [(f"{n}_out", self.values[n]) for n in made]
+        lines = ["part = parts + tl.program_id(0) * 2", f"entry = table + tl.load(part) * {1 + len(told)}"]
+        if self.kernel.any_shape:
+            lines += ["row = tl.load(part + 1) * ROWS + tl.arange(0, ROWS)", "SIZE = tl.multiple_of(tl.load(entry), ALIGN)"]
+        for number, (name, value) in enumerate(told, 1):
+            place = f"tl.load(entry + {number}).to(tl.pointer_type({_pointed(value.dtype)}))"
+            lines.append(f"{name} = {f'tl.multiple_of({place}, ALIGN)' if value.shape else place}")
+        lines += [*body, *(f"{total} = {text}" for total, text, _ in accumulated), *finals]
+        arguments = ["parts", "table", *(name for name in outs if name in sums), "ROWS: tl.constexpr", "ALIGN: tl.constexpr"]
+        return ["@fused.jit", f"def {self.kernel.name}_kernel({', '.join(arguments)}):", *(f"    {line}" for line in lines)]
+
     def _is_double(self) -> bool:
         return any(v.dtype == "float64" for v in self.graph.values if v.shape)
 
@@ -448,6 +465,11 @@ def number_text(number: float | int, dtype: str) -> str:
     else:
         text = repr(float(number) if dtype in _FLOATS else number)
     return f"tl.full((), {text}, tl.float64)" if dtype == "float64" else text
+
+
+def _pointed(dtype: str) -> str:
+    """Of what an address is."""
+    return "tl.int1" if dtype == "bool" else f"tl.{dtype}"
 
 
 def _stored(dtype: str) -> str:

@@ -1,0 +1,201 @@
+"""One launch for many tensors: a kernel of the update works on all parameters that share it at once.
+
+In: a Triton function that `codegen.kernels` printed for this, and for each of its arguments a list of tensors, an entry per parameter. Out: lists of results. The function
+reads two tables of int64 on its device:
+
+    table    a row per parameter: how many elements it has, then the address of each argument and result
+    parts    a row per program: whose turn it is, and which block of that parameter
+
+`parts` follows from sizes alone and is made once. `table` is looked up by all that is in it, so it is made again only where an address is new (gradients may come to lie
+elsewhere). A number that is summed up over a whole parameter comes in parts, one per program, and a second launch (`add_up`) adds those of each parameter.
+
+While a CUDA graph is captured nothing may be copied from the host: tables are only allocated then, and `fill` writes them before the graph is replayed. What a graph reads is
+kept as long as this is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .adam import adam_all, runs_adam  # noqa: F401  called by kernels
+from .fused import Grid, block_sizes, in_pieces, jit, on_device, tl
+from .lists import columns, pack
+
+ALIGNED = 16  # bytes of addresses, and elements: of multiples of it loads are as wide as the device has them
+_SUM_BLOCK = 1024  # parts that `add_up` holds at once
+_MOST_TABLES = 64  # one for each lot of parameters and each of the places where its gradients come to lie
+
+
+@dataclass(frozen=True)
+class Made:
+    """A result for each parameter: of its shape, or a number (`scalar`); `part_dtype`: the number is a sum whose parts have this dtype."""
+
+    dtype: torch.dtype
+    scalar: bool = False
+    part_dtype: torch.dtype | None = None
+
+
+@jit
+def add_up(part_ptr, bounds_ptr, sum_out, COLS: tl.constexpr):
+    """Of each parameter the sum of its programs' parts, which lie between two bounds."""
+    which = tl.program_id(0)
+    first, last = tl.load(bounds_ptr + which), tl.load(bounds_ptr + which + 1)
+    total = tl.zeros([COLS], part_ptr.dtype.element_ty)
+    for start in range(first, last, COLS):
+        place = start + tl.arange(0, COLS)
+        total += tl.load(part_ptr + place, mask=place < last, other=0)
+    tl.store(sum_out + which, tl.sum(total))
+
+
+class Together:
+    """A Triton function of many tensors.
+
+    Args:
+        kernel: takes (parts, table, what each sum leaves, ROWS, ALIGN).
+        wide: number of an argument that has the parameters' shapes; None: all are scalars.
+        made: its results.
+        written: numbers of the arguments that it rewrites.
+    """
+
+    def __init__(self, kernel: Any, wide: int | None, made: Sequence[Made] = (), written: Sequence[int] = ()) -> None:
+        self._kernel, self._wide, self._made, self._written = kernel, wide, tuple(made), tuple(written)
+        self._parts: dict[object, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[object, Tensor] = {}
+        self._unfilled: list[tuple[Tensor, Tensor]] = []
+        self._of_graphs: list[Tensor] = []
+
+    def run(self, lists: Sequence[Sequence[Tensor]]) -> Any:
+        """Launch it.
+
+        Args:
+            lists: of each argument a tensor for each parameter; those that are rewritten are dense.
+        Returns:
+            None without results, a list for one, a tuple of lists for several.
+        Raises:
+            ValueError: a state that is rewritten is not dense.
+        """
+        if not lists[0]:
+            return pack([[] for _ in self._made])
+        dense = [[x.contiguous() for x in one] for one in lists]
+        if any(x.data_ptr() != d.data_ptr() for number in self._written for x, d in zip(lists[number], dense[number])):
+            raise ValueError(f"{self._kernel.__name__}: a state that is rewritten in place is not dense")
+        with on_device(dense[0][0].device):
+            if self._wide is None:
+                return pack(self._launch({"ROWS": 1, "num_warps": 1}, dense, 1))
+            blocks = self._blocks(dense)
+            groups = self._by_alignment(dense)
+            if len(groups) == 1:
+                return pack(self._launch(blocks, dense, *groups))
+            results: list[list[Any]] = [[None] * len(lists[0]) for _ in self._made]
+            for align, places in groups.items():
+                made = self._launch(blocks, [[one[k] for k in places] for one in dense], align)
+                for whole, found in zip(results, made):
+                    for place, x in zip(places, found):
+                        whole[place] = x
+            return pack(results)
+
+    def fill(self) -> None:
+        """Write the tables that a graph reads: after its capture, before it is replayed."""
+        for table, rows in self._unfilled:
+            table.copy_(rows)
+        self._unfilled = []
+
+    def _by_alignment(self, lists: Sequence[Sequence[Tensor]]) -> dict[int, list[int]]:
+        """Which parameters may be loaded as wide as the device can: addresses and sizes are multiples of `ALIGNED`. The others have a launch of their own."""
+        found: dict[int, list[int]] = {}
+        wide = [one for one in lists if one[0].dim()]
+        for place, tensors in enumerate(zip(*wide)):
+            even = tensors[0].numel() % ALIGNED == 0 and all(x.data_ptr() % ALIGNED == 0 for x in tensors)
+            found.setdefault(ALIGNED if even else 1, []).append(place)
+        return found
+
+    def _launch(self, blocks: dict[str, int], lists: Sequence[Sequence[Tensor]], align: int) -> list[list[Tensor]]:
+        device, count = lists[0][0].device, len(lists[0])
+        shapes = [torch.Size()] * count if self._wide is None else [x.shape for x in lists[self._wide]]
+        sizes = tuple(shape.numel() for shape in shapes)
+        parts, bounds = self._parts_of(sizes, blocks["ROWS"], device)
+        results, sums = [], []
+        for made in self._made:
+            if not made.scalar:
+                results.append([torch.empty(shape, dtype=made.dtype, device=device) for shape in shapes])
+                continue
+            numbers = torch.empty(count, dtype=made.dtype, device=device)
+            results.append(list(numbers.unbind()))
+            if made.part_dtype is not None:
+                sums.append((torch.empty(len(parts), dtype=made.part_dtype, device=device), numbers))
+        told = [*lists, *(found for found, made in zip(results, self._made) if made.part_dtype is None)]
+        addresses = [[x.data_ptr() for x in one] for one in told]
+        table = self._table_of(tuple(zip(sizes, *addresses)), device)
+        if len(parts):
+            self._kernel[(len(parts),)](parts, table, *(part for part, _ in sums), ALIGN=align, **blocks)
+        for part, numbers in sums:
+            add_up[(count,)](part, bounds, numbers, COLS=_SUM_BLOCK)
+        return results
+
+    def _blocks(self, lists: Sequence[Sequence[Tensor]]) -> dict[str, int]:
+        """The sizes of its blocks, which follow from the largest parameter: on it alone they are measured, on copies of what is rewritten."""
+        sizes = [x.numel() for x in lists[self._wide]]
+        largest = sizes.index(max(sizes))
+        one = [tensors[largest] for tensors in lists]
+
+        def run(blocks: dict[str, int], taken: Sequence[Tensor]) -> None:
+            alone = [[x] for x in taken]
+            self._launch(blocks, alone, *self._by_alignment(alone))
+
+        adds_up = any(made.part_dtype is not None for made in self._made)
+        return block_sizes(self._kernel, Grid("flat", max(sizes), any_size=True), one, adds_up, [one[number] for number in self._written], run)
+
+    def _parts_of(self, sizes: tuple[int, ...], rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        key = (sizes, rows, device)
+        if key not in self._parts:
+            counts = [-(-size // rows) for size in sizes]
+            pairs = [torch.stack((torch.full((count,), owner), torch.arange(count)), 1) for owner, count in enumerate(counts)]
+            bounds = torch.tensor([0, *itertools.accumulate(counts)])
+            self._parts[key] = (self._place(torch.cat(pairs), device), self._place(bounds, device))
+        found = self._parts[key]
+        if _captures(device):
+            self._of_graphs += found
+        return found
+
+    def _table_of(self, rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+        if _captures(device):  # one of the graph's own: no later step writes over it
+            table = self._place(torch.tensor(rows), device)
+            self._of_graphs.append(table)
+            return table
+        key = (rows, device)
+        if key not in self._tables:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.clear()
+            self._tables[key] = self._place(torch.tensor(rows), device)
+        return self._tables[key]
+
+    def _place(self, rows: Tensor, device: torch.device) -> Tensor:
+        """A table on its device, without waiting for it."""
+        if _captures(device):
+            table = torch.empty_like(rows, device=device)
+            self._unfilled.append((table, rows))
+            return table
+        return rows if device.type == "cpu" else rows.pin_memory().to(device, non_blocking=True)
+
+
+def each(ops: Callable, lists: Sequence[Sequence[Tensor]], num_results: int, whole: bool = False) -> Any:
+    """Run ops parameter by parameter; on a CPU large ones in pieces (`fused.in_pieces`).
+
+    Args:
+        ops: takes a tensor for each list, and makes `num_results` tensors.
+        whole: never in pieces.
+    Returns:
+        as `Together.run`.
+    """
+    rows = [ops(*tensors) if whole else in_pieces(ops, tensors) for tensors in zip(*lists)]
+    return pack(columns(rows, num_results)) if num_results else None
+
+
+def _captures(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

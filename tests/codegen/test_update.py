@@ -1,0 +1,173 @@
+"""The update of many parameters: how often its kernels are launched, what its text is like, and the tables that launches read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from autopar.api import compile_workload  # noqa: E402
+from autopar.codegen.folded import fold_in_order  # noqa: E402
+from autopar.graph.case import build_case  # noqa: E402
+from autopar.graph.fuse import fuse_program  # noqa: E402
+from autopar.graph.kernel import takes_lists  # noqa: E402
+from autopar.graph.partition import partition  # noqa: E402
+from autopar.graph.random_plans import Assigner, plain_mesh  # noqa: E402
+from autopar.graph.sections import phase_sections  # noqa: E402
+from autopar.options import Options  # noqa: E402
+from autopar.runtime import together  # noqa: E402
+from autopar.runtime.names import expand_names  # noqa: E402
+from autopar.runtime.parcels import as_they_come, lots  # noqa: E402
+from autopar.trace import Workload, trace_step  # noqa: E402
+
+from .update_numbers import CASES, Block, Clipped  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+TOLERANCE = {"fp32": 5e-6, "bf16": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    """Whole steps in Triton's interpreter, of one process."""
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.codegen.update_numbers"], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whole_steps_equal_float64(numbers, name):
+    assert numbers[name]["difference"] < TOLERANCE[CASES[name].precision], numbers[name]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.ranks == 1])
+def test_a_kernel_is_launched_once_for_all_parameters(numbers, name):
+    """Twice where some parameters are of sizes that a device cannot load in wide steps; a model of 14 parameters with a launch for each would need 14 and more."""
+    row = numbers[name]
+    assert row["params"] == 14 and row["launches"] and all(count <= (3 if kernel == "mul_sum_kernel" else 2) for kernel, count in row["launches"].items()), row
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_no_kernel_of_a_clipped_update_spills(arch):
+    pytest.importorskip("triton")
+    warnings.simplefilter("ignore", UserWarning)  # Triton 3.9 tells of a default of 3.10
+    from benchmarks.kernel_compile import compile_kernels
+
+    case = build_case(trace_step(_workload(1), "bf16").graph)
+    assignment = Assigner(case.graph, case.sites, case.signatures, plain_mesh(())).draw(random.Random(0))
+    program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
+    rows = compile_kernels([k for k in fuse_program(program, phase_sections(program.graph)).kernels if takes_lists(k)], [arch])
+    assert {row.name for row in rows} >= {"mul_sum", "update_step", "update_param_exp_avg_exp_avg_sq_master"} and not any(row.spilled_bytes for row in rows), rows
+
+
+def _update_text(depth: int) -> str:
+    text = compile_workload(_workload(depth), "cpu:1", Options(price=False), cache_path=None).files["program.py"]
+    return text[text.index("def measure_param(") :].partition("def step(")[0]
+
+
+def _workload(depth: int) -> Workload:
+    torch.manual_seed(0)
+    model = nn.Sequential(OrderedDict(h=nn.Sequential(*(Block(16) for _ in range(depth))), head=nn.Linear(16, 6)))
+    return Workload(model, (torch.randn(8, 16),), (torch.randn(8, 6),), nn.functional.mse_loss, functools.partial(Clipped, lr=0.01))
+
+
+def test_a_clipped_update_does_not_grow_with_the_model():
+    """The norm's parts are made by one function of all parameters, the clipped update by another; both are the same text for two blocks and for four."""
+    update, deep = _update_text(2), _update_text(4)
+    assert update.replace("h.{0..1}", "h.{0..3}") == deep
+    assert "kernels.mul_sum(grad)" in update and 'aten.cat.default([grads.pop(f"{name}~view") for name in expand_names("h.{0..1}{.norm.weight,.norm.bias,' in update
+    assert re.search(r"kernels\.update_param_exp_avg_exp_avg_sq\(grad, \[grad_2\] \* len\(names\), ", update) and update.count("def ") == 3
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["h.0.w", "h.0.b", "h.1.w", "h.1.b", "head"],
+        ["h.1.w", "h.0.w", "h.2.w", "x.w"],
+        ["0.w", "1.w", "2.b", "2.w", "3.b", "3.w"],
+        ["a", "b", "a.0.c.1.d", "a.1.c.1.d"],
+    ],
+)
+def test_folded_names_come_out_in_order(names):
+    folded = fold_in_order(names)
+    assert expand_names(*folded) == names and len(folded) < len(names) or len(names) == 4
+
+
+def test_lots_follow_the_gradients():
+    state = {name: torch.zeros(size) for name, size in (("a", 4), ("b", 4), ("c", 2), ("d", 100))}
+    assert as_they_come({"c": 0, "b": 0, "a": 0}, ["a", "b", "c", "d"]) == ["c", "b", "a", "d"]
+    assert lots(state, ["c", "b", "a", "d"], 24) == [["c", "b"], ["a"], ["d"]]
+
+
+class _Kernel:
+    """A launch that keeps what it was told."""
+
+    __name__ = "kernel"
+
+    def __init__(self) -> None:
+        self.told: list[tuple[torch.Tensor, torch.Tensor, dict]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        def run(parts, table, **words):
+            assert grid == (len(parts),)
+            self.told.append((parts, table, words))
+
+        return run
+
+
+def test_tables_say_where_each_parameter_is():
+    kernel = _Kernel()
+    launch = together.Together(kernel, wide=0, written=[0])
+    params, grads = ([torch.zeros(size) for size in (2048, 1, 1040)] for _ in range(2))
+    launch.run([params, grads])
+    (parts, table, words), (odd, single, rest) = kernel.told
+    assert words["ALIGN"] == 16 and rest["ALIGN"] == 1 and parts.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]] and odd.tolist() == [[0, 0]]
+    assert table.tolist() == [[x.numel(), x.data_ptr(), g.data_ptr()] for x, g in zip(params[::2], grads[::2])] and single[0, 0] == 1
+    launch.run([params, grads])
+    assert kernel.told[2][1] is table and kernel.told[2][0] is parts  # nothing has moved
+    moved = [torch.zeros_like(g) for g in grads]
+    launch.run([params, moved])
+    assert kernel.told[4][0] is parts and kernel.told[4][1][:, 2].tolist() == [g.data_ptr() for g in moved[::2]]
+
+
+def test_a_captured_launch_has_tables_of_its_own(monkeypatch):
+    """While a graph is captured they are empty; `fill` writes them, and later steps do not touch them."""
+    kernel = _Kernel()
+    launch = together.Together(kernel, wide=0, written=[0])
+    params, grads = [torch.zeros(32)], [torch.zeros(32)]
+    launch.run([params, grads])
+    with monkeypatch.context() as patch:
+        patch.setattr(together, "_captures", lambda device: True)
+        launch.run([params, grads])
+    eager, captured = kernel.told[0][1], kernel.told[1][1]
+    assert captured is not eager
+    launch.fill()
+    launch.run([params, [torch.zeros(32)]])
+    assert torch.equal(captured, eager) and kernel.told[2][1] is not captured
+
+
+def test_a_state_that_is_not_dense_is_refused():
+    launch = together.Together(_Kernel(), wide=0, written=[0])
+    with pytest.raises(ValueError, match="kernel: a state that is rewritten in place is not dense"):
+        launch.run([[torch.zeros(4, 6).t()], [torch.zeros(6, 4)]])
+
+
+def test_no_parameters_are_no_launch():
+    kernel = _Kernel()
+    assert together.Together(kernel, wide=0, made=[together.Made(torch.float32)] * 2).run([[], []]) == ([], []) and not kernel.told

@@ -1,0 +1,149 @@
+"""Whole steps of small models in Triton's interpreter, against plain PyTorch in float64: prints one JSON object per case, with how often each kernel was launched.
+
+    TRITON_INTERPRET=1 python -m tests.codegen.update_numbers
+
+A process of its own, for Triton decides when it is imported whether it interprets. Widths are odd, so parameters are of sizes with and without a rest.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn, optim
+
+import autopar
+from autopar.api import compile_workload
+from autopar.options import Options
+from autopar.runtime import Executable, compile_program, fused, read_program, run_ranks, solo_comm
+from autopar.runtime.initial import initial_state
+from autopar.runtime.together import Together
+from autopar.trace import Workload
+
+STEPS = 3
+
+
+class Clipped(optim.AdamW):
+    """AdamW after the gradients of the whole model have been clipped to a norm."""
+
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.05)
+        return super().step(closure)
+
+
+class Two(optim.AdamW):
+    """Two groups: matrices with decay, the rest without and faster."""
+
+    def __init__(self, params):
+        params = list(params)
+        wide, thin = [p for p in params if p.dim() > 1], [p for p in params if p.dim() < 2]
+        super().__init__([{"params": wide, "weight_decay": 0.1}, {"params": thin, "lr": 0.02, "weight_decay": 0.0}], lr=0.01)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width + 1), nn.Linear(2 * width + 1, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+@dataclass(frozen=True)
+class Case:
+    """`ranks`: so many threads, by ZeRO-1."""
+
+    optimizer: Callable
+    precision: str = "fp32"
+    ranks: int = 1
+
+
+CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearly nothing decides
+    "AdamW": Case(functools.partial(optim.AdamW, lr=0.01)),
+    "clipped AdamW": Case(functools.partial(Clipped, lr=0.01)),
+    "two groups": Case(Two),
+    "momentum": Case(functools.partial(optim.SGD, lr=0.1, momentum=0.9)),
+    "SGD": Case(functools.partial(optim.SGD, lr=0.1)),
+    "RMSprop": Case(functools.partial(optim.RMSprop, lr=0.01)),
+    "masters": Case(functools.partial(optim.AdamW, lr=0.01, eps=0.01), "bf16"),
+    "clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16"),
+    "sharded": Case(functools.partial(optim.AdamW, lr=0.01), ranks=2),
+    "clipped, sharded": Case(functools.partial(Clipped, lr=0.01), ranks=2),
+}
+
+
+def run_case(case: Case) -> dict[str, object]:
+    """The largest difference from float64, relative to the largest value of a parameter, and launches of a step by kernel."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(16), Block(16), nn.Linear(16, 6))
+    x, y = torch.randn(8, 16), torch.randn(8, 6)
+    workload = Workload(copy.deepcopy(model), (x,), (y,), nn.functional.mse_loss, case.optimizer)
+    words = {"constraints": autopar.constrain(dp=2, zero=1)} if case.ranks > 1 else {}
+    files = compile_workload(workload, f"cpu:{case.ranks}", Options(price=False, precision=case.precision, **words), cache_path=None).files
+    spec = read_program(compile_program(files))
+    given = {name: t.detach() for name, t in model.state_dict().items()}
+    launches: Counter[str] = Counter()
+    launch = Together._launch
+
+    def counted(self: Together, *args: object) -> object:
+        launches[self._kernel.__name__] += 1
+        return launch(self, *args)
+
+    after: dict[str, torch.Tensor] = {}
+
+    def main(comm) -> None:
+        executable = Executable(None, files, comm, initial_state(spec, comm.rank, given, 0))
+        for number in range(STEPS):
+            if comm.rank == 0:
+                launches.clear()
+            executable.step(x, y)
+        whole = executable.state_dict()
+        if comm.rank == 0:
+            after.update(whole)
+
+    Together._launch = counted  # type: ignore[method-assign]
+    try:
+        main(solo_comm()) if case.ranks == 1 else run_ranks(spec.mesh, main)
+    finally:
+        Together._launch = launch  # type: ignore[method-assign]
+    wide = model.double()
+    optimizer = case.optimizer(wide.parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(wide(x.double()), y.double()).backward()
+        optimizer.step()
+    worst = max(((after[n].double() - p).abs().max() / p.abs().max().clamp(min=1e-3)).item() for n, p in wide.state_dict().items())
+    return {"difference": worst, "launches": dict(launches), "params": len(list(wide.parameters()))}
+
+
+def run_one_at_a_time() -> None:
+    """Triton's interpreter knows one launch at a time; ranks are threads here."""
+    from triton.runtime.interpreter import GridExecutor
+
+    call, turn = GridExecutor.__call__, threading.Lock()
+
+    def alone(self: GridExecutor, *args: object, **keywords: object) -> object:
+        with turn:
+            return call(self, *args, **keywords)
+
+    GridExecutor.__call__ = alone  # type: ignore[method-assign]
+
+
+def main(names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    run_one_at_a_time()
+    assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
+    for name in names or CASES:
+        print(json.dumps({"case": name, **run_case(CASES[name])}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
