@@ -174,7 +174,7 @@ def test_wrong_stages_are_found():
     assert control.worst_staged(stages, files)[0] < 1e-10
     sent = next(line for line in files["stage_0.py"].splitlines() if "comm.send(" in line)
     assert control.worst_staged(stages, swapped(files, sent, sent.replace("comm.send(", "comm.send(2 * ")))[0] > 1e-6
-    late = next(line for line in files["stage_1.py"].splitlines() if "tokens_weight_1 = [comm.receive(" in line)
+    late = next(line for line in files["stage_1.py"].splitlines() if "tokens_weight_1 = comm.receive(" in line)
     assert control.worst_staged(stages, swapped(files, late, late.replace("comm.receive(", "2 * comm.receive(")))[0] > 1e-6
     with pytest.raises((ProgramError, RankError), match="message 0 of turn 0"):
         control.worst_staged(stages, swapped(files, sent, sent[: len(sent) - len(sent.lstrip())] + "pass"))
