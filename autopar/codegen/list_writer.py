@@ -52,7 +52,7 @@ class ListWriter(Writer):
 
     def put(self, value: str, key: str) -> None:
         """Put a value into `grads`, for each parameter under a key of its own."""
-        self.line(f"grads.update(zip({'names' if key == 'name' else f'[{key} for name in names]'}, {self.names[value]}))")
+        self.line(f"grads.update(zip({'names' if key == 'name' else f'[{key} for name in names]'}, {self._list_of(value)}))")
 
     def node(self, node: Node, origin: Origin, dead_outputs: frozenset[str]) -> None:
         """The line(s) of one node for all parameters."""

@@ -113,7 +113,7 @@ def _print_rest(frame: Frame, writer: Writer, i: int, place: int, last: Mapping[
         writer.node(node, frame.program.origins[i], dead_here(frame, node))
     for name in node.outputs:
         if name in frame.grad_keys:
-            writer.line(f"grads[{_quoted(frame.grad_keys[name])}] = {writer.names[name]}")
+            writer.line(f"grads[{_quoted(frame.grad_keys[name])}] = {writer.text_of(name)}")
     writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
 
 
@@ -194,7 +194,7 @@ def _print_part(frame: Frame, title: str, part: Part, shared: frozenset[str], do
         writer.line(f"{writer.bind(value, 'grad')} = {_take(key, stays)}")
 
     def put(value: str, key: str) -> None:
-        writer.line(f"grads[{key}] = {writer.names[value]}")
+        writer.line(f"grads[{key}] = {writer.text_of(value)}")
 
     _fill_part(frame, part, shared, writer, take, put)
     return "\n".join([f"def {title}(comm, state, grads, name):", f'    """{doc}"""', *(f"    {line}" for line in writer.lines if not line.startswith("# (root)"))])

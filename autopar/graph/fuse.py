@@ -18,7 +18,7 @@ from .cuts import resolve_known
 from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
 from .kernel import Kernel, cut_kernel, fresh_name, kernel_key, kernel_node, suggest_name, written_states
-from .liveness import is_view
+from .liveness import is_view, storage_bases
 from .node import Node, Phase
 from .program import WAIT, Origin, Program
 from .rule import Rule
@@ -171,6 +171,12 @@ def _assemble(program: Program, stands: Mapping[int, Node], gone: set[int], view
         for name in node.inputs:
             if writers.get(name, i) != i:
                 waits[writers[name]].add(i)
+    base = storage_bases(graph)
+    for i, node in nodes.items():  # and through views
+        for name in node.inputs:
+            writer = writers.get(base.get(name, name), i)
+            if writer != i and i not in waits[writer] and not _comes_after(waits, i, writer):
+                waits[writer].add(i)
     order = _sort(waits, _places(nodes))
     made = {*graph.inputs, *makers}
     shardings = tuple(row for row in program.shardings if row[0] in made)
@@ -183,6 +189,18 @@ def _assemble(program: Program, stands: Mapping[int, Node], gone: set[int], view
         whole=tuple(row for row in program.whole if row[0] in wanted),
     )
     return fused, order
+
+
+def _comes_after(waits: Mapping[int, set[int]], late: int, early: int) -> bool:
+    """True where a node waits for another, in whatever steps."""
+    todo, seen = [late], {late}
+    while todo:
+        for k in waits[todo.pop()] - seen:
+            if k == early:
+                return True
+            seen.add(k)
+            todo.append(k)
+    return False
 
 
 def rewritten_states(node: Node) -> tuple[str, ...]:

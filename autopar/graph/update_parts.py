@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .fuse import rewritten_states
 from .graph import Graph, entering_values, producer_table
+from .liveness import storage_bases
 from .node import Phase
 from .program import STARTS
 from .tensor import Kind
@@ -76,7 +77,7 @@ class Layer:
 def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) -> list[Layer]:
     """The rest of the update in layers, which run one after the other.
 
-    A node is a parameter's own if all that it reads is, or was made of several and so is nobody's; a state is rewritten after all that read it.
+    A node is a parameter's own if all that it reads is, or was made of several and so is nobody's; a state is rewritten after all that read it, itself or through views.
 
     Args:
         rest: as of `update_parts`.
@@ -90,17 +91,18 @@ def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) 
     level: dict[int, int] = {}
     after: dict[int, list[int]] = {}  # node -> those that wait for it
     readers: dict[str, list[int]] = {}
+    base = storage_bases(graph)
     for i in rest:
         node = graph.nodes[i]
         states = rewritten_states(node)
-        before = [maker[name] for name in node.inputs if maker.get(name) in level] + [k for state in states for k in readers.get(state, ())]
+        before = [maker[name] for name in node.inputs if maker.get(name) in level] + [k for state in states for k in readers.get(base[state], ())]
         mine = {whose[maker[name]] if maker.get(name) in whose else owner.get(name) for name in node.inputs} - {None}
         whose[i] = mine.pop() if len(mine) == 1 else None
         level[i] = max((level[k] + (whose[k] is None and whose[i] is not None) for k in before), default=0)
         for k in before:
             after.setdefault(k, []).append(i)
         for name in node.inputs:
-            readers.setdefault(name, []).append(i)
+            readers.setdefault(base[name], []).append(i)
     for i in reversed(rest):  # what is a parameter's own is as late as what waits for it
         if whose[i] is not None:
             level[i] = min((level[k] for k in after.get(i, ())), default=level[i])

@@ -11,9 +11,11 @@ plan takes. A cache: prices are made once, and a spare axis changes none. Costs 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from math import inf
 
 import numpy as np
 
@@ -121,15 +123,19 @@ class LayoutPrices:
             known[each] = price_run(self._relax_run(place, count, span), each) if span is not None else (0.0, 0.0)
         return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
-    def add_pieces(self, place: Place, count: int, ends: Sequence[tuple[int, int]]) -> bool:
-        """Price the stages with these units (first, and first after them), each as one piece; True where one was not priced before."""
+    def add_pieces(self, place: Place, count: int, ends: Sequence[tuple[int, int]], deadline: float = inf) -> bool:
+        """Price the stages with these units (first, and first after them), each as one piece, as long as there is time; True where one was not priced before.
+
+        Args:
+            deadline: by `time.monotonic`.
+        """
         if place.others or place.num_stages == 1:
             return False
         turned, mesh, added = self._turned(count), working_mesh(place), False
         known = self._pieces.setdefault((mesh, count), {})
         first, last = turned.run_units
         for a, b in ends:
-            if (a, b) in known:
+            if (a, b) in known or time.monotonic() > deadline:
                 continue
             inside = max(0, min(b, last) - max(a, first))
             span = Span(max(0, first - a), inside, max(0, b - last)) if inside else Span(b - a, 0, 0, a if a < first else a - turned.more)

@@ -52,6 +52,7 @@ _SPARE_BETTER = 2  # and for so many to try a guess that is better than the best
 _LARGE = 3000  # nodes
 _GLANCE = 0.35  # of the time, for a first price of every place
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
+_MOST_LATE = 2  # when time is up and there is no plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,8 @@ class PipelineSearch:
                 self._price_place(place, Tier.FLOOR)
             alone = [place for place in self.places if not _shares_work(place)]  # cheap, and what is guessed of them is right
             for place in alone:
-                self._price_place(place, Tier.ALL)
+                if time.monotonic() < self.deadline:
+                    self._price_place(place, Tier.ALL)
             self._follow_guesses(alone)
         self._glance(self.places, began)
         self._follow(began)
@@ -234,7 +236,8 @@ class PipelineSearch:
         for place in places:
             if time.monotonic() > began + _GLANCE * (self.deadline - began) and (self.best_s < inf or self._list_hopes(places)):
                 return
-            self._price_place(place, Tier.MAIN)
+            if place.tier < Tier.MAIN:
+                self._price_place(place, Tier.MAIN)
 
     def _price_place(self, place: _Place, tier: Tier, chunks: int | None = None) -> None:
         """Raise the bounds of a place's layouts by prices for the fewest microbatches, and guess what they take. Without turns the units of a small
@@ -317,10 +320,10 @@ class PipelineSearch:
     # --- plans
 
     def _follow_guesses(self, places: list[_Place]) -> None:
-        """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan. Where no plan is known one
-        is solved, whatever the time: the user asked for a plan."""
+        """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan. Where no plan is known when
+        time is up, the best guess is solved in any case: the user asked for a plan."""
         trust = _WORTH if self.price_only else _TRUST
-        while self.num_solved < _MOST and (time.monotonic() < self.deadline or (self.best_s == inf and self.num_solved == 0)):
+        while self.num_solved < _MOST and (time.monotonic() < self.deadline or self.best_s == inf):
             grows = {shared: self._list_growths(shared) for shared in (False, True)}
 
             def expect(place: _Place, each: _Open) -> float:
@@ -328,6 +331,11 @@ class PipelineSearch:
 
             place, each = min(self._list_hopes(places), key=lambda row: expect(*row), default=(None, None))
             if place is None or each is None or trust * expect(place, each) >= self.best_s:
+                return
+            if time.monotonic() >= self.deadline:  # a plan in any case, but nothing beside it
+                if self.num_solved < _MOST_LATE:
+                    self._solve(*min(self._list_hopes(places), key=lambda row: row[1].guess_s))
+                    continue
                 return
             step, before = _next_step(place, each), each.guess_s
             self._take_step(step, place, each)
@@ -395,7 +403,7 @@ class PipelineSearch:
         if each.cuts is None:
             return False
         ends = list(zip((0, *each.cuts), (*each.cuts, len(self.prices.costs(place.place, each.layout.num_microbatches, Tier.FLOOR).step_s))))
-        if not self.prices.add_pieces(place.place, each.layout.num_microbatches, ends):
+        if not self.prices.add_pieces(place.place, each.layout.num_microbatches, ends, self.deadline):
             return False
         self._price_layout(place, each)
         return True

@@ -177,10 +177,11 @@ def relax_run(parts: RunParts, span: Span, mesh: Mesh, model: CostModel, constra
 
 
 def _without(problem: Problem, shared: frozenset[str]) -> Problem:
-    """The problem in which these nodes, and what they make, cost nothing."""
+    """The problem in which these nodes, what they make, and these inputs cost nothing, nor copies of them; what crosses does."""
     none = [all(p.node >= 0 and name.partition(COPY)[0] in shared for p in c.parts for name in p.members) for c in problem.choosers]
     choosers = tuple(replace(c, seconds=np.zeros_like(c.seconds)) if nothing else c for c, nothing in zip(problem.choosers, none))
-    return replace(problem, choosers=choosers, groups=tuple(replace(g, times=0.0) if none[g.source[0]] else g for g in problem.groups))
+    groups = (replace(g, times=0.0) if none[g.source[0]] or g.value.name.partition(COPY)[0] in shared else g for g in problem.groups)
+    return replace(problem, choosers=choosers, groups=tuple(groups))
 
 
 def price_run(run: RunRelaxation, count: int) -> tuple[float, float]:

@@ -234,7 +234,7 @@ def bound_drain(tables: Sequence[np.ndarray], segments: Segments) -> tuple[float
     low = bound_cuts(tables, segments.forward_s)
     if not np.isfinite(low) or (found := reach(low * (1 + 1e-12))) is not None:
         return low, found if np.isfinite(low) else None
-    high = low + float(loop[0, -1] + tail[0, -1])
+    high = max(low + float(loop[0, -1] + tail[0, -1]), 1e-12)
     while (found := reach(high)) is None:
         high *= 2
     for _ in range(steps):

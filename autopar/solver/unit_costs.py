@@ -135,7 +135,7 @@ def least_costs(rows: Sequence[UnitCosts]) -> UnitCosts:
     free = None if first.run is None else tuple(map(min, *(row.run.free_s for row in rows if row.run is not None)))
     run = None if free is None or first.run is None else RunCosts(free, free, free, first.run.first)
     crossings, near = least_crossings([row.crossings for row in rows]), least_crossings([row.near for row in rows])
-    return replace(first, run=run, crossings=crossings, near=near, **{name: least(name) for name in COST_FIELDS})
+    return replace(first, run=run, crossings=crossings, near=near, pieces=(), **{name: least(name) for name in COST_FIELDS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,8 @@ class Units:
 
     Args:
         crossings: what goes from one unit to others.
-        shared: nodes that several units run, each a copy of its own as a stage, and those that add up what several units make: as stages they do without.
+        shared: nodes that several units run, each a copy of its own as a stage, and those that add up what several units make: as stages they do without; and
+            what enters the step and several units read.
         cases, roles, skeletons: per kind.
     """
 
@@ -203,6 +204,11 @@ def find_units(case: Case, roles: Roles) -> Units:
     shared = frozenset(
         node.name for unit, node in zip(table, graph.nodes) if unit < 0 or (node.phase in LOOP and (node.name, node.inputs) not in alone)
     )
+    readers: dict[str, set[int]] = {}
+    for unit, node in zip(table, graph.nodes):
+        for name in node.inputs:
+            readers.setdefault(name, set()).add(unit)
+    shared |= {name for name in graph.inputs if len(readers.get(name, set()) - {-1}) > 1}
     return Units(tuple(found), _list_crossings(apart, homes), shared, tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
 
 
@@ -331,11 +337,16 @@ def own_costs(problem: Problem, shared: frozenset[str] = frozenset()) -> Problem
         shared: nodes that several units have, too.
     """
     choosers = tuple(
-        replace(c, seconds=np.zeros_like(c.seconds)) if all(COPY in name or name in shared for p in c.parts for name in p.members) else c
+        replace(c, seconds=np.zeros_like(c.seconds)) if all(is_shared(name, shared) for p in c.parts for name in p.members) else c
         for c in problem.choosers
     )
-    groups = tuple(replace(g, times=0.0) if COPY in g.value.name or _meets_others(problem, g) else g for g in problem.groups)
+    groups = tuple(replace(g, times=0.0) if is_shared(g.value.name, shared) or _meets_others(problem, g) else g for g in problem.groups)
     return replace(problem, choosers=choosers, groups=groups)
+
+
+def is_shared(name: str, shared: frozenset[str]) -> bool:
+    """True of a value or a node that several units have: of a copy, and of what is copied."""
+    return COPY in name or name in shared
 
 
 def _meets_others(problem: Problem, group: Group) -> bool:
