@@ -32,7 +32,7 @@ def fold_names(names: list[str]) -> list[str]:
 
 
 def fold_in_order(names: list[str]) -> list[str]:
-    """Names folded so that they come out in this order again: `h.0.w`, `h.0.b`, `h.1.w`, `h.1.b` -> `h.{0..1}.{w,b}`."""
+    """Names folded so that they come out in this order again: `h.0.w`, `h.0.b`, `h.1.w`, `h.1.b` -> `h.{0..1}{.w,.b}`."""
     runs: list[tuple[str, list[int], list[str]]] = []  # family, numbers, what each of them has
     for name in names:
         family, index = block_of(name) or (name, -1)

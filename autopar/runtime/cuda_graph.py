@@ -10,7 +10,6 @@ On a CPU, and where somebody listens to the collectives (a recording, a trace), 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -141,7 +140,7 @@ def _describe(x: Tensor) -> str:
 
 def _list_kernels(step: Step) -> list[Together]:
     """The launches of many tensors in the `kernels` that a step calls: their tables are filled when the capture is over."""
-    kernels = getattr(step, "__globals__", {}).get("kernels") or sys.modules.get("kernels")
+    kernels = getattr(step, "__globals__", {}).get("kernels")
     return [one for one in vars(kernels).values() if isinstance(one, Together)] if kernels is not None else []
 
 

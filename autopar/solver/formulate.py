@@ -104,7 +104,6 @@ class Formulation:
 
     Args:
         problem: the tables.
-        scale: seconds are multiplied by it.
     """
 
     def __init__(self, problem: Problem) -> None:

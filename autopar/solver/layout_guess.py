@@ -1,6 +1,7 @@
 """What a layout may take: a bound that holds for every plan of it, and a guess by which the next to be solved is chosen.
 
-In: a layout, the costs of its units (`layout_prices`). Out: seconds. Invariant: the bound holds wherever one cuts; a guess promises nothing.
+In: a layout, the costs of its units (`layout_prices`). Out: seconds. Invariant: the bound holds wherever one cuts, of several chunks per stage at the
+cuts that these costs give; a guess promises nothing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ In: a case, the cost model of a cluster, constraints, a memory limit, the time o
 others. The way: every layout has a bound and, once its place was priced, a guess. Prices are made where they may change the answer, cheapest first
 (`layout_prices`): while a guess is below the best plan, that layout is priced, simulated, solved with memory (`layout_solve`); then the layout with the
 lowest bound is priced until its bound says that it cannot win, or nothing is left to ask. Invariant: the bound of a layout holds for every plan with
-its stages, mesh and microbatches, wherever it is cut.
+its stages, mesh and microbatches, wherever it is cut (with several chunks per stage: where its costs said when it was bounded).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .layouts import (
     print_layout,
     working_ranks,
 )
-from .unit_costs import UnitCosts
+from .unit_costs import PhaseCosts, UnitCosts
 from .unit_stages import count_cuts, why_no_cuts
 
 _GAP = 1e-3
@@ -282,11 +282,12 @@ class PipelineSearch:
             costs: for their number of microbatches.
             priced: number of microbatches that was priced, of which these are stretched.
         """
+        phases: PhaseCosts | None = None
         for each in rows:
             layout, count = each.layout, each.layout.num_microbatches
             if tier < Tier.ALL or place.place.num_stages == 1 or each.gone or self._is_beaten(each) or (layout.chunks > 1 and (each.tier < Tier.RUN or count != priced)):
                 continue
-            phases = self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
+            phases = phases or self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
             bound, each.cuts = sharpen_bound(layout, costs, phases)
             each.bound_s = max(each.bound_s, bound)
             if each.cuts is not None and not _shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes

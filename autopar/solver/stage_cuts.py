@@ -13,7 +13,7 @@ whose slowest stage is fastest, and bounds that hold wherever one cuts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -78,13 +78,17 @@ class Piece:
 PIECE_FIELDS = ("step_s", "forward_s", "prepare_s", "loop_s", "backward_s", "update_s")
 
 
-def raise_segments(segments: Segments, pieces: Iterable[Piece]) -> Segments:
+def raise_segments(segments: Segments, pieces: Sequence[Piece]) -> Segments:
     """The segments where some of them were priced as one piece, which says more than their units one by one."""
-    found = {name: getattr(segments, name).copy() for name in PIECE_FIELDS}
+    return replace(segments, **{name: raise_table(getattr(segments, name), pieces, name) for name in PIECE_FIELDS})
+
+
+def raise_table(table: np.ndarray, pieces: Sequence[Piece], name: str) -> np.ndarray:
+    """One field of the segments, raised."""
+    found = table.copy()
     for piece in pieces:
-        for name, table in found.items():
-            table[piece.first, piece.last] = max(table[piece.first, piece.last], getattr(piece, name))
-    return replace(segments, **found)
+        found[piece.first, piece.last] = max(found[piece.first, piece.last], getattr(piece, name))
+    return found
 
 
 def least_crossings(rows: Sequence[Crossings]) -> Crossings:

@@ -31,7 +31,7 @@ from .layouts import stage_roles
 from .problem import Group, Problem
 from .relaxation import Relaxation
 from .skeleton import Skeleton
-from .stage_cuts import NOTHING, Crossings, Piece, Segments, least_crossings, raise_segments, receive_table, sum_segments
+from .stage_cuts import NOTHING, Crossings, Piece, Segments, least_crossings, raise_segments, raise_table, receive_table, sum_segments
 from .steer import Steer
 from .tables import NONE
 
@@ -95,9 +95,7 @@ class UnitCosts:
                 one = (inside > 0) & ((ends[:, None] > 0) | (ends[None, :] < count)) & ~whole
                 table += np.where(one, (between - free)[inside] / 2, 0.0)
             table = np.where(whole, np.maximum(table, between[inside]), table)
-        for piece in self.pieces:
-            table[piece.first, piece.last] = max(table[piece.first, piece.last], piece.step_s)
-        return table
+        return raise_table(table, self.pieces, "step_s")
 
     def segments_by_phase(self, phases: PhaseCosts | None = None) -> Segments:
         """`segments`, by phase; nothing of the phases where they are not known, but for the forward."""

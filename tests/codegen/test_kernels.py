@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -27,6 +26,7 @@ from autopar.graph.tensor import Kind  # noqa: E402
 from autopar.trace import trace_step  # noqa: E402
 
 from . import random_plans  # noqa: E402
+from .interpreter import read_numbers  # noqa: E402
 from .kernel_cases import CASES, kernels_of  # noqa: E402
 from .random_plans import Assigner, Control, files_of  # noqa: E402
 
@@ -37,13 +37,7 @@ TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp64": 1e-11}  # of the largest value:
 @pytest.fixture(scope="module")
 def numbers():
     """Every kernel's difference from float64, of one process with Triton's interpreter."""
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.codegen.kernel_numbers"], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return read_numbers("kernel_numbers")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
 import random
 import re
-import subprocess
-import sys
 import warnings
 from collections import OrderedDict
-from pathlib import Path
 
 import pytest
 
@@ -33,22 +28,16 @@ from autopar.runtime.names import expand_names  # noqa: E402
 from autopar.runtime.parcels import as_they_come, lots  # noqa: E402
 from autopar.trace import Workload, trace_step  # noqa: E402
 
+from .interpreter import read_numbers  # noqa: E402
 from .update_numbers import CASES, Block, Clipped  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = {"fp32": 5e-6, "bf16": 2e-2}
 
 
 @pytest.fixture(scope="module")
 def numbers():
     """Whole steps in Triton's interpreter, of one process."""
-    pytest.importorskip("triton")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.codegen.update_numbers"], cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return {row["case"]: row for row in map(json.loads, done.stdout.splitlines())}
+    return {row["case"]: row for row in read_numbers("update_numbers")}
 
 
 @pytest.mark.parametrize("name", CASES)

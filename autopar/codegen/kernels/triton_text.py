@@ -361,7 +361,7 @@ class Printer:
         text = self.at(name, index)
         limits = self._limits(width)
         dtype = self.values[name].dtype
-        cast = f"{text}.to({_stored(dtype)})" if dtype in ("bfloat16", "float16") else text
+        cast = f"{text}.to({_type_text(dtype)})" if dtype in ("bfloat16", "float16") else text
         target = self._target(name)
         if not limits:
             return f"tl.store({target} + {index.text()}, {cast})" if self.shape != "flat" else f"tl.store({target}, {cast})"
@@ -437,7 +437,7 @@ class Printer:
         if self.kernel.any_shape:
             lines += ["row = tl.load(part + 1) * ROWS + tl.arange(0, ROWS)", "SIZE = tl.multiple_of(tl.load(entry), ALIGN)"]
         for number, (name, value) in enumerate(told, 1):
-            place = f"tl.load(entry + {number}).to(tl.pointer_type({_pointed(value.dtype)}))"
+            place = f"tl.load(entry + {number}).to(tl.pointer_type({_type_text(value.dtype)}))"
             lines.append(f"{name} = {f'tl.multiple_of({place}, ALIGN)' if value.shape else place}")
         lines += [*body, *(f"{total} = {text}" for total, text, _ in accumulated), *finals]
         arguments = ["parts", "table", *(name for name in outs if name in sums), "ROWS: tl.constexpr", "ALIGN: tl.constexpr"]
@@ -467,10 +467,6 @@ def number_text(number: float | int, dtype: str) -> str:
     return f"tl.full((), {text}, tl.float64)" if dtype == "float64" else text
 
 
-def _pointed(dtype: str) -> str:
-    """Of what an address is."""
+def _type_text(dtype: str) -> str:
+    """In Triton; of what an address is a bool has one bit."""
     return "tl.int1" if dtype == "bool" else f"tl.{dtype}"
-
-
-def _stored(dtype: str) -> str:
-    return f"tl.{dtype}"
