@@ -68,23 +68,26 @@ def join_rows(parts: list[Rows]) -> Rows:
 
 
 def solve_program(
-    program: LinearProgram, *, relaxed: bool, time_limit_s: float, relative_gap: float = 1e-4
+    program: LinearProgram, *, relaxed: bool, time_limit_s: float, relative_gap: float = 1e-4, presolved: bool = True
 ) -> Solution:
     """Solve.
 
     Args:
         relaxed: drop the integrality (a plain LP).
         relative_gap: a MIP may stop at this gap.
+        presolved: HiGHS makes the program smaller first, which takes longer than solving a small LP.
     """
     limit = timedelta(seconds=max(0.05, time_limit_s))
-    gaps = {} if relaxed else {"relative_gap_tolerance": relative_gap, "absolute_gap_tolerance": 0.0}
+    settings = {} if relaxed else {"relative_gap_tolerance": relative_gap, "absolute_gap_tolerance": 0.0}
+    if not presolved:
+        settings["presolve"] = mathopt.Emphasis.OFF
     # straight to the solver: a `mathopt.Model`, and a solution over its variables, cost more than many of these programs
     with _quiet_stdout():
         result = solver.solve(
             _to_proto(program, relaxed),
             mathopt.SolverType.HIGHS.value,
             mathopt.StreamableSolverInitArguments().to_proto(),
-            mathopt.SolveParameters(time_limit=limit, **gaps).to_proto(),
+            mathopt.SolveParameters(time_limit=limit, **settings).to_proto(),
             mathopt.ModelSolveParameters().to_proto(),
             None,
             mathopt.CallbackRegistration().to_proto(),

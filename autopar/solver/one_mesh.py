@@ -1,6 +1,7 @@
-"""The best plan on one mesh: relax, choose among what looks good, prove; memory rows as they are needed.
+"""The best plan on one mesh: glance, relax, choose among what looks good, prove; memory rows as they are needed.
 
-    relax     LP without memory rows: a lower bound, and often the answer; with the overlap rows that its solution would break
+    glance    the fastest plan, memory and the limits of overlap aside (`relaxation`): a lower bound, and where it fits, as a rule the answer
+    relax     LP without memory rows: a lower bound; with the overlap rows that its solution would break
     choose    MIP over few options (what relaxations used; one factor on all axes; every storage), with the memory rows asked for so far;
               judge every program point; where the answer breaks the limit, ask for those rows and choose again
     measure   build the program: where it holds more than the judge saw, leave that much room and choose again
@@ -15,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -24,10 +26,11 @@ from ..graph.recompute import recompute_graph, recomputed_names
 from ..graph.sharding import Sharding
 from ..graph.strategy import REPLICATED, Strategy
 from ..graph.turns import count_microbatches
-from .formulate import Formulation
+from .formulate import Formulation, count_columns
 from .ilp import LinearProgram, Solution, solve_program
 from .judge import evaluate_seconds, held_bytes
 from .problem import Problem
+from .relaxation import Relaxation
 
 _INTEGRAL = 1e-6
 _ROWS_PER_ROUND = 4
@@ -105,7 +108,7 @@ class _Work:
     ) -> None:
         self.problem, self.deadline, self.gap, self.measure = problem, deadline, gap, measure
         self.limit, self.true_limit = limit_bytes, limit_bytes
-        self.form = Formulation(problem)
+        self._form: Formulation | None = None
         fastest = sum(float(c.seconds.min()) for c in problem.choosers)
         self.scale = 1000.0 / fastest if fastest > 0 else 1e6
         self.decisions: Decisions = ()
@@ -115,11 +118,25 @@ class _Work:
         self.hides_too_much = False  # the last decisions broke an overlap row that was not asked for before
         self.relaxed: Solution | None = None  # of the rows so far
 
+    @property
+    def form(self) -> Formulation:
+        """The program in rows and columns, made when it is needed."""
+        if self._form is None:
+            self._form = Formulation(self.problem)
+        return self._form
+
+    @property
+    def num_variables(self) -> int:
+        """Columns of the program, about where it was not needed."""
+        return count_columns(self.problem) if self._form is None else self._form.num_columns
+
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
 
     def run(self, cutoff_s: float, give_up_tight: bool) -> str:
         """The status of the answer."""
+        if status := self.glance(cutoff_s, give_up_tight):
+            return status
         while self.rounds < _MAX_ROUNDS:
             self.rounds += 1
             status = self.relax() or ("dominated" if self.bound >= cutoff_s else "") or self.choose()
@@ -139,6 +156,21 @@ class _Work:
         return "unknown"
 
     # --- the steps: each gives the status with which the work ends, or ""
+
+    def glance(self, cutoff_s: float, give_up_tight: bool) -> str:
+        """The fastest plan without the program: nobody needs that where this plan fits."""
+        bound, decisions = Relaxation(self.problem, self.left_s()).find()
+        self._raise_bound(bound * self.scale)
+        if self.bound >= cutoff_s:
+            return "dominated"
+        objective = evaluate_seconds(self.problem, decisions) if decisions is not None else inf
+        if decisions is None or objective == inf:
+            return ""
+        self.decisions, self.objective, self.how = tuple(decisions), objective, "the fastest plan"
+        held = held_bytes(self.problem, self.decisions)
+        if give_up_tight and self.limit is not None and held.max() > self.limit and objective <= self.bound * (1 + _INTEGRAL):
+            return "tight"
+        return "solved" if self._fits() and self._gap() <= self._fine_gap() else ""
 
     def relax(self) -> str:
         """Solve the LP with the rows so far, raise the bound."""
@@ -224,8 +256,8 @@ class _Work:
         return (self.best.objective_s - self.bound) / self.best.objective_s if self.best.objective_s > 0 else 0.0
 
     def _fine_gap(self) -> float:
-        few = _VERY_FEW_COLUMNS if self.form.num_memory_rows else _FEW_COLUMNS
-        return min(self.gap, 1e-6 if self.form.num_columns <= few else self.gap / 4)
+        few = _VERY_FEW_COLUMNS if self._form is not None and self._form.num_memory_rows else _FEW_COLUMNS
+        return min(self.gap, 1e-6 if self.num_variables <= few else self.gap / 4)
 
     def _ask_rows(self, held: np.ndarray) -> None:
         """Rows for the highest points over the limit, far from one another."""
@@ -250,15 +282,15 @@ class _Work:
         self.hides_too_much = self.form.ask_overlap(values)
 
     def answer(self, status: str) -> MeshAnswer:
-        best = self.best
+        best, rows = self.best, self._form.num_memory_rows if self._form is not None else 0
         if status in ("solved", "unknown") and best is not None:
             bound = min(self.bound, best.objective_s)
             return MeshAnswer(
                 "solved", best.decisions, best.objective_s, bound, best.peak_bytes,
-                self.form.num_columns, self.rounds, self.form.num_memory_rows, best.how,
+                self.num_variables, self.rounds, rows, best.how,
             )  # fmt: skip
         bound = float("inf") if status == "infeasible" else self.bound
-        return MeshAnswer(status, (), float("inf"), bound, 0, self.form.num_columns, self.rounds, self.form.num_memory_rows, "")
+        return MeshAnswer(status, (), float("inf"), bound, 0, self.num_variables, self.rounds, rows, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,49 +1,128 @@
-"""The relaxation of a problem, solved for one objective after another: its rows are made once.
+"""The least seconds of a problem, memory and the limits of overlap aside, for one objective after another: what is the same for all of them is made once.
 
-In: a `Problem`, and problems like it that differ in what choosers take and how often groups are resharded. Out: seconds that no plan beats, memory aside.
+In: a `Problem`, and problems like it that differ in what choosers take and how often groups are resharded. Out: seconds that no plan beats: choosers are
+decided away (`eliminate`), which is exact; of those that are left, if any, the linear program is solved.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from .eliminate import Elimination, Reduced
 from .formulate import Formulation
-from .ilp import solve_program
-from .problem import Problem
+from .ilp import LinearProgram, Rows, join_rows, solve_program
+from .problem import WHOLE, Group, Problem
 
 _TIME_LIMIT_S = 20.0
 
 
 class Relaxation:
-    """The linear program of a problem, without memory and overlap rows."""
+    """A problem without memory and overlap rows.
 
-    def __init__(self, problem: Problem) -> None:
+    Args:
+        time_limit_s: of a linear program, where there is one.
+    """
+
+    def __init__(self, problem: Problem, time_limit_s: float = _TIME_LIMIT_S) -> None:
         self.problem = problem
-        self.form = Formulation(problem)
-        self.program = self.form.build(None, 1.0)
+        self.elimination = Elimination(problem)
+        self.rest = _Rest(self.elimination, time_limit_s) if self.elimination.left else None
 
-    def solve(self, seconds: np.ndarray | None = None) -> tuple[float, np.ndarray | None]:
-        """Seconds that no plan beats, and the columns of the fastest mix of plans (None where that was not found).
+    def solve(self, problem: Problem | None = None) -> float:
+        """Seconds that no plan beats.
 
         Args:
-            seconds: of each column (`Formulation.seconds_of`); None: the problem's own.
+            problem: with other seconds; None: the relaxation's own.
         """
-        cost = self.program.cost if seconds is None else seconds
-        least = sum(float(cost[o : o + len(c.seconds)].min()) for o, c in zip(self.form.offsets, self.problem.choosers))
-        scale = 1000.0 / least if least > 0 else 1.0
-        found = solve_program(replace(self.program, cost=cost * scale), relaxed=True, time_limit_s=_TIME_LIMIT_S)
-        if found.status != "optimal" or found.values is None:
-            return max(least, (found.bound or 0.0) / scale), None
-        return max(found.objective / scale, 0.0), found.values
+        return self._run(problem or self.problem, decides=False)[0]
 
-    def decide(self, values: np.ndarray) -> list[int]:
-        """The option of each chooser that a mix of plans has most of."""
-        return [int(np.argmax(values[o : o + len(c.seconds)])) for o, c in zip(self.form.offsets, self.problem.choosers)]
+    def find(self) -> tuple[float, list[int] | None]:
+        """Seconds that no plan beats, and the option of each chooser that the fastest plan (or mix of plans: the most of it) has; None where it was not
+        found in time."""
+        return self._run(self.problem, decides=True)
+
+    def _run(self, problem: Problem, decides: bool) -> tuple[float, list[int] | None]:
+        reduced = self.elimination.run(problem, decides)
+        rest_s, chosen = self.rest.solve(problem, reduced) if self.rest is not None else (0.0, [])
+        decisions = self.elimination.decide(reduced, chosen) if decides and chosen is not None else None
+        return max(reduced.constant_s + rest_s, 0.0), decisions
+
+
+class _Rest:
+    """The linear program of the choosers that are left: those of their groups that no table has, and a flow through each table."""
+
+    def __init__(self, elimination: Elimination, time_limit_s: float) -> None:
+        self.elimination, self.time_limit_s = elimination, time_limit_s
+        problem, left = elimination.problem, elimination.left
+        self.place = {v: k for k, v in enumerate(left)}
+        self.form = Formulation(self._rest_of(problem))
+        self.sizes = [len(problem.choosers[v].seconds) for v in left]
+        self.program = self.form.build(None, 1.0)
+
+    def _rest_of(self, problem: Problem) -> Problem:
+        """The choosers that are left, and the groups between them."""
+        groups = tuple(self._renumbered(problem.groups[g]) for g in self.elimination.groups)
+        return replace(problem, choosers=tuple(problem.choosers[v] for v in self.elimination.left), groups=groups, owners=())
+
+    def _renumbered(self, group: Group) -> Group:
+        endpoints = tuple(e if e.chooser == WHOLE else replace(e, chooser=self.place[e.chooser]) for e in group.endpoints)
+        return replace(group, source=(self.place[group.source[0]], group.source[1]), endpoints=endpoints)
+
+    def solve(self, problem: Problem, reduced: Reduced) -> tuple[float, list[int] | None]:
+        """(seconds at least, the option of each that a mix of plans has most of).
+
+        Args:
+            problem, reduced: of the objective.
+        """
+        seconds = [row.copy() for row in reduced.seconds]
+        tables: list[tuple[tuple[int, ...], np.ndarray]] = []
+        for scope, table in zip(self.elimination.scopes, reduced.tables):
+            if len(scope) == 1:
+                seconds[self.place[scope[0]]] += table
+            else:
+                tables.append((scope, table))
+        least = sum(float(row.min()) for row in seconds)
+        uppers = [np.isfinite(row) for row in seconds]
+        rest = self._rest_of(problem)
+        cost = self.form.seconds_of(replace(rest, choosers=tuple(replace(c, seconds=np.where(u, s, 0.0)) for c, s, u in zip(rest.choosers, seconds, uppers))))
+        if not np.isfinite(least):
+            return inf, None
+        program = self._with_tables(replace(self.program, cost=cost), tables, uppers)
+        low = least + sum(float(table.min()) for _, table in tables)
+        scale = 1000.0 / low if low > 0 else 1.0
+        found = solve_program(replace(program, cost=program.cost * scale), relaxed=True, time_limit_s=self.time_limit_s, presolved=False)
+        if found.status == "infeasible":
+            return inf, None
+        if found.status != "optimal" or found.values is None:
+            return max(low, (found.bound or 0.0) / scale), None
+        chosen = [int(np.argmax(found.values[o : o + n])) for o, n in zip(self.form.offsets, self.sizes)]
+        return found.objective / scale, chosen
+
+    def _with_tables(self, program: LinearProgram, tables: Sequence[tuple[tuple[int, ...], np.ndarray]], uppers: Sequence[np.ndarray]) -> LinearProgram:
+        """The program with a column for each entry of each table: for each option of its choosers, the columns with it are its indicator."""
+        upper = program.upper.copy()
+        for offset, allowed in zip(self.form.offsets, uppers):
+            upper[offset : offset + len(allowed)] *= allowed
+        costs, rows, first = [program.cost], [program.rows], len(program.cost)
+        for scope, table in tables:
+            entries = np.argwhere(np.isfinite(table))
+            columns = first + np.arange(len(entries))
+            first += len(entries)
+            costs.append(table[tuple(entries.T)])
+            for axis, v in enumerate(scope):
+                offset, count = self.form.offsets[self.place[v]], self.sizes[self.place[v]]
+                row = np.concatenate([entries[:, axis], np.arange(count)])
+                column = np.concatenate([columns, offset + np.arange(count)])
+                value = np.concatenate([np.ones(len(entries)), -np.ones(count)])
+                rows.append(Rows(np.zeros(count), np.zeros(count), row, column, value))
+        more = first - len(program.cost)
+        return LinearProgram(np.concatenate(costs), np.concatenate([upper, np.ones(more)]), np.concatenate([program.integer, np.zeros(more, bool)]), join_rows(rows))
 
 
 Kept = TypeVar("Kept")

@@ -127,7 +127,7 @@ def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, m
     if count > most_columns:
         return 0.0, count
     relaxation = Relaxation(problem)
-    return relaxation.solve(relaxation.form.seconds_of(_with_more(problem, unit_names(case, unit), more)))[0], count
+    return relaxation.solve(_with_more(problem, unit_names(case, unit), more)), count
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def price_run(run: RunRelaxation, count: int) -> tuple[float, float]:
     if count != run.inside and not run.second:
         return 0.0, 0.0
     problem = _with_more(run.own, run.second, count - run.inside)
-    return run.relaxation.solve(run.relaxation.form.seconds_of(problem))[0], run.ends_s
+    return run.relaxation.solve(problem), run.ends_s
 
 
 def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...] | None:
@@ -201,7 +201,7 @@ def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...]
     def least(*phases: Phase) -> float:
         return least_of_phases(run.relaxation, phases, problem)
 
-    step = run.relaxation.solve(run.relaxation.form.seconds_of(problem))[0]
+    step = run.relaxation.solve(problem)
     return step, least(Phase.FORWARD) / turns, least(Phase.PREPARE), least(*LOOP), least(Phase.BACKWARD) / turns, least(Phase.UPDATE)
 
 

@@ -250,10 +250,9 @@ def price_kind(unit: Relaxation, turns: int) -> tuple[float, ...]:
     if least <= 0:
         return 0.0, 0.0, 0.0, 0, 0, 0
     forward = _least_turn(problem, Phase.FORWARD, turns)
-    bound, values = unit.solve()
-    if values is None:
+    bound, decisions = unit.find()
+    if decisions is None:
         return bound, forward, 0.0, 0, 0, 0
-    decisions = unit.decide(values)
     return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
 
 
@@ -292,7 +291,7 @@ def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Pr
     problem = problem or relaxation.problem
     if not any(node.phase in phases for node in problem.graph.nodes):
         return 0.0
-    return relaxation.solve(relaxation.form.seconds_of(_of_phases(problem, phases)))[0]
+    return relaxation.solve(_of_phases(problem, phases))
 
 
 def _of_phases(problem: Problem, phases: Sequence[Phase]) -> Problem:
