@@ -61,8 +61,9 @@ class MemoryShortage(InfeasibleError):
         self.assignment, self.proven = assignment, proven
         limit, need = _print_apart(limit_bytes, memory.peak_bytes)
         largest = ", ".join(f"{name} {print_bytes(size)}" for name, size in self.holders[:3])
+        none = f"no plan fits {limit} per device" if proven else f"no plan that fits {limit} per device was found in the time given (--time-limit gives more)"
         super().__init__(
-            f"no plan fits {limit} per device; the best found needs {need} on mesh {print_mesh(assignment.mesh)} "
+            f"{none}; the best found needs {need} on mesh {print_mesh(assignment.mesh)} "
             f"({print_bytes(self.missing_bytes)} too much).\n  largest: {largest}.\n  nearest change that fits: {nearest}"
         )
 

@@ -29,6 +29,7 @@ from ..graph.turns import count_microbatches
 from .formulate import Formulation, count_columns
 from .ilp import LinearProgram, Solution, solve_program
 from .judge import evaluate_seconds, held_bytes
+from .lighten import lighten
 from .problem import Problem
 from .relaxation import Relaxation
 
@@ -39,7 +40,8 @@ _GOOD_GAP = 5e-3  # of a large program: the whole MIP seldom closes what is left
 _FEW_COLUMNS = 20_000  # up to here a proof to the last digit costs seconds
 _VERY_FEW_COLUMNS = 4_000  # with memory rows up to here
 _WIDTHS = (0.0, 0.003, 0.03, float("inf"))  # how much dearer than the relaxation's what may be chosen is, as a share of the whole
-_NUM_SHARES = 3  # a narrow MIP may take this part of the time that is left
+_NUM_SHARES = 3  # a narrow MIP, and the search for a plan to begin with, may take this part of the time that is left
+_LEAST_S = 3.0  # the latter gets in any case: a plan late is better than none
 _SURE = 0.9  # of the limit: without recompute the judge's bytes are at least the program's, so that up to here building it tells nothing new
 _SLACK = 5e-4  # of the limit: room that is left where a program holds more than the judge saw
 Decisions = tuple[int, ...]
@@ -159,7 +161,8 @@ class _Work:
 
     def glance(self, cutoff_s: float, give_up_tight: bool) -> str:
         """The fastest plan without the program: nobody needs that where this plan fits."""
-        bound, decisions = Relaxation(self.problem, self.left_s()).find()
+        relaxation = Relaxation(self.problem, self.left_s())
+        bound, decisions = relaxation.find()
         self._raise_bound(bound * self.scale)
         if self.bound >= cutoff_s:
             return "dominated"
@@ -167,10 +170,25 @@ class _Work:
         if decisions is None or objective == inf:
             return ""
         self.decisions, self.objective, self.how = tuple(decisions), objective, "the fastest plan"
-        held = held_bytes(self.problem, self.decisions)
-        if give_up_tight and self.limit is not None and held.max() > self.limit and objective <= self.bound * (1 + _INTEGRAL):
-            return "tight"
+        if self.limit is not None and held_bytes(self.problem, self.decisions).max() > self.limit:
+            if give_up_tight and objective <= self.bound * (1 + _INTEGRAL):
+                return "tight"
+            self._lighten(relaxation)
+            return ""
         return "solved" if self._fits() and self._gap() <= self._fine_gap() else ""
+
+    def _lighten(self, relaxation: Relaxation) -> None:
+        """A plan that fits, to begin with."""
+        assert self.limit is not None
+        until = time.monotonic() + max(_LEAST_S, self.left_s() / _NUM_SHARES)
+        found = lighten(self.problem, relaxation, self.decisions, self.limit, self._is_within, lambda: time.monotonic() < until)
+        if found is not None:
+            peak = int(held_bytes(self.problem, found).max())
+            self.best = _Found(found, evaluate_seconds(self.problem, found), peak, "bytes priced by a multiplier")
+
+    def _is_within(self, decisions: Decisions) -> bool:
+        """The program of decisions that fit by the judge does, too."""
+        return self.measure is None or self.measure(build_assignment(self.problem, decisions)) <= self.true_limit
 
     def relax(self) -> str:
         """Solve the LP with the rows so far, raise the bound."""

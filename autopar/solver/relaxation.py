@@ -42,10 +42,10 @@ class Relaxation:
         """
         return self._run(problem or self.problem, decides=False)[0]
 
-    def find(self) -> tuple[float, list[int] | None]:
+    def find(self, problem: Problem | None = None) -> tuple[float, list[int] | None]:
         """Seconds that no plan beats, and the option of each chooser that the fastest plan (or mix of plans: the most of it) has; None where it was not
-        found in time."""
-        return self._run(self.problem, decides=True)
+        found in time. Args: as of `solve`."""
+        return self._run(problem or self.problem, decides=True)
 
     def _run(self, problem: Problem, decides: bool) -> tuple[float, list[int] | None]:
         reduced = self.elimination.run(problem, decides)

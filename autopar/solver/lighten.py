@@ -1,0 +1,88 @@
+"""A plan that fits, soon: memory priced by a multiplier, choosers decided away.
+
+In: the `Problem` of a mesh whose fastest plan does not fit. Out: decisions that fit, none of them proven to be best. Bytes at the points of time that broke
+the limit so far count as seconds: the more, the lighter the plan; the multiplier is raised until one fits, and then lowered as long as one does.
+
+    seconds of an option + multiplier x bytes that what it makes holds, over these points      (copies on their way are not seen: each plan is judged)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf, sqrt
+
+import numpy as np
+
+from .judge import evaluate_seconds, held_bytes
+from .problem import Life, Problem
+from .relaxation import Relaxation
+
+_MOST_TRIES, _MOST_POINTS = 16, 6
+_CLOSE = 1.3  # multipliers this near to each other give much the same plan
+_STEEP = 8.0
+
+Decisions = tuple[int, ...]
+
+
+def lighten(
+    problem: Problem, relaxation: Relaxation, heavy: Sequence[int], limit_bytes: float, fits: Callable[[Decisions], bool], has_time: Callable[[], bool]
+) -> Decisions | None:
+    """The fastest decisions found that fit; None where none was.
+
+    Args:
+        relaxation: of the problem.
+        heavy: decisions that do not fit.
+        limit_bytes: for tensors, by the judge.
+        fits: True of decisions that fit by the judge, and by the program that is built.
+        has_time: asked before each try.
+    """
+    seconds = evaluate_seconds(problem, heavy)
+    held = held_bytes(problem, heavy)
+    points, low, high = [int(held.argmax())], 0.0, inf
+    multiplier = 0.1 * seconds / float(held.max())
+    best: tuple[float, Decisions] | None = None
+    seen: dict[Decisions, bool] = {}
+    for _ in range(_MOST_TRIES):
+        if not has_time() or high < low * _CLOSE:
+            break
+        found = relaxation.find(_priced(problem, points, multiplier))[1]
+        if found is None:
+            break
+        decisions = tuple(found)
+        took, held = evaluate_seconds(problem, decisions), held_bytes(problem, decisions)
+        if held.max() > limit_bytes and int(held.argmax()) not in points and len(points) < _MOST_POINTS:
+            points.append(int(held.argmax()))
+            continue
+        if decisions not in seen:
+            seen[decisions] = took < inf and held.max() <= limit_bytes and fits(decisions)
+        if seen[decisions]:
+            high = multiplier
+            if best is None or took < best[0]:
+                best = took, decisions
+        else:
+            low = multiplier
+        multiplier = multiplier * _STEEP if high == inf else sqrt(low * high) if low else high / _STEEP
+    return best[1] if best is not None else None
+
+
+def _priced(problem: Problem, points: Sequence[int], multiplier: float) -> Problem:
+    """The problem in which bytes at these points cost seconds."""
+    extra = [np.zeros(len(c.seconds)) for c in problem.choosers]
+    for owner in problem.owners:
+        weight = sum(_times_held(problem, life, point) for life in owner.lives for point in points)
+        if weight:
+            number, port = owner.source
+            made = problem.choosers[number].makes[port]
+            sizes = {int(i): problem.tables.local_bytes(owner.value, int(i)) for i in np.unique(made)}
+            extra[number] += weight * np.array([sizes[int(i)] for i in made], dtype=float)
+    return replace(problem, choosers=tuple(replace(c, seconds=c.seconds + multiplier / len(points) * more) for c, more in zip(problem.choosers, extra)))
+
+
+def _times_held(problem: Problem, life: Life, point: int) -> float:
+    """How often an instance is held at a point: what other microbatches in flight hold of it, too."""
+    last = max([life.certain, *(hold.last for hold in life.longer)])
+    turns = problem.turns
+    if turns.in_flight > 1 and turns.first <= point <= turns.last and turns.waits(life.first, last):
+        return turns.in_flight - 1.0 + (life.first <= point <= last)
+    return float(life.first <= point <= last)
