@@ -7,7 +7,6 @@ asked for before the one at hand begins, so that it arrives meanwhile.
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..constraints import PIPELINE
-from ..errors import ProgramError, RankError, ScheduleError
+from ..errors import ProgramError, ScheduleError
 from ..graph.mesh import Mesh, coordinates, num_ranks
 from ..graph.repeats import shift_name
 from ..graph.schedules.check import AROUND, check_schedule, without_sends
@@ -30,6 +29,7 @@ from ..graph.sections import section_of
 from ..graph.sharding import REPLICATE, Sharding, parse_sharding
 from .comm import Comm
 from .messages import Arrival
+from .place import place_error
 from .spec import Batch, ProgramSpec, State, torch_dtype
 
 STAGES = PIPELINE  # the outermost mesh axis
@@ -287,6 +287,11 @@ class StageComm:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
+    @property
+    def place(self) -> str:
+        """`stage 1, in 1B3 (backward of microbatch 3), waiting for stage 2`."""
+        return f"stage {self.stage}, {self.doing}{self.waiting}"
+
     def send(self, x: Tensor, *, stage: int, message: int, turn: int = _ONCE) -> None:
         """Send to the rank at the same place so many stages ahead."""
         self._comm.send(x, self.rank + stage * self._size, (message, turn))
@@ -377,16 +382,9 @@ def run_step(program: ProgramSpec, step: Any, comm: Comm, state: Mapping[str, Te
         result = step(mine, state, batch)
         mine.doing = "at the end of the step"
         comm.end_step()
-    except (RankError, ProgramError) as error:
-        raise type(error)(f"stage {mine.stage}, {mine.doing}{mine.waiting}: {error}") from error
     except Exception as error:
-        if hasattr(error, "add_note"):
-            error.add_note(f"rank {mine.rank}: stage {mine.stage}, {mine.doing}{_print_line(error)}")
-        raise
+        told = place_error(error, mine.rank, mine.place)
+        if told is error:
+            raise
+        raise told from error
     return result
-
-
-def _print_line(error: Exception) -> str:
-    """The last line of an emitted file on the way to an error: Python's own traceback shows no lines of texts that were run from memory."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<autopar ")]
-    return f": {frames[-1].filename.split()[1]}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
