@@ -20,7 +20,7 @@ from ..constraints import PIPELINE
 from ..errors import ProgramError, ScheduleError
 from ..graph.mesh import Mesh, coordinates, num_ranks
 from ..graph.repeats import shift_name
-from ..graph.schedules.check import AROUND, check_schedule, without_sends
+from ..graph.schedules.check import AROUND, check_schedule, split_alike, without_sends
 from ..graph.schedules.delivery import Event, check_delivery
 from ..graph.schedules.order import order_of
 from ..graph.schedules.schedule import COMPUTE, Action, ActionKind, Schedule, parse_csv, print_schedule
@@ -151,7 +151,7 @@ def _read_schedule(text: str, name: str, count: int, microbatches: int, placed: 
     except ScheduleError as error:
         many = ", and a stage a chunk of the model" if schedule.num_stages > count else ""
         raise ScheduleError(f"{error}\nA rank of this grid is a stage of program.py, with all ranks of its mesh{many}.") from None
-    return without_sends(schedule)
+    return split_alike(without_sends(schedule))
 
 
 def _check_sections(pipeline: Pipeline) -> None:

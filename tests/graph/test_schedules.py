@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -120,6 +121,31 @@ def test_zbv_is_that_of_torch():
         mine = build_schedule("zbv", ranks, microbatches, 2)
         assert mine.rank_of == (*range(ranks), *reversed(range(ranks)))
         assert [[str(a) for a in row if a is not None] for row in theirs] == [[str(a) for a in row] for row in mine.actions]
+
+
+@pytest.mark.parametrize("ranks, microbatches", [(2, 4), (2, 7), (4, 8), (4, 12), (6, 12)])
+def test_dualpipev_of_torch_as_a_grid(ranks, microbatches):
+    """Its pairs of a forward and a backward one after the other, its full backwards as I and W: then it waits as ZB-V does where all passes take equally long, more where the
+    weights are quicker, and holds half a microbatch more."""
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    one = SimpleNamespace(pp_group_size=ranks, _n_microbatches=microbatches)
+    grid = "".join(",".join(map(str, schedules.ScheduleDualPipeV._calculate_single_rank_operations(one, rank))) + "\n" for rank in range(ranks))
+    assert "OVERLAP_F_B" in grid and re.search(r"\dB\d", grid) and re.search(r"\dW\d", grid)
+    assert grid_sizes(grid) == (ranks, microbatches, 2) and splits_backward(grid)
+    mine, zbv = build_order(grid, ranks, microbatches, 2), build_order("zbv", ranks, microbatches, 2)
+    check_schedule(schedule_of(mine))
+    stages = 2 * ranks
+    assert simulate(mine, equal_stages(stages, 3, 6, 3)).idle_s == simulate(zbv, equal_stages(stages, 3, 6, 3)).idle_s == (3 * (ranks - 1),) * ranks
+    assert max(simulate(mine, equal_stages(stages, 3, 9, 3)).idle_s) >= max(simulate(zbv, equal_stages(stages, 3, 9, 3)).idle_s)
+    assert peak_held(mine, (0.5,) * stages) == (ranks + 0.5,) * ranks
+
+
+def test_a_full_backward_among_split_ones_is_both_halves():
+    grid = "0F0,0F1,0B0,0I1,0W1\n1F0,1B0,1F1,1B1\n"
+    schedule = build_schedule(grid, 2, 2)
+    assert print_csv(schedule) == "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n"
+    with pytest.raises(ScheduleError, match=r"row 1, column 2: expected an action as 2F0 .*, found '\(0F1;0X0\)OVERLAP_F_B'"):
+        grid_sizes("0F0,(0F1;0X0)OVERLAP_F_B\n")
 
 
 def test_a_grid_may_go_there_and_back():
