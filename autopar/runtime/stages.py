@@ -7,6 +7,7 @@ asked for before the one at hand begins, so that it arrives meanwhile.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +20,14 @@ from torch import Tensor
 from ..constraints import PIPELINE
 from ..errors import ProgramError, ScheduleError
 from ..graph.mesh import Mesh, coordinates, num_ranks
+from ..graph.node import Phase
 from ..graph.repeats import shift_name
-from ..graph.schedules.check import AROUND, check_schedule, split_alike, without_sends
+from ..graph.schedules.check import AROUND, check_schedule, split_backwards, without_sends
 from ..graph.schedules.delivery import Event, check_delivery
 from ..graph.schedules.order import order_of
 from ..graph.schedules.schedule import COMPUTE, Action, ActionKind, Schedule, parse_csv, print_schedule
 from ..graph.schedules.under_way import Wire, count_under_way
-from ..graph.sections import section_of
+from ..graph.sections import INPUT, WEIGHT, section_of
 from ..graph.sharding import REPLICATE, Sharding, parse_sharding
 from .comm import Comm
 from .messages import Arrival
@@ -35,6 +37,7 @@ from .spec import Batch, ProgramSpec, State, torch_dtype
 STAGES = PIPELINE  # the outermost mesh axis
 UPDATE = "update"
 _WORDS = {ActionKind.F: "forward", ActionKind.B: "backward", ActionKind.I: "backward for its inputs", ActionKind.W: "backward for its weights"}
+_SPLIT = re.compile(rf"{Phase.BACKWARD.value}_({INPUT}|{WEIGHT})")  # sections of a backward that is split
 _ONCE = -1  # the turn of what crosses once a step
 
 
@@ -104,6 +107,8 @@ def read_pipeline(namespace: Mapping[str, Any], schedule_text: str | None) -> Pi
         if missing:
             raise ProgramError(f"the file of stage {number} lacks {', '.join(missing)}; emit it again")
     schedule = _read_schedule(schedule_text, name, len(stages), namespace["MICROBATCHES"], namespace.get("CHUNKS", range(len(stages))))
+    if any(_SPLIT.match(section) for stage in stages for section in stage.module.SECTIONS):
+        schedule = split_backwards(schedule)
     states = tuple({s.own_name(n): _over_all(_renamed(s, state)) for n, state in s.module.STATES.items()} for s in stages)
     batches = tuple({n: _over_all(entry) for n, entry in s.module.BATCH.items()} for s in stages)
     homes: dict[str, int] = {}
@@ -151,7 +156,7 @@ def _read_schedule(text: str, name: str, count: int, microbatches: int, placed: 
     except ScheduleError as error:
         many = ", and a stage a chunk of the model" if schedule.num_stages > count else ""
         raise ScheduleError(f"{error}\nA rank of this grid is a stage of program.py, with all ranks of its mesh{many}.") from None
-    return split_alike(without_sends(schedule))
+    return without_sends(schedule)
 
 
 def _check_sections(pipeline: Pipeline) -> None:

@@ -140,6 +140,12 @@ def test_dualpipev_of_torch_as_a_grid(ranks, microbatches):
     assert peak_held(mine, (0.5,) * stages) == (ranks + 0.5,) * ranks
 
 
+@pytest.mark.parametrize("change", [lambda t: t.replace("\n", "\r\n"), lambda t: "\ufeff" + t, lambda t: t.replace(",", ", "), lambda t: t.replace(",", ",,"), lambda t: t + "\n,,\n"])
+def test_a_grid_as_other_programs_save_it(change):
+    text = print_csv(build_schedule("1f1b", 2, 4))
+    assert parse_csv(change(text), "custom") == parse_csv(text, "custom")
+
+
 def test_a_full_backward_among_split_ones_is_both_halves():
     grid = "0F0,0F1,0B0,0I1,0W1\n1F0,1B0,1F1,1B1\n"
     schedule = build_schedule(grid, 2, 2)
@@ -423,7 +429,8 @@ def test_csv_of_torch():
         ("0F0,0X1\n", "g.csv: row 1, column 2: expected an action as 2F0 (stage, one of F B I W SEND_F RECV_F SEND_B RECV_B, microbatch), found '0X1'"),
         ("0F0\n1F0,0B0\n", "g.csv: row 2, column 2: 0B0: stage 0 is on rank 0 already; a stage lives on one rank: move 0B0 to that row"),
         ("0F0\n\n1F0\n", "g.csv: row 2: rank 1 has no action; give it a stage, or leave the row out"),
-        ("0F0\n99999999999F0\n", "g.csv: no rank has an action of stage 1, but there is a stage 99999999999; number the stages from 0 without a gap"),
+        ("0F0\n99999999999F0\n", "g.csv: no rank has an action of stage 1, but row 2 has 99999999999F0 of stage 99999999999; number the stages from 0 without a gap"),
+        ("0F0;0B0\n", "g.csv: row 1, column 1: expected an action as 2F0 (stage, one of F B I W SEND_F RECV_F SEND_B RECV_B, microbatch), found '0F0;0B0'; put commas between actions"),
         (" ,\n", "g.csv: no row has an action; write one row a rank, as 0F0,0F1,0B0,0B1"),
     ],
 )

@@ -194,10 +194,8 @@ def _awaited(schedule: Schedule, places: dict[Action, Place], rank: int, place: 
     return next(a for a in inputs_of(schedule.actions[rank][place], schedule.num_stages) if a in places)
 
 
-def split_alike(schedule: Schedule) -> Schedule:
-    """Where some backwards are split, each full one as the I and the W that it is, one right after the other: so a stage has one kind of backward."""
-    if not any(action.kind is ActionKind.W for actions in schedule.actions for action in actions):
-        return schedule
+def split_backwards(schedule: Schedule) -> Schedule:
+    """Each full backward as the I and the W that it is, one right after the other: where some are split, all are."""
     kinds = {ActionKind.B: (ActionKind.I, ActionKind.W)}
     rows = (tuple(replace(a, kind=kind) for a in actions for kind in kinds.get(a.kind, (a.kind,))) for actions in schedule.actions)
     return replace(schedule, actions=tuple(rows))

@@ -110,7 +110,7 @@ def parse_csv(text: str, name: str = "custom") -> Schedule:
     """
     rows = []
     home: dict[int, int] = {}
-    for row, cells in enumerate(csv.reader(io.StringIO(text))):
+    for row, cells in enumerate(csv.reader(io.StringIO(text.removeprefix("\ufeff")))):
         actions = []
         for column, cell in enumerate(cells):
             if not cell.strip() or _PASSED_OVER.fullmatch(cell.strip()):
@@ -121,7 +121,8 @@ def parse_csv(text: str, name: str = "custom") -> Schedule:
                 action = parse_action(part)
                 if action is None:
                     kinds = " ".join(kind.value for kind in ActionKind)
-                    raise ScheduleError(f"{where}: expected an action as 2F0 (stage, one of {kinds}, microbatch), found {cell.strip()!r}")
+                    cure = "; put commas between actions" if re.search(r"\dF\d+\s*[;\t ]", cell) and not both else ""
+                    raise ScheduleError(f"{where}: expected an action as 2F0 (stage, one of {kinds}, microbatch), found {cell.strip()!r}{cure}")
                 rank = home.setdefault(action.stage, row)
                 if rank != row:
                     cure = f"a stage lives on one rank: move {action} to that row"
@@ -137,8 +138,10 @@ def parse_csv(text: str, name: str = "custom") -> Schedule:
             raise ScheduleError(f"{name}: row {row + 1}: rank {row} has no action; give it a stage, or leave the row out")
     if max(home) >= len(home):
         missing = next(s for s in range(len(home)) if s not in home)
+        last = max(home)
+        found = next(a for a in rows[home[last]] if a.stage == last)
         raise ScheduleError(
-            f"{name}: no rank has an action of stage {missing}, but there is a stage {max(home)}; number the stages from 0 without a gap"
+            f"{name}: no rank has an action of stage {missing}, but row {home[last] + 1} has {found} of stage {last}; number the stages from 0 without a gap"
         )
     microbatches = 1 + max(action.microbatch for actions in rows for action in actions)
     return Schedule(name, microbatches, tuple(home[s] for s in range(len(home))), tuple(rows))
