@@ -378,7 +378,7 @@ def _schedule(found: object, where: str) -> str | None:
     """A name, or the text of a grid: from a CSV file, or in one line (`0F0:0F1:0B0:0B1;1F0:1B0:1F1:1B1`)."""
     if isinstance(found, str) and found.endswith(".csv"):
         try:
-            with open(found, encoding="utf-8") as file:
+            with open(found, encoding="utf-8-sig") as file:
                 text = file.read()
         except (OSError, UnicodeDecodeError) as error:
             raise ConstraintError(f"{where}: schedule: cannot read {found}: {getattr(error, 'strerror', None) or error}") from None

@@ -8,9 +8,13 @@ makes it by default, and fused). They take turns, a few steps each, so that what
 
     step         median over the rounds of the slowest rank's seconds a step; CPU: seconds of all ranks together, per step
     ratio        autopar's step over the faster one of torch's
-    bubble       the share of a step in which a rank waits for other stages, on average: by the plan, and as timed in `receive` (transfers included). With more
-                 ranks than cores a rank that waits for a core is seen as computing, and what one waits another has more of: so the plan's
-                 schedule and times are replayed on as many cores as there are, too, which is what the measured share is to be compared with
+    bubble       the share of a step in which the average rank waits for others. Predicted: what is left of the plan's step beside its compute and messages.
+                 Measured: the CPU seconds that each section took on its rank (the middle one of all turns and steps of a round), played along the schedule with a core for each rank.
+                 So neither the number of cores nor what else runs here counts, and neither does what only a clock sees: transfers, and ranks that
+                 wait for a core
+    waits        what the clock sees: the share of a step that a rank stands in `receive`, transfers included. With more ranks than cores a rank that waits for a
+                 core is seen as computing, and what one waits another has more of: so it is compared with the same schedule replayed on as many cores as
+                 there are, by the measured seconds and by the plan's, of which the waits for messages count
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -53,9 +58,10 @@ from autopar.runtime import (
     stop_process_group,
 )
 from autopar.runtime.clock import clock_of
+from autopar.runtime.recording import list_sections
 from autopar.runtime.timed_comm import Call, TimedComm
 from autopar.trace import Workload
-from benchmarks.shared_cores import share_of_waits
+from benchmarks.shared_cores import Waits, share_of_waits
 
 HERE = Path(__file__).resolve()
 WARM_STEPS = 2
@@ -124,26 +130,39 @@ def work(folder: str, sizes: dict[str, int], batch: int, microbatches: int, roun
             if number:
                 found[name]["seconds"].append((time.perf_counter() - began) / steps)
                 found[name]["busy"].append((time.process_time() - cpu) / steps)
-    told = comm.collect({**found, "waits": _time_waits(executable, local, steps)})
+    told = comm.collect({**found, "timed": [_time_sections(executable, local, steps) for _ in range(rounds)]})
     if comm.rank == 0:
         print(json.dumps(told), flush=True)
     comm.barrier()
     stop_process_group()
 
 
-def _time_waits(executable: Executable, batch: tuple[torch.Tensor, ...], steps: int) -> float:
-    """Of this rank's seconds in a few steps, the share in which it waits for messages."""
-    comm, calls = executable.comm, list[Call]()
+def _time_sections(executable: Executable, batch: tuple[torch.Tensor, ...], steps: int) -> dict[str, Any]:
+    """Of this rank in a few steps: `waits`, the share of its seconds in which it waits for messages; `sections`, of each the CPU seconds of one run, the middle one."""
+    comm, calls, spent = executable.comm, list[Call](), defaultdict[str, list[float]](list)
     assert comm is not None
     clock = clock_of(comm.device)
+    places = [(table, name, table[name]) for table, name in list_sections(executable.program, comm)]
     executable.comm = TimedComm(comm, clock, lambda: "", calls.append)
+    for table, name, run in places:
+        table[name] = functools.partial(_spend, run, spent[name])
     comm.barrier()
     began = time.perf_counter()
     for _ in range(steps):
         executable.step(*batch)
     took = time.perf_counter() - began
     executable.comm = comm
-    return sum(clock.seconds(c.begin, c.end) for c in calls if c.kind == "receive") / took
+    for table, name, run in places:
+        table[name] = run
+    waits = sum(clock.seconds(c.begin, c.end) for c in calls if c.kind == "receive") / took
+    return {"waits": waits, "sections": {name: median(seconds) for name, seconds in spent.items()}}
+
+
+def _spend(run: Callable[..., Any], spent: list[float], *args: Any) -> Any:
+    began = time.process_time()
+    result = run(*args)
+    spent.append(time.process_time() - began)
+    return result
 
 
 def _torch_run(sizes: dict[str, int], blocks: range, comm: Any, count: int, fused: bool | None, inputs: torch.Tensor, targets: torch.Tensor) -> Callable[[], Any]:
@@ -196,38 +215,65 @@ def main() -> None:
     if process.returncode:
         raise SystemExit(f"the ranks failed with {process.returncode}")
     told = json.loads(next(line for line in text.splitlines() if line.startswith("[")))
-    print_table(told, compiled.plan.cost.bubble_s / compiled.plan.cost.step_s)
-    print(f"on {machine.cores} cores: predicted {predict_waits(compiled.plan, machine.cores):.1%} (the share of waits for messages, as it is measured)")
+    timed = [rank.pop("timed") for rank in told]
+    print_table(told)
+    print_bubble(compiled.plan, timed, machine.cores)
 
 
-def predict_waits(plan: Plan, cores: int) -> float:
-    """The share of a step in which a rank waits for messages, by the plan's times, with so many cores for all ranks."""
-    pipeline = plan.pipeline
-    assert pipeline is not None
-    schedule = build_schedule(pipeline.kind, len(pipeline.stages), plan.num_microbatches, pipeline.chunks)
+def print_bubble(plan: Plan, timed: Sequence[Sequence[Mapping[str, Any]]], cores: int) -> None:
+    """The bubble and the waits, predicted and measured.
+
+    Args:
+        timed: of each rank and round, as `_time_sections` gives it.
+    """
+    stages = plan.pipeline.stages if plan.pipeline else ()
+    planned = [{"forward": stage.forward_s, "backward": stage.backward_s, "update": stage.update_s} for stage in stages]
+    rounds = [[rank[k]["sections"] for rank in timed] for k in range(len(timed[0]))]
+    alone = [replay(plan, row, len(stages)) for row in rounds]
+    shared = [replay(plan, row, cores) for row in rounds]
+    print(f"bubble predicted {plan.cost.bubble_s / plan.cost.step_s:.1%}, measured {_spread([w.all for w in alone])} (played with a core for each rank)")
+    print(
+        f"waits  measured {_spread([fmean(rank[k]['waits'] for rank in timed) for k in range(len(rounds))])} in receives; played on {cores} cores: "
+        f"{_spread([w.messages for w in shared])} by measured seconds, {replay(plan, planned, cores).messages:.1%} by the plan's"
+    )
+    for name in planned[0]:
+        print(f"  {name:9} of each stage, ms: planned {_row(row[name] for row in planned)}; measured {_row(median(row[k][name] for row in rounds) for k in range(len(stages)))}")
+
+
+def _spread(shares: Sequence[float]) -> str:
+    return f"{median(shares):.1%} ({min(shares):.1%} to {max(shares):.1%} over {len(shares)} rounds)"
+
+
+def _row(seconds: Iterable[float]) -> str:
+    return " ".join(f"{s * 1e3:.1f}" for s in seconds)
+
+
+def replay(plan: Plan, sections: Sequence[Mapping[str, float]], cores: int) -> Waits:
+    """What ranks wait by the plan's schedule, with so many cores for all of them.
+
+    Args:
+        sections: of each stage, the seconds of its forward and backward of one microbatch and of its update.
+    """
+    schedule = build_schedule("1f1b", len(sections), plan.num_microbatches)
 
     def seconds(action: Action) -> float:
-        stage = pipeline.stages[schedule.rank_of[action.stage]]
-        return (stage.forward_s if action.kind is ActionKind.F else stage.backward_s) / pipeline.chunks
+        return sections[schedule.rank_of[action.stage]]["forward" if action.kind is ActionKind.F else "backward"]
 
-    return share_of_waits(schedule, seconds, [stage.update_s for stage in pipeline.stages], cores)
+    return share_of_waits(schedule, seconds, [row["update"] for row in sections], cores)
 
 
-def print_table(told: list[dict[str, Any]], bubble: float) -> None:
+def print_table(told: list[dict[str, Any]]) -> None:
     """One row a run.
 
     Args:
-        told: of each rank: run -> seconds and CPU seconds a step, per round; and its waits.
-        bubble: predicted.
+        told: of each rank: run -> seconds and CPU seconds a step, per round.
     """
-    waits = fmean(rank.pop("waits") for rank in told)
     step = {name: median(max(rank[name]["seconds"][k] for rank in told) for k in range(len(told[0][name]["seconds"]))) for name in told[0]}
     busy = {name: sum(median(rank[name]["busy"]) for rank in told) for name in told[0]}
     for name, seconds in step.items():
         print(f"{name:28} step {seconds * 1e3:8.1f} ms   CPU {busy[name] * 1e3:8.1f} ms")
     best = min(seconds for name, seconds in step.items() if name != "autopar")
     print(f"ratio {step['autopar'] / best:.3f} (aim at most 1.0); CPU ratio {busy['autopar'] / min(b for n, b in busy.items() if n != 'autopar'):.3f}")
-    print(f"bubble predicted {bubble:.1%}, measured {waits:.1%}")
 
 
 if __name__ == "__main__":

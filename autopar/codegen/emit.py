@@ -335,12 +335,13 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0, help="of first values and of the random data")
     parser.add_argument("--checkpoint", default=None, help="folder to go on from, if it is there, and to save to at the end")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a rank that does not answer counts as gone")
     parser.add_argument("--record", default=None, help="file for what the steps took and held (`autopar simulate plan.json --against` it)")
     parser.add_argument("--profile", default=None, help="file for a trace of one step with the names of this program, for Perfetto; other ranks write beside it")
     args = parser.parse_args()
     saved = Path(__file__).parent / "weights.pt"
     weights = torch.load(saved, mmap=True, weights_only=True) if saved.exists() else None
-    run_training(program, batches(args.seed), args.steps, args.seed, args.checkpoint, weights, record=args.record, profile=args.profile)
+    run_training(program, batches(args.seed), args.steps, args.seed, args.checkpoint, weights, args.timeout, record=args.record, profile=args.profile)
 '''
 
 

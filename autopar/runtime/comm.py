@@ -305,6 +305,10 @@ class ProcessComm(Placed):
     def barrier(self) -> None:
         self.collect(None)  # gloo's own barrier only polls; this one raises as soon as a rank is gone
 
+    def call_text(self, what: str, axis: str) -> str:
+        """What is done, and with which other ranks: `all_reduce along mesh axis 'dp' with rank 1`."""
+        return f"{what} along mesh axis {axis!r}{self._others.get(axis, '')}" if axis else what
+
     def _new_group(self, ranks: list[int] | None, axis: str = "", only_members: bool = False) -> Any:
         limit = timedelta(seconds=self._timeout_s)
         return self._call("the set-up", axis, lambda: dist.new_group(ranks, timeout=limit, use_local_synchronization=only_members))
@@ -349,11 +353,10 @@ class ProcessComm(Placed):
         except (RuntimeError, pickle.UnpicklingError) as error:
             if isinstance(error, Lost):
                 what, axis = error.what, ""
-            where = f"{what} along mesh axis {axis!r}{self._others.get(axis, '')}" if axis else what
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             first = re.sub(r"^\[\S*\.cc:\d+\] |\. This is typically .*$", "", first)  # gloo's own file, and what it guesses
             raise RankError(
-                f"rank {self.rank}: {where} failed: another rank is gone or did not answer within the timeout. "
+                f"rank {self.rank}: {self.call_text(what, axis)} failed: another rank is gone or did not answer within the timeout. "
                 f"The first rank that stopped says why; restart from the last checkpoint. ({first})"
             ) from error
 

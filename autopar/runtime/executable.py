@@ -19,6 +19,7 @@ from .checkpoint import load_state, save_state
 from .comm import Comm
 from .folder import write_program
 from .initial import initial_state
+from .place import place_error
 from .reading import compile_program, read_program
 from .shards import cut
 from .spec import Batch, ProgramSpec, State, local_piece, torch_dtype
@@ -76,10 +77,19 @@ class Executable:
         """
         self._need_ranks("step")
         with torch.no_grad():
-            result = self.program.step(self.comm, self.state, self._bind(inputs, keywords))
+            result = self._run(self._bind(inputs, keywords))
         return result if self.program.output is None else _rebuild(self.program.output, result)
 
     __call__ = step
+
+    def _run(self, batch: Mapping[str, Tensor]) -> Any:
+        try:
+            return self.program.step(self.comm, self.state, batch)
+        except Exception as error:
+            told = error if self.program.pipeline is not None else place_error(error, self.comm.rank)
+            if told is error:
+                raise
+            raise told from error
 
     def _need_ranks(self, what: str) -> None:
         if self.comm is None:

@@ -18,6 +18,7 @@ from ..errors import RankError
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from .allocator import keep_pages
 from .comm import TIMEOUT_S, Comm, ProcessComm, world_size_text
+from .last_words import listen, stop_listening
 from .threads import solo_comm
 
 
@@ -30,6 +31,7 @@ class TorchrunEnv:
     world_size: int
     address: str
     port: int
+    error_file: str | None = None  # where torchrun looks for what this rank ended with
 
 
 def read_torchrun_env(environ: Mapping[str, str] = os.environ) -> TorchrunEnv | None:
@@ -48,6 +50,7 @@ def read_torchrun_env(environ: Mapping[str, str] = os.environ) -> TorchrunEnv | 
             int(environ["WORLD_SIZE"]),
             environ.get("MASTER_ADDR", "127.0.0.1"),
             int(environ.get("MASTER_PORT", "29500")),
+            environ.get("TORCHELASTIC_ERROR_FILE"),
         )
     except ValueError as error:
         raise RankError(f"RANK, LOCAL_RANK, WORLD_SIZE, MASTER_PORT: expected numbers, as torchrun sets them: {error}") from None
@@ -83,11 +86,13 @@ def start_process_group(mesh: Mesh, env: TorchrunEnv | None, timeout_s: float = 
     assert env is not None
     if not dist.is_initialized():
         _join(env, timeout_s, device)
+    listen(env.rank, env.error_file)
     return ProcessComm(mesh, device, timeout_s)
 
 
 def stop_process_group() -> None:
-    """Leave the process group, if there is one. Also after a failure: gloo's threads, left alone, may abort the exiting process."""
+    """Leave the process group, if there is one, and SIGTERM to its own. Also after a failure: gloo's threads, left alone, may abort the exiting process."""
+    stop_listening()
     if dist.is_initialized():
         try:
             dist.destroy_process_group()

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..errors import ProgramError
 from .comm import Comm
 from .executable import Executable
+from .place import EMITTED
 from .stages import STAGES
 
 COLLECTIVES = frozenset((
@@ -92,7 +93,7 @@ def _named(namespace: dict[str, Any]) -> Iterator[None]:
             return
         seen.add(id(table))
         for name, value in list(table.items()):
-            if isinstance(value, ModuleType) and getattr(value, "__file__", "").startswith("<autopar "):
+            if isinstance(value, ModuleType) and getattr(value, "__file__", "").startswith(EMITTED):
                 walk(vars(value), f"{name}.")
             elif isinstance(value, FunctionType) and value.__globals__ is table:
                 undo.append((table, name, value))

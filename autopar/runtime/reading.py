@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import AutoparError, PlanError, ProgramError
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.sharding import has_partial, parse_sharding, why_illegal
+from .place import EMITTED
 from .spec import STATE_KINDS, Batch, ProgramSpec, State, make_mesh, torch_dtype
 from .stages import read_pipeline, run_step, union_of
 
@@ -35,7 +36,7 @@ def compile_program(files: Mapping[str, str], name: str = "program.py") -> dict[
 def _run_file(files: Mapping[str, str], name: str, known: dict[str, ModuleType]) -> ModuleType:
     """The module of a file; where it imports a file beside it, that is the one of `files`, whatever else has that name."""
     text = files[name]
-    shown = f"<autopar {name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
+    shown = f"{EMITTED}{name} {hashlib.sha256(text.encode()).hexdigest()[:8]}>"
     linecache.cache[shown] = (len(text), None, text.splitlines(keepends=True), shown)
     try:
         code = compile(text, shown, "exec")

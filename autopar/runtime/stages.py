@@ -7,7 +7,7 @@ asked for before the one at hand begins, so that it arrives meanwhile.
 
 from __future__ import annotations
 
-import traceback
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,23 +18,26 @@ import torch
 from torch import Tensor
 
 from ..constraints import PIPELINE
-from ..errors import ProgramError, RankError, ScheduleError
+from ..errors import ProgramError, ScheduleError
 from ..graph.mesh import Mesh, coordinates, num_ranks
+from ..graph.node import Phase
 from ..graph.repeats import shift_name
-from ..graph.schedules.check import AROUND, check_schedule, without_sends
+from ..graph.schedules.check import AROUND, check_schedule, split_backwards, without_sends
 from ..graph.schedules.delivery import Event, check_delivery
 from ..graph.schedules.order import order_of
 from ..graph.schedules.schedule import COMPUTE, Action, ActionKind, Schedule, parse_csv, print_schedule
 from ..graph.schedules.under_way import Wire, count_under_way
-from ..graph.sections import section_of
+from ..graph.sections import INPUT, WEIGHT, section_of
 from ..graph.sharding import REPLICATE, Sharding, parse_sharding
 from .comm import Comm
 from .messages import Arrival
+from .place import place_error
 from .spec import Batch, ProgramSpec, State, torch_dtype
 
 STAGES = PIPELINE  # the outermost mesh axis
 UPDATE = "update"
 _WORDS = {ActionKind.F: "forward", ActionKind.B: "backward", ActionKind.I: "backward for its inputs", ActionKind.W: "backward for its weights"}
+_SPLIT = re.compile(rf"{Phase.BACKWARD.value}_({INPUT}|{WEIGHT})")  # sections of a backward that is split
 _ONCE = -1  # the turn of what crosses once a step
 
 
@@ -104,6 +107,8 @@ def read_pipeline(namespace: Mapping[str, Any], schedule_text: str | None) -> Pi
         if missing:
             raise ProgramError(f"the file of stage {number} lacks {', '.join(missing)}; emit it again")
     schedule = _read_schedule(schedule_text, name, len(stages), namespace["MICROBATCHES"], namespace.get("CHUNKS", range(len(stages))))
+    if any(_SPLIT.match(section) for stage in stages for section in stage.module.SECTIONS):
+        schedule = split_backwards(schedule)
     states = tuple({s.own_name(n): _over_all(_renamed(s, state)) for n, state in s.module.STATES.items()} for s in stages)
     batches = tuple({n: _over_all(entry) for n, entry in s.module.BATCH.items()} for s in stages)
     homes: dict[str, int] = {}
@@ -287,6 +292,11 @@ class StageComm:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
+    @property
+    def place(self) -> str:
+        """`stage 1, in 1B3 (backward of microbatch 3), waiting for stage 2`."""
+        return f"stage {self.stage}, {self.doing}{self.waiting}"
+
     def send(self, x: Tensor, *, stage: int, message: int, turn: int = _ONCE) -> None:
         """Send to the rank at the same place so many stages ahead."""
         self._comm.send(x, self.rank + stage * self._size, (message, turn))
@@ -377,16 +387,9 @@ def run_step(program: ProgramSpec, step: Any, comm: Comm, state: Mapping[str, Te
         result = step(mine, state, batch)
         mine.doing = "at the end of the step"
         comm.end_step()
-    except (RankError, ProgramError) as error:
-        raise type(error)(f"stage {mine.stage}, {mine.doing}{mine.waiting}: {error}") from error
     except Exception as error:
-        if hasattr(error, "add_note"):
-            error.add_note(f"rank {mine.rank}: stage {mine.stage}, {mine.doing}{_print_line(error)}")
-        raise
+        told = place_error(error, mine.rank, mine.place)
+        if told is error:
+            raise
+        raise told from error
     return result
-
-
-def _print_line(error: Exception) -> str:
-    """The last line of an emitted file on the way to an error: Python's own traceback shows no lines of texts that were run from memory."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<autopar ")]
-    return f": {frames[-1].filename.split()[1]}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -11,12 +12,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..errors import AutoparError
+from ..errors import AutoparError, RankError
 from .checkpoint import MANIFEST
 from .comm import TIMEOUT_S
 from .executable import Executable
 from .folder import read_files
 from .initial import initial_state
+from .last_words import write_error_file
 from .launch import read_torchrun_env, start_process_group, stop_process_group
 from .named_trace import trace_step
 from .recording import Recorder
@@ -51,8 +53,10 @@ def run_training(
         profile: file for a trace of the third step (or the last, if there are fewer) on rank 0, for Perfetto; other ranks write beside it, with their number.
         record: file for what the steps took and held (`runtime.recording`); None: nobody looks.
     Returns:
-        the losses; none where the program returns outputs. On an error that the user can act on, its text goes to stderr and the process exits with 2.
+        the losses; none where the program returns outputs. On an error that the user can act on, its text goes to stderr and the process exits with 2. What a
+        rank ends with also goes into torchrun's summary, SIGTERM from torchrun included (`last_words`).
     """
+    env = None
     try:
         env = read_torchrun_env()
         kind = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -86,9 +90,14 @@ def run_training(
         stop_process_group()
         return losses
     except AutoparError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        text = f"{type(error).__name__}: {error}"
+        print(text, file=sys.stderr, flush=True)
+        write_error_file(env and env.error_file, text, is_cause=not isinstance(error, RankError))
         stop_process_group()
         raise SystemExit(2) from None
+    except Exception:
+        write_error_file(env and env.error_file, traceback.format_exc(), is_cause=True)
+        raise
 
 
 def _of_rank(path: str | os.PathLike, rank: int) -> Path:

@@ -9,7 +9,13 @@ from benchmarks.shared_cores import share_of_waits
 def waits(ranks, microbatches, cores, forward=1.0, backward=2.0, update=0.0):
     seconds = {"F": forward, "B": backward}
     schedule = build_schedule("1f1b", ranks, microbatches)
-    return share_of_waits(schedule, lambda action: seconds[action.kind.value], [update] * ranks, cores)
+    return share_of_waits(schedule, lambda action: seconds[action.kind.value], [update] * ranks, cores).messages
+
+
+def bubble(ranks, microbatches, update_s):
+    seconds = {"F": 1.0, "B": 2.0}
+    schedule = build_schedule("1f1b", ranks, microbatches)
+    return share_of_waits(schedule, lambda action: seconds[action.kind.value], update_s, ranks).all
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (2, 4), (4, 8)])
@@ -18,6 +24,16 @@ def test_a_core_for_each_rank_gives_the_closed_form(ranks, microbatches):
     late = sum(2.0 * k for k in range(ranks)) / ranks  # rank k ends k backwards before the first rank does
     whole = 3.0 * (microbatches + ranks - 1)
     assert waits(ranks, microbatches, ranks) == pytest.approx((3.0 * (ranks - 1) - late) / whole)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (2, 4), (4, 8), (6, 3)])
+def test_all_waits_are_the_bubble(ranks, microbatches):
+    assert bubble(ranks, microbatches, [0.0] * ranks) == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
+
+
+def test_ranks_wait_for_the_longest_update():
+    """Two ranks, one microbatch: rank 1 is over after 4 of 6 and updates for 5, rank 0 for 1: of 9 seconds they work 4 and 8."""
+    assert bubble(2, 1, [1.0, 5.0]) == pytest.approx(1 - (4 + 8) / 2 / 9)
 
 
 def test_two_ranks_on_one_core():

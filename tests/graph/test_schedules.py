@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -120,6 +121,37 @@ def test_zbv_is_that_of_torch():
         mine = build_schedule("zbv", ranks, microbatches, 2)
         assert mine.rank_of == (*range(ranks), *reversed(range(ranks)))
         assert [[str(a) for a in row if a is not None] for row in theirs] == [[str(a) for a in row] for row in mine.actions]
+
+
+@pytest.mark.parametrize("ranks, microbatches", [(2, 4), (2, 7), (4, 8), (4, 12), (6, 12)])
+def test_dualpipev_of_torch_as_a_grid(ranks, microbatches):
+    """Its pairs of a forward and a backward one after the other, its full backwards as I and W: then it waits as ZB-V does where all passes take equally long, more where the
+    weights are quicker, and holds half a microbatch more."""
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    one = SimpleNamespace(pp_group_size=ranks, _n_microbatches=microbatches)
+    grid = "".join(",".join(map(str, schedules.ScheduleDualPipeV._calculate_single_rank_operations(one, rank))) + "\n" for rank in range(ranks))
+    assert "OVERLAP_F_B" in grid and re.search(r"\dB\d", grid) and re.search(r"\dW\d", grid)
+    assert grid_sizes(grid) == (ranks, microbatches, 2) and splits_backward(grid)
+    mine, zbv = build_order(grid, ranks, microbatches, 2), build_order("zbv", ranks, microbatches, 2)
+    check_schedule(schedule_of(mine))
+    stages = 2 * ranks
+    assert simulate(mine, equal_stages(stages, 3, 6, 3)).idle_s == simulate(zbv, equal_stages(stages, 3, 6, 3)).idle_s == (3 * (ranks - 1),) * ranks
+    assert max(simulate(mine, equal_stages(stages, 3, 9, 3)).idle_s) >= max(simulate(zbv, equal_stages(stages, 3, 9, 3)).idle_s)
+    assert peak_held(mine, (0.5,) * stages) == (ranks + 0.5,) * ranks
+
+
+@pytest.mark.parametrize("change", [lambda t: t.replace("\n", "\r\n"), lambda t: "\ufeff" + t, lambda t: t.replace(",", ", "), lambda t: t.replace(",", ",,"), lambda t: t + "\n,,\n"])
+def test_a_grid_as_other_programs_save_it(change):
+    text = print_csv(build_schedule("1f1b", 2, 4))
+    assert parse_csv(change(text), "custom") == parse_csv(text, "custom")
+
+
+def test_a_full_backward_among_split_ones_is_both_halves():
+    grid = "0F0,0F1,0B0,0I1,0W1\n1F0,1B0,1F1,1B1\n"
+    schedule = build_schedule(grid, 2, 2)
+    assert print_csv(schedule) == "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1I1,1W1\n"
+    with pytest.raises(ScheduleError, match=r"row 1, column 2: expected an action as 2F0 .*, found '\(0F1;0X0\)OVERLAP_F_B'"):
+        grid_sizes("0F0,(0F1;0X0)OVERLAP_F_B\n")
 
 
 def test_a_grid_may_go_there_and_back():
@@ -397,7 +429,8 @@ def test_csv_of_torch():
         ("0F0,0X1\n", "g.csv: row 1, column 2: expected an action as 2F0 (stage, one of F B I W SEND_F RECV_F SEND_B RECV_B, microbatch), found '0X1'"),
         ("0F0\n1F0,0B0\n", "g.csv: row 2, column 2: 0B0: stage 0 is on rank 0 already; a stage lives on one rank: move 0B0 to that row"),
         ("0F0\n\n1F0\n", "g.csv: row 2: rank 1 has no action; give it a stage, or leave the row out"),
-        ("0F0\n99999999999F0\n", "g.csv: no rank has an action of stage 1, but there is a stage 99999999999; number the stages from 0 without a gap"),
+        ("0F0\n99999999999F0\n", "g.csv: no rank has an action of stage 1, but row 2 has 99999999999F0 of stage 99999999999; number the stages from 0 without a gap"),
+        ("0F0;0B0\n", "g.csv: row 1, column 1: expected an action as 2F0 (stage, one of F B I W SEND_F RECV_F SEND_B RECV_B, microbatch), found '0F0;0B0'; put commas between actions"),
         (" ,\n", "g.csv: no row has an action; write one row a rank, as 0F0,0F1,0B0,0B1"),
     ],
 )

@@ -9,12 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import autopar
 from autopar.errors import AutoparError, ProgramError, RankError, ScheduleError
 from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.graph.schedules.known import build_schedule
 from autopar.graph.schedules.schedule import parse_csv, print_csv
 from autopar.graph.schedules.sends import lower_sends
-from autopar.runtime import Executable, run_ranks
+from autopar.runtime import Executable, initial_state, run_ranks
 from autopar.runtime.reading import compile_program, read_program
 
 from .staged_programs import LEARNING_RATE, LENGTH, WIDTH, staged
@@ -86,6 +87,31 @@ OF_TORCH = f" {FIRST.replace(',', ' , ,')},0REDUCE_GRAD\r\n{SECOND}\r\n\r\n"
 def test_a_schedule_of_ones_own_runs(text):
     assert "SEND_F" in SENT
     check_numbers({**staged(2, 2), "schedule.csv": text}, 2, 2)
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "gpipe"])
+def test_full_backwards_in_a_program_whose_files_split_them(kind):
+    """Each is its two halves: the same steps as with the schedule that the program was emitted with."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(4)))
+    x, target = batch()
+    options = autopar.Options(constraints=autopar.constrain(pp=2, microbatches=4, schedule="zero-bubble"), price=False)
+    workload = autopar.Workload(model, (x,), (target,), torch.nn.functional.mse_loss, torch.optim.SGD)
+    files = autopar.compile_workload(workload, "cpu:2", options).files
+    full = {**files, "schedule.csv": print_csv(build_schedule(kind, 2, 4))}
+    assert "W" in files["schedule.csv"] and "W" not in full["schedule.csv"]
+
+    def main(files):
+        def run(comm):
+            executable = Executable(None, files, comm, {})
+            executable.state.update(initial_state(executable.program, comm.rank, model.state_dict()))
+            return torch.stack([executable.step(x, target) for _ in range(3)]), executable.state_dict()
+
+        return run_ranks(read_program(compile_program(files)).mesh, run)
+
+    for (losses, states), (expected, expected_states) in zip(main(full), main(files)):
+        torch.testing.assert_close(losses, expected)
+        torch.testing.assert_close(states, expected_states)
 
 
 def refused(files):

@@ -74,3 +74,6 @@ def test_what_is_refused():
         autopar.Options(batchnorm="sync")
     with pytest.raises(MicrobatchError, match="batch of 16 does not divide by 3 microbatches"):
         autopar.plan_workload(make(), "cpu:1", options(microbatches=3))
+    flat = autopar.Workload(nn.BatchNorm1d(4), (torch.randn(8, 4),), (torch.randn(8, 4),), nn.functional.mse_loss, torch.optim.SGD)
+    with pytest.raises(MicrobatchError, match="in 8 microbatches each would take its statistics from one value per channel, and needs more"):
+        autopar.plan_workload(flat, "cpu:1", options(microbatches=8))

@@ -95,6 +95,14 @@ def test_stages_there_and_back(stages, microbatches):
     verify(workload, f"cpu:{stages}", f"pp={stages},microbatches={microbatches},schedule=zbv")
 
 
+@pytest.mark.parametrize("grid", ["0F0:0F1:0B0:0I1:0W1;1F0:1B0:1F1:1B1", "0F0:0F1:3F0:3I0:0F2:3W0:3F1:3B1:0B0:3F2:3B2:0I1:0W1:0B2;1F0:2F0:1F1:2F1:2B0:1F2:1B0:2F2:2I1:1B1:2W1:2B2:1I2:1W2"])
+def test_a_grid_with_full_backwards_and_split_ones(grid):
+    torch.manual_seed(0)
+    workload = autopar.Workload(Gpt(vocab=VOCAB, seq=SEQ, layers=4, hidden=8, heads=2), (draw_tokens()[:6],), (draw_tokens()[:6],), token_loss, torch.optim.SGD)
+    microbatches = 1 + max(int(cell.split("F")[1]) for cell in grid.replace(";", ":").split(":") if "F" in cell)
+    verify(workload, "cpu:2", f"pp=2,microbatches={microbatches},schedule={grid}")
+
+
 def test_schedules_without_a_backward_are_those_of_inference():
     steps = {"forward-only": "0F0:0F1;1F0:1F1", "trained": "0F0:0F1:0B0:0B1;1F0:1B0:1F1:1B1"}
     plan = autopar.plan_workload(inference(), "cpu:2", autopar.Options(constraints=parse_fix("pp=2,microbatches=4"), price=False)).plan

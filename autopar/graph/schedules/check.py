@@ -194,6 +194,13 @@ def _awaited(schedule: Schedule, places: dict[Action, Place], rank: int, place: 
     return next(a for a in inputs_of(schedule.actions[rank][place], schedule.num_stages) if a in places)
 
 
+def split_backwards(schedule: Schedule) -> Schedule:
+    """Each full backward as the I and the W that it is, one right after the other: where some are split, all are."""
+    kinds = {ActionKind.B: (ActionKind.I, ActionKind.W)}
+    rows = (tuple(replace(a, kind=kind) for a in actions for kind in kinds.get(a.kind, (a.kind,))) for actions in schedule.actions)
+    return replace(schedule, actions=tuple(rows))
+
+
 def without_sends(schedule: Schedule) -> Schedule:
     """The compute actions alone."""
     return replace(schedule, actions=tuple(tuple(a for a in actions if a.kind in COMPUTE) for actions in schedule.actions))

@@ -28,7 +28,7 @@ from functools import lru_cache
 
 from ...constraints import FORWARD_ONLY, IN_CHUNKS, SCHEDULES
 from ...errors import ScheduleError
-from .check import check_schedule, without_sends
+from .check import check_schedule, split_backwards, without_sends
 from .order import Order, order_of, schedule_of
 from .schedule import Schedule, parse_csv
 
@@ -92,7 +92,7 @@ def _read_grid(text: str) -> Schedule:
                 f"{schedule.name}: stage {stage} of {schedule.num_stages} is on rank {rank} of {schedule.num_ranks}; expected as many stages on each, "
                 f"stage s on rank s modulo {schedule.num_ranks} (or two on each, there and back)"
             )
-    return without_sends(schedule)
+    return split_backwards(without_sends(schedule)) if splits_backward(text) else without_sends(schedule)
 
 
 def why_impossible(kind: str, num_ranks: int, num_microbatches: int, chunks: int = 1) -> str | None:

@@ -4,7 +4,7 @@ In: a grid as text (CSV, one row a rank), or lists of actions. Out: a `Schedule`
 column a slot. The words are those of torch.distributed.pipelining: `2F0` is the forward of stage 2 on microbatch 0, `B` the full backward,
 `I` the backward for the input alone, `W` the rest of it, for the weights; `2SEND_F0` sends what `2F0` made, `3RECV_F0` receives it. A CSV
 written by torch (compute only, or with sends and receives) is read as it stands; its UNSHARD, RESHARD and REDUCE_GRAD are passed over: when
-parameters are gathered and gradients reduced is said by the plan.
+parameters are gathered and gradients reduced is said by the plan; and the two of an OVERLAP_F_B are one after the other, for a rank does one thing at a time.
 
 A stage lives on one rank, a rank may hold several. Each rank does its list in order; when, is up to the inputs. This file checks form
 only: `check` says whether a schedule can run, `timeline` how long it takes.
@@ -88,6 +88,7 @@ def numbers_on_ranks(rank_of: tuple[int, ...]) -> tuple[int, ...]:
 Place = tuple[int, int]
 
 _CELL = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|[FBIW])(\d+)")
+_OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
 _PASSED_OVER = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 
 
@@ -109,21 +110,24 @@ def parse_csv(text: str, name: str = "custom") -> Schedule:
     """
     rows = []
     home: dict[int, int] = {}
-    for row, cells in enumerate(csv.reader(io.StringIO(text))):
+    for row, cells in enumerate(csv.reader(io.StringIO(text.removeprefix("\ufeff")))):
         actions = []
         for column, cell in enumerate(cells):
             if not cell.strip() or _PASSED_OVER.fullmatch(cell.strip()):
                 continue
             where = f"{name}: row {row + 1}, column {column + 1}"
-            action = parse_action(cell)
-            if action is None:
-                kinds = " ".join(kind.value for kind in ActionKind)
-                raise ScheduleError(f"{where}: expected an action as 2F0 (stage, one of {kinds}, microbatch), found {cell.strip()!r}")
-            rank = home.setdefault(action.stage, row)
-            if rank != row:
-                cure = f"a stage lives on one rank: move {action} to that row"
-                raise ScheduleError(f"{where}: {action}: stage {action.stage} is on rank {rank} already; {cure}")
-            actions.append(action)
+            both = _OVERLAPPED.fullmatch(cell.strip())
+            for part in both[1].split(";") if both else (cell,):
+                action = parse_action(part)
+                if action is None:
+                    kinds = " ".join(kind.value for kind in ActionKind)
+                    cure = "; put commas between actions" if re.search(r"\dF\d+\s*[;\t ]", cell) and not both else ""
+                    raise ScheduleError(f"{where}: expected an action as 2F0 (stage, one of {kinds}, microbatch), found {cell.strip()!r}{cure}")
+                rank = home.setdefault(action.stage, row)
+                if rank != row:
+                    cure = f"a stage lives on one rank: move {action} to that row"
+                    raise ScheduleError(f"{where}: {action}: stage {action.stage} is on rank {rank} already; {cure}")
+                actions.append(action)
         rows.append(tuple(actions))
     while rows and not rows[-1]:
         rows.pop()
@@ -134,8 +138,10 @@ def parse_csv(text: str, name: str = "custom") -> Schedule:
             raise ScheduleError(f"{name}: row {row + 1}: rank {row} has no action; give it a stage, or leave the row out")
     if max(home) >= len(home):
         missing = next(s for s in range(len(home)) if s not in home)
+        last = max(home)
+        found = next(a for a in rows[home[last]] if a.stage == last)
         raise ScheduleError(
-            f"{name}: no rank has an action of stage {missing}, but there is a stage {max(home)}; number the stages from 0 without a gap"
+            f"{name}: no rank has an action of stage {missing}, but row {home[last] + 1} has {found} of stage {last}; number the stages from 0 without a gap"
         )
     microbatches = 1 + max(action.microbatch for actions in rows for action in actions)
     return Schedule(name, microbatches, tuple(home[s] for s in range(len(home))), tuple(rows))

@@ -44,6 +44,11 @@ def _split(b: Draft, x: Val, groups: int) -> Val:
     """[N, C, ...] as [groups, N / groups, C, ...]."""
     if x.shape[0] % groups:
         raise MicrobatchError(f"batch norm at {b.source or b.path}: its batch of {x.shape[0]} does not divide by {groups} microbatches")
+    if x.shape[0] // groups * prod(x.shape[2:]) == 1:
+        raise MicrobatchError(
+            f"batch norm at {b.source or b.path}: in {groups} microbatches each would take its statistics from one value per channel, and needs more (as PyTorch does); "
+            "take fewer microbatches, or a larger batch"
+        )
     return b.view(x, (groups, x.shape[0] // groups, *x.shape[1:]))
 
 
