@@ -67,11 +67,16 @@ def _group(key: tuple[str, str, int]) -> str:
 def _distance(ours: Tensor, theirs: Tensor) -> float:
     if ours.shape != theirs.shape or not ours.numel():
         return 0.0 if ours.shape == theirs.shape else math.inf
-    a, b = ours.to(torch.float64), theirs.to(torch.float64)
+    a, b = _wide(ours), _wide(theirs)
     largest = float(torch.where(a == b, 0.0, (a - b).abs()).max())  # equal infinities are equal
     return math.inf if math.isnan(largest) else largest
 
 
 def _magnitude(tensor: Tensor) -> float:
-    finite = tensor.to(torch.float64).abs().nan_to_num(nan=0.0, posinf=0.0)
+    finite = _wide(tensor).abs().nan_to_num(nan=0.0, posinf=0.0)
     return float(finite.max()) if finite.numel() else 0.0
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Whole numbers and truth values as float64, too; complex numbers stay complex."""
+    return tensor.to(torch.complex128 if tensor.dtype.is_complex else torch.float64)
