@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..graph.mesh import print_mesh
 from ..graph.plan import Plan
 from ..graph.stage_programs import plan_mesh
@@ -28,6 +29,17 @@ class Findings:
         self.scales: dict[tuple[str, str, int], float] = {}
 
     def note(self, kind: str, name: str, step: int, ours: Tensor, theirs: Tensor) -> None:
+        """Add a tensor, or a rank's piece of it.
+
+        Raises:
+            InputError: both are NaN in the same places, so that nothing after them says anything.
+        """
+        blank = theirs.isnan()
+        if bool(blank.any()) and ours.shape == theirs.shape and torch.equal(ours.isnan(), blank):
+            raise InputError(
+                f"step {step}: {kind} {name} is NaN in {int(blank.sum()):,} of {blank.numel():,} places, in plain PyTorch as in the program, so there is "
+                "nothing to compare. Give example inputs and first values that keep the step finite: what is verified has two steps"
+            )
         key = (kind, name, step)
         self.errors[key] = max(self.errors.get(key, 0.0), _distance(ours.detach(), theirs.detach()))
         self.scales[key] = max(self.scales.get(key, 0.0), _magnitude(theirs.detach()))
