@@ -40,9 +40,9 @@ class Wave(nn.Module):
         return self.out(torch.view_as_real(h * torch.sigmoid(h.abs())).flatten(1))
 
 
-def verify(model: nn.Module, inputs: torch.Tensor, optimizer=SGD, random_plans: int = 6) -> None:
+def verify(model: nn.Module, inputs: torch.Tensor, optimizer=SGD, random_plans: int = 3) -> None:
     workload = autopar.Workload(model, (inputs,), (torch.randint(0, 3, (BATCH,)),), nn.functional.cross_entropy, optimizer)
-    report = verify_workload(workload, "cpu:2", autopar.Options(time_limit_s=5.0, price=False), random_plans=random_plans)
+    report = verify_workload(workload, "cpu:2", autopar.Options(time_limit_s=1.0, price=False), random_plans=random_plans)
     assert not report.failures, describe_failure(report)
 
 
