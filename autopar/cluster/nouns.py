@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import ClusterError
+
+MOST_DEVICES = 2**18  # of a cluster: the search for layouts grows with their number
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -72,6 +76,8 @@ class Cluster:
         inside: between devices of one host.
         across: between hosts, one port. On a single host nothing crosses it.
         nics: ports of one host, which its devices share; None: one for each device.
+    Raises:
+        ClusterError: more than `MOST_DEVICES` in all.
     """
 
     spec: str
@@ -81,6 +87,13 @@ class Cluster:
     inside: Link
     across: Link
     nics: int | None = None
+
+    def __post_init__(self) -> None:
+        if num_devices(self) > MOST_DEVICES:
+            raise ClusterError(
+                f"cluster {self.spec!r}: expected at most {MOST_DEVICES:,} devices, found {num_devices(self):,} ({self.num_hosts:,} x "
+                f"{self.devices_per_host:,})"
+            )
 
 
 def num_devices(cluster: Cluster) -> int:

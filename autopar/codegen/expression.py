@@ -6,7 +6,7 @@ methods are used only where they are that op.
 
 from __future__ import annotations
 
-import math
+import cmath
 import re
 from collections.abc import Sequence
 
@@ -63,7 +63,9 @@ def print_literal(value: object) -> str:
     """A number, a text, or a tuple of them, as Python reads it back: infinities and NaN, too."""
     if isinstance(value, tuple):
         return f"({', '.join(map(print_literal, value))}{',' if len(value) == 1 else ''})"
-    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
+    if isinstance(value, (float, complex)) and not cmath.isfinite(value):
+        return f'{type(value).__name__}("{value}")'
+    return repr(value)
 
 
 def print_expression(node: Node, names: Sequence[str]) -> str:

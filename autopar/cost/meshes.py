@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 from ..cluster import Cluster, num_devices
 from ..graph.mesh import Mesh, MeshAxis
 
@@ -33,9 +35,6 @@ def _factorizations(number: int, count: int) -> list[tuple[int, ...]]:
     """Ordered factorizations into `count` factors of at least 2."""
     if count == 1:
         return [(number,)] if number > 1 else []
-    return [
-        (first, *rest)
-        for first in range(2, number // 2 + 1)
-        if number % first == 0
-        for rest in _factorizations(number // first, count - 1)
-    ]
+    small = [d for d in range(2, isqrt(number) + 1) if number % d == 0]
+    firsts = {*small, *(number // d for d in small)}
+    return [(first, *rest) for first in firsts for rest in _factorizations(number // first, count - 1)]

@@ -28,7 +28,8 @@ VIEW_OPS = frozenset(
     f"aten.{packet}"
     for packet in (
         "alias", "as_strided", "chunk", "detach", "diagonal", "expand", "expand_as", "movedim", "narrow", "permute", "reshape", "select",
-        "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "view_as", "_unsafe_view",
+        "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "view_as",
+        "view_as_complex", "view_as_real", "_unsafe_view",
     )
 )  # fmt: skip
 

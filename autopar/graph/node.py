@@ -35,7 +35,7 @@ class Const:
     name: str
 
 
-Arg = Union[None, bool, int, float, str, Ref, Const, tuple["Arg", ...]]
+Arg = Union[None, bool, int, float, complex, str, Ref, Const, tuple["Arg", ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from .held import carry_hooks, check_carried, plain_attributes, unchanged
 from .loss_held import refuse_trained, widened
 from .outputs import output_spec, output_tensors, widen_output
 from .place import Places, explain_errors
-from .precision import default_dtype, float64_everywhere, state_dtype
+from .precision import default_dtype, float64_everywhere, state_dtype, widest
 from .private import (
     compiling,
     inference_as_no_grad,
@@ -202,8 +202,7 @@ class _Attempt:
                     f"buffer {name} is a sparse tensor, which cannot be split. Keep its indices and values in buffers and write the "
                     "product with index_add or scatter, or keep it dense: .to_dense()."
                 )
-            dtype = torch.float64 if self.precision == "fp64" and b.dtype.is_floating_point else b.dtype
-            buffers[name] = torch.empty(b.shape, dtype=dtype)
+            buffers[name] = torch.empty(b.shape, dtype=widest(b.dtype) if self.precision == "fp64" else b.dtype)
         return params, buffers, aliases
 
     def _settle(self, buffers: dict[str, torch.Tensor]) -> None:
@@ -231,8 +230,7 @@ class _Attempt:
     def _fake_batch(self, prefix: str, value: object) -> dict[str, torch.Tensor]:
         found = {}
         for name, tensor in find_tensors(prefix, value):
-            wide = self.precision == "fp64" and tensor.dtype.is_floating_point
-            found[name] = torch.empty(tensor.shape, dtype=torch.float64 if wide else tensor.dtype)
+            found[name] = torch.empty(tensor.shape, dtype=widest(tensor.dtype) if self.precision == "fp64" else tensor.dtype)
         return found
 
     def _cast_buffer(self, name: str, buffer: torch.Tensor) -> torch.Tensor:

@@ -13,21 +13,22 @@ import torch
 
 from ..errors import ModelError
 from .private import FakeTensor, without_modes
+from .precision import widest
 from .reach import replace_tensors
 
 
 @contextlib.contextmanager
 def widened(loss: object, active: bool = True) -> Iterator[None]:
-    """Float tensors that the loss can reach are float64 inside; those of a traced or verified model are so already."""
+    """Tensors of real or complex numbers that the loss can reach are float64 or complex128 inside; those of a traced or verified model are so already."""
     new: dict[int, torch.Tensor] = {}
     old: dict[int, torch.Tensor] = {}
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:
-        if isinstance(tensor, FakeTensor) or tensor.is_meta or tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        if isinstance(tensor, FakeTensor) or tensor.is_meta or tensor.dtype == widest(tensor.dtype):
             return tensor
         if id(tensor) not in new:
             with without_modes():
-                wide = tensor.detach().to(torch.float64)
+                wide = tensor.detach().to(widest(tensor.dtype))
                 wide = torch.nn.Parameter(wide, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else wide
             new[id(tensor)], old[id(wide)] = wide, tensor
         return new[id(tensor)]

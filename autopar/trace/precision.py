@@ -12,11 +12,12 @@ from collections.abc import Iterator
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_NARROW = frozenset({torch.float32, torch.bfloat16, torch.float16})
+_WIDE = frozenset({torch.float64, torch.complex128})
+_NARROW = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.complex32})
 
 
 class _Float64(TorchDispatchMode):
-    """Every op that asks for a narrower float gets float64."""
+    """Every op that asks for a narrower float gets float64, or complex128."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: D105
         if func is torch.ops.prim.device.default:
@@ -29,18 +30,18 @@ class _Float64(TorchDispatchMode):
             args = tuple([_widen_constant(a) for a in args])
         out = func(*args, **kwargs)
         if func is torch.ops.aten.lift_fresh.default and out.dtype in _NARROW:
-            return out.to(torch.float64)
+            return out.to(widest(out.dtype))
         return out
 
 
 def _mixes(op: torch._ops.OpOverload, args: tuple) -> bool:
-    """True where narrow tensors meet float64 ones: constants of a loss or of the user's own, which are no states of the model."""
+    """True where narrow tensors meet wide ones: constants of a loss or of the user's own, which are no states of the model."""
     dtypes = {a.dtype for a in args if isinstance(a, torch.Tensor)}
-    return torch.float64 in dtypes and not dtypes.isdisjoint(_NARROW) and all(a.alias_info is None for a in op._schema.arguments)
+    return not dtypes.isdisjoint(_WIDE) and not dtypes.isdisjoint(_NARROW) and all(a.alias_info is None for a in op._schema.arguments)
 
 
 def _widen_constant(value: object) -> object:
-    return value.to(torch.float64) if isinstance(value, torch.Tensor) and value.dtype in _NARROW else value
+    return value.to(widest(value.dtype)) if isinstance(value, torch.Tensor) and value.dtype in _NARROW else value
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias=None, out_dtype=None) -> torch.Tensor:
@@ -54,9 +55,7 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor, bias=None,
 
 
 def _widen(value: object) -> object:
-    if isinstance(value, torch.dtype):
-        return torch.float64 if value in _NARROW else value
-    return value
+    return widest(value) if isinstance(value, torch.dtype) and value in _NARROW else value
 
 
 @contextlib.contextmanager
@@ -78,8 +77,15 @@ def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def widest(dtype: torch.dtype) -> torch.dtype:
+    """float64 for a floating dtype, complex128 for a complex one, any other as it is."""
+    return torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else dtype
+
+
 def state_dtype(dtype: torch.dtype, precision: str) -> torch.dtype:
     """The dtype that a parameter of this dtype has under a precision (`fp32`, `bf16`, `fp64`)."""
+    if precision == "fp64":
+        return widest(dtype)
     if not dtype.is_floating_point:
         return dtype
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[precision]
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]

@@ -58,7 +58,7 @@ def verify_workload(
             the compiler must be right for any plan, not only for the one that looks good.
     Raises:
         ModelError: plain PyTorch takes another way through the model than its trace did, or an op of the user's is not the same twice.
-        InputError: plain PyTorch cannot run it on its example inputs.
+        InputError: plain PyTorch cannot run it on its example inputs, or gives NaN.
         AutoparError: as in `autopar.plan`.
     """
     say = report or (lambda line: None)

@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from ..graph.mesh import print_mesh
 from ..graph.plan import Plan
 from ..graph.stage_programs import plan_mesh
@@ -28,6 +29,17 @@ class Findings:
         self.scales: dict[tuple[str, str, int], float] = {}
 
     def note(self, kind: str, name: str, step: int, ours: Tensor, theirs: Tensor) -> None:
+        """Add a tensor, or a rank's piece of it.
+
+        Raises:
+            InputError: both are NaN in the same places, so that nothing after them says anything.
+        """
+        blank = theirs.isnan()
+        if bool(blank.any()) and ours.shape == theirs.shape and torch.equal(ours.isnan(), blank):
+            raise InputError(
+                f"step {step}: {kind} {name} is NaN in {int(blank.sum()):,} of {blank.numel():,} places, in plain PyTorch as in the program, so there is "
+                "nothing to compare. Give example inputs and first values that keep the step finite: what is verified has two steps"
+            )
         key = (kind, name, step)
         self.errors[key] = max(self.errors.get(key, 0.0), _distance(ours.detach(), theirs.detach()))
         self.scales[key] = max(self.scales.get(key, 0.0), _magnitude(theirs.detach()))
@@ -67,11 +79,16 @@ def _group(key: tuple[str, str, int]) -> str:
 def _distance(ours: Tensor, theirs: Tensor) -> float:
     if ours.shape != theirs.shape or not ours.numel():
         return 0.0 if ours.shape == theirs.shape else math.inf
-    a, b = ours.to(torch.float64), theirs.to(torch.float64)
+    a, b = _wide(ours), _wide(theirs)
     largest = float(torch.where(a == b, 0.0, (a - b).abs()).max())  # equal infinities are equal
     return math.inf if math.isnan(largest) else largest
 
 
 def _magnitude(tensor: Tensor) -> float:
-    finite = tensor.to(torch.float64).abs().nan_to_num(nan=0.0, posinf=0.0)
+    finite = _wide(tensor).abs().nan_to_num(nan=0.0, posinf=0.0)
     return float(finite.max()) if finite.numel() else 0.0
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Whole numbers and truth values as float64, too; complex numbers stay complex."""
+    return tensor.to(torch.complex128 if tensor.dtype.is_complex else torch.float64)

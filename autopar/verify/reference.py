@@ -21,6 +21,7 @@ from ..graph.mesh import Mesh
 from ..graph.tensor import Kind
 from ..runtime import ProgramSpec, State, initial_state, state_of_module
 from ..trace import Traced, Workload, float64_everywhere
+from ..trace.precision import widest
 from ..trace.held import carry_hooks, unchanged
 from ..trace.loss_held import widened
 from ..trace.workload import find_tensors, map_tensors
@@ -77,14 +78,19 @@ def make_batch(workload: Workload, graph: Graph, seed: int, step: int) -> tuple[
             moved = tensor.detach().cpu()
             if step > 1 and moved.dim() and not _rises(moved):
                 moved = moved.roll(step - 1, 0) if moved.shape[0] > 1 else moved.flatten().roll(step - 1).view(moved.shape)
-            return moved.to(torch.float64) if moved.dtype.is_floating_point else moved.clone()
-        if tensor.dtype.is_floating_point:
-            return torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            return moved.to(widest(moved.dtype)) if _is_number(moved) else moved.clone()
+        if _is_number(tensor):
+            return torch.randn(tensor.shape, generator=generator, dtype=widest(tensor.dtype))
         return torch.randint(0, 2 if tensor.dtype == torch.bool else limit, tensor.shape, generator=generator).to(tensor.dtype)
 
     inputs, targets = workload.example_inputs, workload.example_targets
     new_inputs = map_tensors("input:", inputs, {n: real(t) for n, t in find_tensors("input:", inputs)})
     return new_inputs, map_tensors("target:", targets, {n: real(t) for n, t in find_tensors("target:", targets)})
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Not whole, not a truth value."""
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
 def _rises(tensor: Tensor) -> bool:

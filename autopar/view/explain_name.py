@@ -173,14 +173,14 @@ def explain_name(plan: Plan, word: str) -> tuple[NameReport, ...]:
 
 
 def _find(tables: _Tables, word: str) -> list[str]:
-    names = tables.names
-    if word in names:
-        return [word]
+    names, states = tables.names, tables.states
+    if word in names or word in states:
+        return [states.get(word, word)]
     if any(c in word for c in "*?["):
-        found = [name for name in names if fnmatchcase(name, word)]
+        found = [name for name in names if fnmatchcase(name, word)] or [states[name] for name in states if fnmatchcase(name, word)]
         if found:
             return found
-    by_sort = ([name for name in sort if _ends(name, word)] for sort in (tables.params, tables.nodes, tables.tensors))
+    by_sort = ([states.get(name, name) for name in sort if _ends(name, word)] for sort in (tables.params, tables.nodes, tables.tensors, states))
     ends = next((found for found in by_sort if found), [])  # the first sort that has it is meant
     if len(ends) == 1:
         return ends
@@ -190,7 +190,7 @@ def _find(tables: _Tables, word: str) -> list[str]:
         raise OptionsError(
             f"{word!r}: {len(ends)} names end so: {', '.join(listed[:NUM_LISTED])}{more}; give one of them whole, or '*{word}' for all"
         )
-    near = _near([name for name in names if "@" not in name], word)
+    near = _near([*(name for name in names if "@" not in name), *states], word)
     told = f"near: {', '.join(near)}" if near else "`autopar show` and the page (--html) list names"
     raise OptionsError(
         f"{word!r}: the plan of {tables.plan.model.name} has no parameter, tensor or op of this name; {told}. Names may be given "
@@ -242,6 +242,7 @@ class _Tables:
         self.params = {p.name: p for p in plan.params}
         self.nodes = {n.name: n for n in plan.nodes}
         self.tensors = {t.name: t for t in plan.tensors}
+        self.states = {name[:-2]: name for name in self.tensors if name.endswith("@0") and name[:-2] not in self.params}  # buffers, optimizer states
         self.names = tuple(dict.fromkeys((*self.params, *self.nodes, *self.tensors)))
         self.maker: dict[str, NodePlan] = {}
         self.readers: dict[str, list[NodePlan]] = {}

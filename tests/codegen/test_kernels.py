@@ -101,6 +101,10 @@ def test_views_are_arithmetic(drawn):
             assert eval(index.text(), {}, {"row": row, "col": col}) == wanted[row * cols + col], index.text()
 
 
+def test_an_op_over_several_dims_is_no_view():
+    assert view_source(variable("row", 6), "any", lambda key, default: (0, 1), (), (2, 3)) is None
+
+
 def test_indices_are_simple():
     row, col = variable("row", 512), variable("col", 768)
     flat = row * 768 + col

@@ -56,6 +56,8 @@ def test_every_figure_is_positive_and_has_a_source():
         ("cpu", "cluster 'cpu': expected the number of ranks, as in cpu:4"),
         ("cpu:0", "cluster 'cpu:0': the number of ranks: expected a positive whole number, found '0'"),
         ("cpu:-2", "cluster 'cpu:-2': the number of ranks: expected a positive whole number, found '-2'"),
+        ("cpu:99999999999", "cluster 'cpu:99999999999': expected at most 262,144 devices, found 99,999,999,999 (1 x 99,999,999,999)"),
+        ("999999x8xH100", "cluster '999999x8xH100': expected at most 262,144 devices, found 7,999,992 (999,999 x 8)"),
         ("cpu:two", "cluster 'cpu:two': the number of ranks: expected a positive whole number, found 'two'"),
         ("0x8xH100", "cluster '0x8xH100': the number of hosts: expected a positive whole number, found '0'"),
         ("2x0xH100", "cluster '2x0xH100': the number of devices per host: expected a positive whole number, found '0'"),

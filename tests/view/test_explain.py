@@ -154,6 +154,15 @@ def test_a_tensor():
     assert [n.op for n in report.neighbours] == ["embedding", "embedding_backward"][: len(report.neighbours)]
 
 
+def test_a_state_needs_no_version():
+    name = next(t.name for t in PLAN.tensors if t.name.startswith("exp_avg:") and t.name.endswith("wte.weight@0"))
+    for word in (name, name[:-2]):
+        assert explain_name(PLAN, word)[0].name == name
+    assert explain_name(PLAN, "exp_avg:*wte.weight")[0].name == name
+    with pytest.raises(OptionsError, match="near: exp_avg:transformer.wte.weight"):
+        explain_name(PLAN, name[:-2].replace("weight", "wieght"))
+
+
 def test_a_pattern_folds_what_is_alike():
     (report,) = explain_name(PLAN, "transformer.h.*.mlp.c_fc.weight")
     assert report.name == "transformer.h.[0..11].mlp.c_fc.weight" and len(report.members) == 12

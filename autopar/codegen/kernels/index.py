@@ -183,12 +183,12 @@ def view_source(flat: Index, packet: str, arg: Callable[[str, object], object], 
         if len(base) > 1:
             places[a], places[b] = places[b], places[a]
         return flatten(places, base)
+    if packet not in ("slice", "select"):
+        return None  # no view; its `dim` may be several
     dim = int(arg("dim", 0)) % max(len(base), 1)  # type: ignore[call-overload]
     if packet == "slice":
         start = arg("start", 0) or 0
         start = min(max(int(start) + (base[dim] if int(start) < 0 else 0), 0), base[dim])  # type: ignore[call-overload]
         places[dim] = places[dim] * int(arg("step", 1)) + start  # type: ignore[call-overload]
         return flatten(places, base)
-    if packet == "select":
-        return flatten([*places[:dim], Index((), int(arg("index", 0)) % base[dim]), *places[dim:]], base)  # type: ignore[call-overload]
-    return None
+    return flatten([*places[:dim], Index((), int(arg("index", 0)) % base[dim]), *places[dim:]], base)  # type: ignore[call-overload]

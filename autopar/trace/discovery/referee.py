@@ -42,7 +42,7 @@ def to_arg(value: object, tensors: list[torch.Tensor]) -> Arg:
         return Const("dtype", str(value))
     if isinstance(value, (list, tuple)):
         return tuple(to_arg(v, tensors) for v in value)
-    assert value is None or isinstance(value, (bool, int, float, str)), value
+    assert value is None or isinstance(value, (bool, int, float, complex, str)), value
     return value
 
 

@@ -293,7 +293,7 @@ def _freeze(value: object) -> object:
         return tuple(_freeze(v) for v in value)
     if isinstance(value, torch.dtype):
         return const(value)
-    if value is None or isinstance(value, (bool, int, float, str, Val, Const)):
+    if value is None or isinstance(value, (bool, int, float, complex, str, Val, Const)):
         return value
     raise GraphError(f"argument {value!r} of type {type(value).__name__} has no place in a graph")
 

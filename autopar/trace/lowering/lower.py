@@ -187,7 +187,7 @@ class _Lowering:
         return {k: map_slots(v, lambda s: self.handles.read(s.uid)) for k, v in bound.items()}
 
     def _promote(self, values: dict[str, object], dtype: torch.dtype) -> dict[str, object]:
-        """Whole numbers among whole numbers become the float that torch makes of them while it traces, whatever its default is later."""
+        """Whole numbers among whole numbers become the real or complex numbers that torch makes of them while it traces, whatever its default is later."""
         if any(isinstance(v, Val) and (v.dtype.is_floating_point or v.dtype.is_complex) for v in values.values()):
             return values
         return {k: self.draft.cast(v, dtype) if isinstance(v, Val) else v for k, v in values.items()}
@@ -197,7 +197,7 @@ class _Lowering:
         b = self.draft
         values = self._read_all(bound)
         b.specs = [tensor_spec(self.tape.tensors[u]) if u >= 0 else None for u in record.outs]
-        if op._schema.name.split("::")[1] in _PROMOTING and b.specs[0] is not None and b.specs[0][1].is_floating_point:
+        if op._schema.name.split("::")[1] in _PROMOTING and b.specs[0] is not None and (b.specs[0][1].is_floating_point or b.specs[0][1].is_complex):
             values = self._promote(values, b.specs[0][1])
         first = bound.get("self")
         if isinstance(first, Slot):

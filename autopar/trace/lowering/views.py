@@ -114,7 +114,7 @@ def apply_view(b: Draft, x: Val, step: View) -> Val:
         return b.emit_one("aten.select.int", {"self": x, "dim": dim, "index": index}, shape, x.dtype)
     if step.kind == "strided":
         return b.view(b.call("aten.index.Tensor", x, [_strided_index(b, *step.params)]), step.params[0])
-    return b.call(step.op, x, **dict(step.params))
+    return b.call(_EAGER.get(step.op, step.op), x, **dict(step.params))
 
 
 def _strided_index(b: Draft, size: Shape, stride: Shape, offset: int) -> Val:
@@ -169,9 +169,15 @@ _INVERSES = {
     "aten.diagonal.default": lambda b, base, new, params: b.call("aten.diagonal_scatter.default", base, new, **params),
     "aten.view_as_real.default": lambda b, base, new, params: b.call("aten.view_as_complex.default", new),
     "aten.view_as_complex.default": lambda b, base, new, params: b.call("aten.view_as_real.default", new),
-    "aten._conj.default": lambda b, base, new, params: b.call("aten._conj.default", new),
+    "aten._conj.default": lambda b, base, new, params: b.call("aten.conj_physical.default", new),
     "aten._neg_view.default": lambda b, base, new, params: b.call("aten.neg.default", new),
 }  # what puts a view's new value back into its base
+
+
+_EAGER = {
+    "aten._conj.default": "aten.conj_physical.default",
+    "aten._neg_view.default": "aten.neg.default",
+}  # torch's lazy forms mark a view; not every op takes one, and what is written into it would be written into its base
 
 
 def _are_apart(size: Shape, stride: Shape, offset: int) -> bool:
