@@ -15,6 +15,8 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
     trailing   the reduction of what only the update reads: starts where it stands, is waited for in the update. What a reduce-scatter reads is held
                until it is done, so it goes alone: the one before is finished first.
     turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of its block, where the sum then is made.
+    meeting    small reductions of numbers (`small_reductions`) that stand one after the other, before the first reader of any: they start where the last
+               one stands, and are waited for where they are read. What an earlier phase has reduced is not reduced again.
     update     in the update of one parameter alone, the reduction of a sum over the turns, and the gather of a new state that is only written: both stand
                where they stood. As the updates of equal parameters are one function called in a loop, codegen puts the loop around them (`codegen.parcels`):
                the reductions of the next parameters start first, the gathers of these are waited for after the next.
@@ -33,6 +35,7 @@ from .node import Arg, Node, Phase, Ref, get_arg
 from .program import CUTS, WAIT, Origin, Program
 from .repeats import block_of
 from .sections import Section
+from .small_reductions import find_meetings, reduce_once
 from .tensor import STATE_KINDS, Value, size_bytes
 from .turns import ACCUMULATE, LOOP
 from .update_parts import update_parts
@@ -76,11 +79,15 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
     Returns:
         the program, and the section of each of its nodes.
     """
+    program, sections = reduce_once(program, sections, _places(program.graph, sections))
     graph = program.graph
     values = value_table(graph)
     places = _places(graph, sections)
     early = _prefetches(graph, values, sections, places) if prefetches else []
     hiding = [*early, *_trailing(graph, sections, places), *_in_updates(graph, places)]
+    taken = {i for one in hiding for i in (*one.chain, *one.late)}
+    meetings = [run for run in find_meetings(program, places) if not taken.intersection(i for i, _ in run)]
+    hiding += [_Hiding((i,), i, reader, ("meeting", places[i], run[0][0])) for run in meetings for i, reader in run]
     buckets = _fill_buckets(graph, values, hiding)
     return _rebuild(program, sections, values, [b for b in buckets if _gains(b)])
 
@@ -88,7 +95,7 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
 def _gains(bucket: Sequence[_Hiding]) -> bool:
     """False of a single gather in no block that would be waited for as soon as it is started. (In a block, too, that is so of the first, but equal blocks stay
     equal.)"""
-    (kind, place), one = bucket[0].group, bucket[0]
+    (kind, place, *_), one = bucket[0].group, bucket[0]
     return kind == "update" or place[1] is not None or len(bucket) > 1 or len(one.chain) > 1 or one.start != one.node or one.wait != one.node
 
 
