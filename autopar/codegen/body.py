@@ -25,7 +25,7 @@ from ..graph.tensor import STATE_KINDS, Kind, Value
 from ..graph.turns import COLLECT, GROWN, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
-from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
+from .frame import Frame, dead_here, find_own, is_taken_by_update, last_uses, reserved_names
 from .loops import Item, Loop, order_items, split_update
 from .update import print_update
 from .writer import Writer
@@ -81,7 +81,7 @@ def print_bodies(
     state_keys = {v.name: _entry(v) for v in entering_values(graph)}
     held = frozenset() if in_turns else leaving
     lists = frozenset(f"{KERNEL}.{k.name}" for k in kernels if takes_lists(k))
-    frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes, lists)
+    frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes, lists, find_own(graph, uses, leaving))
     frame.grad_keys = _name_grads(program, grads, crossings, tail, leaving - held)
     for name in (n for n in frame.grad_keys if n in leaving - held):
         frame.leaving_keys[name] = frame.grad_keys[name] + ("~out" if is_taken_by_update(frame, name) else "")
@@ -268,7 +268,7 @@ def _print_block(frame: Frame, k: int) -> str:
                 writer.line(f"{writer.bind(name, entry.key)} = {take}")
         returned = {e.source for e in carried}
         if node.op in GROWN:
-            writer.grow(node, _grad_text(frame, loop, node.outputs[0]))
+            writer.grow(node, _grad_text(frame, loop, node.outputs[0]), all(graph.nodes[b.nodes[position]].inputs[0] in frame.own for b in loop.blocks))
         else:
             writer.node(node, frame.program.origins[i], dead_here(frame, node))
         for out_index, out in enumerate(node.outputs):
@@ -351,7 +351,7 @@ def _print_section(frame: Frame, section: Section) -> str:
         else:
             node = graph.nodes[item]
             if node.op in GROWN:
-                writer.grow(node, f'"{frame.grad_keys[node.outputs[0]]}"')
+                writer.grow(node, f'"{frame.grad_keys[node.outputs[0]]}"', node.inputs[0] in frame.own)
             else:
                 writer.node(node, frame.program.origins[item], dead_here(frame, node))
             made = [o for o in node.outputs if o and o in writer.names]
