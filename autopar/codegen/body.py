@@ -17,6 +17,7 @@ from ..errors import ProgramError
 from ..graph.graph import Graph, entering_values, use_table
 from ..graph.kernel import KERNEL, Kernel, takes_lists
 from ..graph.node import Node, Phase
+from ..graph.own import find_own
 from ..graph.program import Program
 from ..graph.repeats import relative_name
 from ..graph.sections import INPUT, WEIGHT, Section, list_overtaken
@@ -25,7 +26,7 @@ from ..graph.tensor import STATE_KINDS, Kind, Value
 from ..graph.turns import COLLECT, GROWN, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
-from .frame import Frame, dead_here, find_own, is_taken_by_update, last_uses, reserved_names
+from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
 from .loops import Item, Loop, order_items, split_update
 from .update import print_update
 from .writer import Writer
@@ -81,7 +82,7 @@ def print_bodies(
     state_keys = {v.name: _entry(v) for v in entering_values(graph)}
     held = frozenset() if in_turns else leaving
     lists = frozenset(f"{KERNEL}.{k.name}" for k in kernels if takes_lists(k))
-    frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes, lists, find_own(graph, uses, leaving))
+    frame = Frame(program, graph, items, crossings, containers, {}, state_keys, uses, dead, in_turns, held, tail, _update_boxes(graph, state_keys), {}, [], set(), notes, lists, find_own(graph))
     frame.grad_keys = _name_grads(program, grads, crossings, tail, leaving - held)
     for name in (n for n in frame.grad_keys if n in leaving - held):
         frame.leaving_keys[name] = frame.grad_keys[name] + ("~out" if is_taken_by_update(frame, name) else "")

@@ -35,16 +35,7 @@ class Frame:
     stored: set[str]  # values that `forward` or `backward` has put into `kept`
     notes: Mapping[str, str]
     lists: frozenset[str]  # ops of kernels that take lists
-    own: frozenset[str]  # values that nothing else has a part of, and one node alone reads (`find_own`)
-
-_MAKES_ANEW = frozenset(("autopar.linear_weight_grad", "autopar.embedding_backward", "aten.mm.default", "aten.convolution_backward.default"))  # what large gradients come from
-
-
-def find_own(graph: Graph, uses: Mapping[str, list[int]], leaving: frozenset[str]) -> frozenset[str]:
-    """Gradients that a sum over the turns may take over as they are, instead of a copy of the first one: an op made new bytes for each, and one node alone reads it."""
-    made = (out for node in graph.nodes if node.op in _MAKES_ANEW for out in node.outputs if out)
-    return frozenset(name for name in made if len(uses[name]) == 1 and name not in leaving)
-
+    own: frozenset[str]  # values that nothing else has a part of, and one node alone reads (`graph.own`)
 
 def is_taken_by_update(frame: Frame, name: str) -> bool:
     """True where the update of a parameter takes this value out of `grads`."""

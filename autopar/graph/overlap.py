@@ -3,9 +3,10 @@
 In: a program as `graph.partition` builds it. Out: the same program in which what may hide is two nodes, several tensors may share the first one, and
 everything else blocks as before:
 
-    comm.start_all_gather(x, axis, dim, stride)    comm.start_reduce_scatter(x, axis, dim, stride, op, alone)    comm.start_all_reduce(x, axis, op)
+    comm.start_all_gather(x, axis, dim, stride)    comm.start_reduce_scatter(x, axis, dim, stride, op, alone)    comm.start_all_reduce(x, axis, op, own)
         of several tensors, each with its own dim and stride; makes for each a value under way, of the shape that it will have. Along several axes at once
         (`axis`, and each dim and stride, are tuples then, in the order in which the collectives stood): one collective of all their ranks
+        `own`: the sum of a single tensor may lie where the tensor does (`graph.own`)
     comm.wait(x, of)                               the value itself; it shares the bytes of what was under way
 
 The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
@@ -32,6 +33,7 @@ from dataclasses import dataclass, replace
 
 from .graph import Graph, producer_table, use_table, value_table
 from .node import Arg, Node, Phase, Ref, get_arg
+from .own import find_own
 from .program import CUTS, WAIT, Origin, Program
 from .repeats import block_of
 from .sections import Section
@@ -271,8 +273,9 @@ def _rebuild(
     more: dict[str, Value] = {}
     rows = list(program.shardings)
     waits: dict[int, list[tuple[Node, Origin, Section]]] = {}
+    own = find_own(graph)
     for bucket in buckets:
-        start = _start_node(graph, bucket)
+        start = _start_node(graph, bucket, own)
         origin = program.origins[bucket[0].chain[-1]]
         reason = origin.reason if len(bucket) == 1 else f"{len(bucket)} tensors as one"
         early = before.setdefault(max(one.start for one in bucket), [])
@@ -302,14 +305,15 @@ def _rebuild(
     return replace(program, graph=local, origins=tuple(o for _, o, _ in made), shardings=tuple(rows)), tuple(s for _, _, s in made)
 
 
-def _start_node(graph: Graph, bucket: Sequence[_Hiding]) -> Node:
-    """One collective in place of several."""
+def _start_node(graph: Graph, bucket: Sequence[_Hiding], free: frozenset[str]) -> Node:
+    """One collective in place of several; `free`: what it may write over."""
     firsts, lasts = [graph.nodes[one.chain[0]] for one in bucket], [graph.nodes[one.chain[-1]] for one in bucket]
     own = firsts[-1] if bucket[0].group[0] == "trailing" else firsts[0]
     args: list[tuple[str, Arg]] = [("x", tuple(Ref(k) for k in range(len(firsts)))), ("axis", _along(graph, bucket[0].chain, "axis"))]
     args += [(name, tuple(_along(graph, one.chain, name) for one in bucket)) for name in ("dim", "stride") if get_arg(own, name) is not None]
     args += [("op", op) for op in [get_arg(own, "op")] if op is not None]
     args += [("alone", True)] if own.op == "comm.reduce_scatter" and own.phase in LOOP else []
+    args += [("own", True)] if own.op == "comm.all_reduce" and len(bucket) == 1 and own.inputs[0] in free else []
     outputs = tuple(f"{n.outputs[0]}~started" for n in lasts)
     name = own.op.replace("comm.", "comm.start_")
     return Node(f"start:{lasts[0].outputs[0]}", name, tuple(n.inputs[0] for n in firsts), tuple(args), outputs, own.phase, own.path, own.source)
