@@ -120,7 +120,8 @@ def _table_parts(packet: str, site: Site, size: np.ndarray, num_inputs: int) -> 
         family = "softmax_backward" if packet.endswith("data") else "softmax"
         shape = site.inputs[0]
         return [_table_part(family, size[0], np.full(cases, float(shape[int(site.arg("dim", -1))] if shape else 1)))]
-    if packet in ("autopar.sum_exp", "autopar.cross_entropy_backward"):  # a softmax, the largest of what goes in and of what comes out; the gradient is that, times
+    if packet in ("autopar.sum_exp", "autopar.cross_entropy_backward"):
+        # a softmax, the largest of what goes in and of what comes out; the gradient is that, times in place
         logits, tokens = (size[0], size[1]) if packet == "autopar.sum_exp" else (size[1], size[0])
         found = [_table_part("softmax", logits, logits / tokens), _table_part("row_sum", 2 * logits, logits / tokens)]
         return found if packet == "autopar.sum_exp" else [*found, Part("add_into", _bytes(2 * logits))]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from .graph import Graph, use_table
 
-_MAKES_ANEW = frozenset(("autopar.linear_weight_grad", "autopar.embedding_backward", "aten.mm.default", "aten.add.Tensor", "aten.convolution_backward.default"))
+_MAKES_ANEW = frozenset((
+    "autopar.linear_weight_grad", "autopar.embedding_backward", "aten.mm.default", "aten.add.Tensor", "aten.convolution_backward.default",
+))  # fmt: skip
 
 
 def find_own(graph: Graph) -> frozenset[str]:
