@@ -35,7 +35,7 @@ class Frame:
     stored: set[str]  # values that `forward` or `backward` has put into `kept`
     notes: Mapping[str, str]
     lists: frozenset[str]  # ops of kernels that take lists
-
+    own: frozenset[str]  # values that nothing else has a part of, and one node alone reads (`graph.own`)
 
 def is_taken_by_update(frame: Frame, name: str) -> bool:
     """True where the update of a parameter takes this value out of `grads`."""

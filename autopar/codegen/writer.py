@@ -109,22 +109,26 @@ class Writer:
         self.lines += [f"    {one}," for one in sent]
         self.line(rest[len(", ".join(sent)) :])
 
-    def accumulate(self, node: Node, entry: str) -> None:
+    def accumulate(self, node: Node, entry: str, own: bool = False) -> None:
         """The line of a node that adds to a sum over the turns.
 
         Args:
             entry: the text of the sum's key in `grads`.
+            own: whether the sum may take over what is added first.
         """
-        self.line(f"ops.accumulate(grads, {entry}, {self.text_of(node.inputs[0])})")
+        self.line(f"ops.accumulate(grads, {entry}, {self.text_of(node.inputs[0])}{', own=True' if own else ''})")
 
     def collect(self, node: Node, entry: str) -> None:
         """The line of a node that puts the part of its turn in its place; `entry` as of `accumulate`."""
         dim, count = get_arg(node, "dim"), get_arg(node, "count")
         self.line(f"ops.collect(grads, {entry}, {self.text_of(node.inputs[0])}, turn, dim={dim}, count={count})")
 
-    def grow(self, node: Node, entry: str) -> None:
-        """The line of a node that adds to what outlives the turn (`turns.GROWN`)."""
-        (self.accumulate if node.op == ACCUMULATE else self.collect)(node, entry)
+    def grow(self, node: Node, entry: str, own: bool) -> None:
+        """The line of a node that adds to what outlives the turn (`turns.GROWN`); `own` as of `accumulate`."""
+        if node.op == ACCUMULATE:
+            self.accumulate(node, entry, own)
+        else:
+            self.collect(node, entry)
 
     def drop(self, values: list[str]) -> None:
         """Delete the names of values that are read no more."""

@@ -120,12 +120,11 @@ def _table_parts(packet: str, site: Site, size: np.ndarray, num_inputs: int) -> 
         family = "softmax_backward" if packet.endswith("data") else "softmax"
         shape = site.inputs[0]
         return [_table_part(family, size[0], np.full(cases, float(shape[int(site.arg("dim", -1))] if shape else 1)))]
-    if packet == "autopar.sum_exp":  # (x - m), exp in place, sum
-        moved = _bytes(2 * size[0])
-        return [Part("pointwise", moved), Part("gelu", moved, _SLOW["aten.exp"]), _table_part("row_sum", size[0], size[0] / size[1])]
-    if packet == "autopar.cross_entropy_backward":  # (x - m), exp in place, times in place, copied out
-        moved = _bytes(2 * size[1])
-        return [Part("pointwise", moved), Part("gelu", moved, _SLOW["aten.exp"]), Part("add_into", moved), Part("copy", moved)]
+    if packet in ("autopar.sum_exp", "autopar.cross_entropy_backward"):
+        # a softmax, the largest of what goes in and of what comes out; the gradient is that, times in place
+        logits, tokens = (size[0], size[1]) if packet == "autopar.sum_exp" else (size[1], size[0])
+        found = [_table_part("softmax", logits, logits / tokens), _table_part("row_sum", 2 * logits, logits / tokens)]
+        return found if packet == "autopar.sum_exp" else [*found, Part("add_into", _bytes(2 * logits))]
     if packet in _SUMS and num_inputs:
         ratio = np.maximum(1.0, size[0] / size[num_inputs])
         shape, dims = site.inputs[0], site.arg("dim", None)

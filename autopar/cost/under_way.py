@@ -48,5 +48,8 @@ def _peak(program: Program, held: Sequence[int], waiting: int, on_cpu: bool = Fa
 def _scratch(program: Program, node: Node, values: dict[str, Value], on_cpu: bool) -> int:
     if on_cpu and node.op in _LOGITS:
         logits = values[node.inputs[_LOGITS[node.op]]]
-        return min(LOGITS_BLOCK, num_elements(logits.shape)) * max(4, DTYPE_BYTES[logits.dtype])
+        block = min(LOGITS_BLOCK, num_elements(logits.shape)) * max(4, DTYPE_BYTES[logits.dtype])
+        if DTYPE_BYTES[logits.dtype] < 4:  # widened, and the softmax of it
+            return 2 * block
+        return block if node.op == "autopar.sum_exp" else 0  # a gradient is made where it stays
     return 0 if node.op in STARTS or node.op == WAIT else scratch_bytes(program, node, values)

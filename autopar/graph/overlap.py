@@ -3,9 +3,10 @@
 In: a program as `graph.partition` builds it. Out: the same program in which what may hide is two nodes, several tensors may share the first one, and
 everything else blocks as before:
 
-    comm.start_all_gather(x, axis, dim, stride)    comm.start_reduce_scatter(x, axis, dim, stride, op, alone)    comm.start_all_reduce(x, axis, op)
+    comm.start_all_gather(x, axis, dim, stride)    comm.start_reduce_scatter(x, axis, dim, stride, op, alone)    comm.start_all_reduce(x, axis, op, own)
         of several tensors, each with its own dim and stride; makes for each a value under way, of the shape that it will have. Along several axes at once
         (`axis`, and each dim and stride, are tuples then, in the order in which the collectives stood): one collective of all their ranks
+        `own`: the sum of a single tensor may lie where the tensor does (`graph.own`)
     comm.wait(x, of)                               the value itself; it shares the bytes of what was under way
 
 The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
@@ -15,6 +16,8 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
     trailing   the reduction of what only the update reads: starts where it stands, is waited for in the update. What a reduce-scatter reads is held
                until it is done, so it goes alone: the one before is finished first.
     turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of its block, where the sum then is made.
+    meeting    small reductions of numbers (`small_reductions`) that stand one after the other, before the first reader of any: they start where the last
+               one stands, and are waited for where they are read. What an earlier phase has reduced is not reduced again.
     update     in the update of one parameter alone, the reduction of a sum over the turns, and the gather of a new state that is only written: both stand
                where they stood. As the updates of equal parameters are one function called in a loop, codegen puts the loop around them (`codegen.parcels`):
                the reductions of the next parameters start first, the gathers of these are waited for after the next.
@@ -30,9 +33,11 @@ from dataclasses import dataclass, replace
 
 from .graph import Graph, producer_table, use_table, value_table
 from .node import Arg, Node, Phase, Ref, get_arg
+from .own import find_own
 from .program import CUTS, WAIT, Origin, Program
 from .repeats import block_of
 from .sections import Section
+from .small_reductions import find_meetings, reduce_once
 from .tensor import STATE_KINDS, Value, size_bytes
 from .turns import ACCUMULATE, LOOP
 from .update_parts import update_parts
@@ -76,11 +81,15 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
     Returns:
         the program, and the section of each of its nodes.
     """
+    program, sections = reduce_once(program, sections, _places(program.graph, sections))
     graph = program.graph
     values = value_table(graph)
     places = _places(graph, sections)
     early = _prefetches(graph, values, sections, places) if prefetches else []
     hiding = [*early, *_trailing(graph, sections, places), *_in_updates(graph, places)]
+    taken = {i for one in hiding for i in (*one.chain, *one.late)}
+    meetings = [run for run in find_meetings(program, places) if not taken.intersection(i for i, _ in run)]
+    hiding += [_Hiding((i,), i, reader, ("meeting", places[i], run[0][0])) for run in meetings for i, reader in run]
     buckets = _fill_buckets(graph, values, hiding)
     return _rebuild(program, sections, values, [b for b in buckets if _gains(b)])
 
@@ -88,7 +97,7 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
 def _gains(bucket: Sequence[_Hiding]) -> bool:
     """False of a single gather in no block that would be waited for as soon as it is started. (In a block, too, that is so of the first, but equal blocks stay
     equal.)"""
-    (kind, place), one = bucket[0].group, bucket[0]
+    (kind, place, *_), one = bucket[0].group, bucket[0]
     return kind == "update" or place[1] is not None or len(bucket) > 1 or len(one.chain) > 1 or one.start != one.node or one.wait != one.node
 
 
@@ -264,8 +273,9 @@ def _rebuild(
     more: dict[str, Value] = {}
     rows = list(program.shardings)
     waits: dict[int, list[tuple[Node, Origin, Section]]] = {}
+    own = find_own(graph)
     for bucket in buckets:
-        start = _start_node(graph, bucket)
+        start = _start_node(graph, bucket, own)
         origin = program.origins[bucket[0].chain[-1]]
         reason = origin.reason if len(bucket) == 1 else f"{len(bucket)} tensors as one"
         early = before.setdefault(max(one.start for one in bucket), [])
@@ -295,14 +305,15 @@ def _rebuild(
     return replace(program, graph=local, origins=tuple(o for _, o, _ in made), shardings=tuple(rows)), tuple(s for _, _, s in made)
 
 
-def _start_node(graph: Graph, bucket: Sequence[_Hiding]) -> Node:
-    """One collective in place of several."""
+def _start_node(graph: Graph, bucket: Sequence[_Hiding], free: frozenset[str]) -> Node:
+    """One collective in place of several; `free`: what it may write over."""
     firsts, lasts = [graph.nodes[one.chain[0]] for one in bucket], [graph.nodes[one.chain[-1]] for one in bucket]
     own = firsts[-1] if bucket[0].group[0] == "trailing" else firsts[0]
     args: list[tuple[str, Arg]] = [("x", tuple(Ref(k) for k in range(len(firsts)))), ("axis", _along(graph, bucket[0].chain, "axis"))]
     args += [(name, tuple(_along(graph, one.chain, name) for one in bucket)) for name in ("dim", "stride") if get_arg(own, name) is not None]
     args += [("op", op) for op in [get_arg(own, "op")] if op is not None]
     args += [("alone", True)] if own.op == "comm.reduce_scatter" and own.phase in LOOP else []
+    args += [("own", True)] if own.op == "comm.all_reduce" and len(bucket) == 1 and own.inputs[0] in free else []
     outputs = tuple(f"{n.outputs[0]}~started" for n in lasts)
     name = own.op.replace("comm.", "comm.start_")
     return Node(f"start:{lasts[0].outputs[0]}", name, tuple(n.inputs[0] for n in firsts), tuple(args), outputs, own.phase, own.path, own.source)

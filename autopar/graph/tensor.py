@@ -31,7 +31,7 @@ class Kind(enum.Enum):
     LOSS = "loss"
 
 
-LOGITS_BLOCK = 1 << 22  # elements of logits on which the loss works at a time, where it is no kernel (`runtime.vocabulary`)
+LOGITS_BLOCK = 1 << 20  # elements of logits on which the loss works at a time, where it is no kernel (`runtime.vocabulary`)
 STATE_KINDS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIM})
 
 

@@ -78,8 +78,8 @@ class Comm(Protocol):
         """Begin `reduce_scatter` of each. `alone`: the one that went alone before, along this axis, is finished first, so that only one at a time holds
         what it reads."""
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum") -> list[Pending]:
-        """Begin `all_reduce` of each; of what they read there is a copy."""
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: bool = False) -> list[Pending]:
+        """Begin `all_reduce` of each; of what they read there is a copy. `own`: nobody else reads a single tensor, so its sum may lie there."""
 
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
         """What coordinate `source` along the axis has, on all ranks of that axis; elsewhere x only says shape and dtype."""
@@ -225,11 +225,11 @@ class ProcessComm(Placed):
             self._alone[axis] = flight
         return [_pending(flight, lambda piece=piece: piece) for piece in cut_pieces(scattered, shapes)]
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum") -> list[Pending]:
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: bool = False) -> list[Pending]:
         if not xs:
             return []
         _, name = self._open_group(axis)
-        whole, views = pack_whole(xs)
+        whole, views = (xs[0].view(-1), list(xs)) if own and len(xs) == 1 and xs[0].is_contiguous() else pack_whole(xs)
         reduction, [flat] = _reducible(op, whole)
         flight = self._start("all_reduce", name, [], lambda: dist.all_reduce(flat, reduction, self._groups[name], async_op=True))
         return [_pending(flight, lambda view=view: view) for view in views]

@@ -19,6 +19,7 @@ from .random import poisson, uniform
 from .vocabulary import cross_entropy_backward, embedding, embedding_backward, pick, sum_exp
 
 _aten = torch.ops.aten
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, transposed: bool = False) -> torch.Tensor:
@@ -123,12 +124,16 @@ def microbatch(x: torch.Tensor, turn: int = 0, *, dim: int, count: int) -> torch
     return x.narrow(dim, turn * size, size)
 
 
-def accumulate(sums: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> None:
-    """Add `x` to the sum over turns that `sums` holds under `name`, in place; the first turn makes it, in float32 at least."""
+def accumulate(sums: dict[str, torch.Tensor], name: str, x: torch.Tensor, own: bool = False) -> None:
+    """Add `x` to the sum over turns that `sums` holds under `name`, in place; the first turn makes it, in float32 at least.
+
+    Args:
+        own: nobody else reads `x`: the first one becomes the sum, where it is packed and wide enough.
+    """
     if name in sums:
         sums[name].add_(x)
     else:
-        sums[name] = _start_sum(x)
+        sums[name] = x if own and x.is_contiguous() and x.dtype not in _HALVES else _start_sum(x)
 
 
 def collect(wholes: dict[str, torch.Tensor], name: str, x: torch.Tensor, turn: int, *, dim: int, count: int) -> None:
@@ -139,7 +144,7 @@ def collect(wholes: dict[str, torch.Tensor], name: str, x: torch.Tensor, turn: i
 
 
 def _start_sum(x: torch.Tensor) -> torch.Tensor:
-    dtype = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
+    dtype = torch.float32 if x.dtype in _HALVES else x.dtype
     return torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)
 
 

@@ -6,13 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.graph import overlap  # noqa: E402
+from autopar.graph import overlap, small_reductions  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, overlap_within  # noqa: E402
 from autopar.graph.program import STARTS, WAIT, check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
-from tests.graph.drafts import Assigner  # noqa: E402
+from autopar.graph.tensor import Kind  # noqa: E402
+from tests.graph.drafts import Assigner, make_graph, node, value  # noqa: E402
 
 from .chain import chain_graph  # noqa: E402
 from .random_plans import files_of, run_source  # noqa: E402
@@ -130,9 +131,28 @@ def test_at_most_two_blocks_are_gathered_at_once():
 def test_replicated_gradients_trail_behind_backward():
     program = zero_program(0)
     text = files_of(chain_graph(BLOCKS, width=WIDTH), program)["program.py"]
-    assert "[started] = comm.start_all_reduce([mm], 'a', op='sum')" in function(text, "h_backward") and "reduced = [x.wait() for x in grad]" in function(text, "update_param")
+    assert "[started] = comm.start_all_reduce([mm], 'a', op='sum', own=True)" in function(text, "h_backward") and "reduced = [x.wait() for x in grad]" in function(text, "update_param")
     assert "comm.all_reduce(sum, 'a', op='sum')" in text  # the loss is read at once
     check_numbers(program)
+
+
+def test_the_sum_of_a_gradient_lies_where_the_gradient_does_unless_others_read_it(monkeypatch):
+    def starts(program):
+        return [(n.inputs, dict(n.args).get("own", False)) for n in overlapped(program).graph.nodes if n.op == "comm.start_all_reduce"]
+
+    assert starts(zero_program(0)) == [((f"dw_{i}",), True) for i in reversed(range(BLOCKS))]
+    check_numbers(zero_program(0))
+    assert starts(zero_program(0, in_pairs())) == [(("dw_3", "dw_2"), False), (("dw_1", "dw_0"), False)]  # packed into one
+    graph = chain_graph(BLOCKS, width=WIDTH)
+    step = next(n for n in graph.nodes if n.name == "step_3")
+    extra = replace(step, name="more", outputs=("more",), phase=Phase.BACKWARD)
+    values = (*graph.values, replace(next(v for v in graph.values if v.name == "step_3"), name="more", storage="more"))
+    place = next(i for i, n in enumerate(graph.nodes) if n.phase is Phase.UPDATE)
+    seen = replace(graph, values=values, nodes=(*graph.nodes[:place], extra, *graph.nodes[place:]))
+    assigner = Assigner(seen, 2)
+    choices = {f"{op}_{i}": choice for op, choice in SPLIT.items() for i in range(BLOCKS)} | {"loss": "d0", "ones": "d0", "more": "P(self)"}
+    program = assigner.program(assigner.assign({"input:0": "S0/4"}, choices))
+    assert starts(program) == [((f"dw_{i}",), i != 3) for i in reversed(range(BLOCKS))]
 
 
 def test_new_parameters_are_gathered_while_the_next_are_updated():
@@ -183,3 +203,43 @@ def test_overlap_keeps_within_the_room_there_is():
     assert 0 < extra_bytes(program, trailing) <= extra <= 3 * WIDTH * WIDTH * 8
     for room, wanted in ((None, whole), (extra, whole), (extra_bytes(program, trailing), trailing if extra > extra_bytes(program, trailing) else whole), (-1, program)):
         assert words(overlap_within(program, sections, room)[0]) == words(wanted)
+
+
+def mean_graph():
+    """loss = sum(x w) / sum(x), w@1 = w + sum(x): two sums over the batch that the forward reads, one of them again in the backward."""
+    one = ("self",)
+    steps = [
+        (node("aten.mul.Tensor", ("input:0", "w@0"), "y"), value("y", (8,))),
+        (node("aten.sum.dim_IntList", ("y",), "top", one, dim=(0,)), value("top", ())),
+        (node("aten.sum.dim_IntList", ("input:0",), "count", one, dim=(0,)), value("count", ())),
+        (node("aten.div.Tensor", ("top", "count"), "loss"), value("loss", (), Kind.LOSS)),
+        (node("aten.neg.default", ("count",), "less", one, Phase.BACKWARD), value("less", ())),
+        (node("aten.sub.Tensor", ("w@0", "less"), "w@1", phase=Phase.UPDATE), value("w@1", (8,), Kind.PARAM)),
+    ]
+    return make_graph([value("w@0", (8,), Kind.PARAM), value("input:0", (8,), Kind.BATCH)], steps, updates=(("w@0", "w@1"),), loss="loss")
+
+
+def mean_program(graph):
+    assigner = Assigner(graph, 2)
+    return assigner.program(assigner.assign({"input:0": "S0/4"}, {"y": ".0", "top": "d0", "count": "d0"}))
+
+
+def test_sums_of_a_loss_are_one_meeting_and_are_not_reduced_again():
+    graph = mean_graph()
+    program = mean_program(graph)
+    assert [n.inputs[0] for n in program.graph.nodes if n.op == "comm.all_reduce"] == ["top", "count", "count"]
+    found = overlapped(program)
+    assert [w for w in words(found) if w.startswith("start")] == ["start_all_reduce top count"]
+    assert not any(n.op == "comm.all_reduce" for n in found.graph.nodes)
+    w, x = torch.randn(8, dtype=torch.float64), torch.rand(8, dtype=torch.float64)
+    results, after = run_source(files_of(graph, program), program, graph, {"w": w.clone()}, {"input:0": x})
+    for loss, _ in results:
+        torch.testing.assert_close(loss, (x * w).sum() / x.sum(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(after["w"], w + x.sum(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("most", "small"), [(8, True), (7, False)])
+def test_what_is_not_small_is_reduced_where_it_is_read(most, small, monkeypatch):
+    monkeypatch.setattr(small_reductions, "SMALL_BYTES", most)
+    found = overlapped(mean_program(mean_graph()))
+    assert len([n for n in found.graph.nodes if n.op == "comm.all_reduce"]) == (0 if small else 3)

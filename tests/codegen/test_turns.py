@@ -215,6 +215,29 @@ def test_a_sum_grows_in_place():
     assert torch.equal(total, first.float() * (1 + 1 / 256)) and torch.equal(first, torch.arange(6, dtype=torch.bfloat16).view(2, 3).t())
 
 
+@pytest.mark.parametrize(
+    "dtype, packed, taken",
+    [(torch.float32, True, True), (torch.float64, True, True), (torch.float32, False, False), (torch.bfloat16, True, False)],
+    ids=str,
+)
+def test_a_sum_takes_over_the_first_gradient_where_nobody_else_reads_it(dtype, packed, taken):
+    sums, first = {}, torch.arange(6, dtype=dtype).view(2, 3)
+    first = first if packed else first.t()
+    ops.accumulate(sums, "w", first, own=True)
+    assert (sums["w"] is first) == taken and sums["w"].is_contiguous()
+    assert sums["w"].dtype == (torch.float32 if dtype == torch.bfloat16 else dtype)
+    before = first.clone()
+    ops.accumulate(sums, "w", torch.ones_like(first), own=True)
+    assert torch.equal(sums["w"], before.to(sums["w"].dtype) + 1)
+
+
+def test_gradients_of_weights_are_taken_over_and_what_others_read_is_copied():
+    text = program_text(6, 2)[0]
+    lines = [line.strip() for line in text.splitlines() if "ops.accumulate(" in line]
+    assert any(".weight" in line and line.endswith("own=True)") for line in lines)
+    assert not any(line.endswith("own=True)") for line in lines if '"loss"' in line or "norm" in line)
+
+
 def test_a_turn_is_a_view_of_its_samples():
     x = torch.arange(24).view(3, 8)
     part = ops.microbatch(x, 2, dim=1, count=4)

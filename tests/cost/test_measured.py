@@ -104,7 +104,9 @@ X, W, Y, WT = (2, 64, 512), (256, 512), (2, 64, 256), (512, 256)  # 128 tokens, 
         ("aten.gelu_backward.default", ((4, 32),) * 2, ((4, 32),), (), [("gelu_backward", (1536,))]),
         ("aten.add.Tensor", ((4, 32),) * 2, ((4, 32),), (), [("pointwise", (1536,))]),
         ("aten.addcmul.default", ((4, 32),) * 3, ((4, 32),), (), [("pointwise", (2048,))]),
-        ("autopar.sum_exp", ((4, 32), (4,)), ((4,),), (), [("pointwise", (1024,)), ("gelu", (1024,)), ("row_sum", (4, 32))]),
+        ("autopar.sum_exp", ((4, 32), (4,)), ((4,),), (), [("softmax", (4, 32)), ("row_sum", (8, 32))]),
+        ("autopar.cross_entropy_backward", ((4,), (4, 32), (4,), (4,), (4,), (32,)), ((4, 32),), (),
+         [("softmax", (4, 32)), ("row_sum", (8, 32)), ("add_into", (1024,))]),
     ],
 )  # fmt: skip
 def test_which_rows_price_an_op(name, inputs, outputs, args, expected):

@@ -37,6 +37,20 @@ def test_blocks_of_any_size(shape, layout, block, monkeypatch):
     torch.testing.assert_close(cross_entropy_backward(grad, x.detach(), peak, total, target, ROWS, 10), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_masked_classes_have_no_share_where_they_are_all_that_a_rank_has(dtype):
+    x, target, grad = torch.randn(3, 10).to(dtype), torch.tensor([0, 4, 2]), torch.tensor([1.0, -0.5, 2.0])
+    x[:, 6:] = -torch.inf
+    x[1, 1] = -torch.inf
+    peak = x.amax(-1).float()
+    parts = [(x[:, :6], ROWS[:6]), (x[:, 6:], ROWS[6:])]
+    total = sum(sum_exp(part, peak) for part, _ in parts)
+    torch.testing.assert_close(total, (x.float() - peak[:, None]).exp().sum(-1))
+    found = torch.cat([cross_entropy_backward(grad, part, peak, total, target, rows, 10) for part, rows in parts], -1)
+    expected = grad[:, None] * (torch.softmax(x.float(), -1) - torch.nn.functional.one_hot(target, 10))
+    torch.testing.assert_close(found, expected.to(dtype))
+
+
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [1, 3, 5, 7, 9], [0, 1, 4, 5, 8]], ids=str)
 def test_any_ascending_rows(rows):
     own, table, ids = torch.tensor(rows), torch.randn(10, 3), torch.randint(0, 10, (4, 5))

@@ -1,0 +1,19 @@
+"""Own: values whose bytes are nobody else's, so that their one reader may write over them: a sum over turns takes them over, an all-reduce puts its result there.
+
+In: a graph. Out: names. Only ops that make large gradients are looked at, each of which makes new bytes for its results whatever it is given.
+"""
+
+from __future__ import annotations
+
+from .graph import Graph, use_table
+
+_MAKES_ANEW = frozenset((
+    "autopar.linear_weight_grad", "autopar.embedding_backward", "aten.mm.default", "aten.add.Tensor", "aten.convolution_backward.default",
+))  # fmt: skip
+
+
+def find_own(graph: Graph) -> frozenset[str]:
+    """What an op makes anew, one node alone reads, and nobody gets from the step."""
+    uses, leaving = use_table(graph), {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
+    made = (out for node in graph.nodes if node.op in _MAKES_ANEW for out in node.outputs if out)
+    return frozenset(name for name in made if len(uses[name]) == 1 and name not in leaving)

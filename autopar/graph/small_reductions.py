@@ -1,0 +1,75 @@
+"""Small reductions: sums of a few numbers that a rank waits for, such as those of the loss and of its tokens. What they cost is that ranks meet, not their bytes.
+
+In: a program as `graph.partition` builds it, the section of each node. Out: the program in which what was reduced in one phase is not reduced again in a later one (`reduce_once`),
+and runs of such reductions which nothing between them needs, for `graph.overlap` to send as one (`find_meetings`). The partition brings a value once in each phase, as what is
+large should not be held from one to the other; `SMALL_BYTES` is nothing to hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .graph import use_table, value_table
+from .node import Node, get_arg
+from .program import Program
+from .sections import Section
+from .tensor import size_bytes
+from .turns import LOOP
+
+SMALL_BYTES = 4096  # gloo and nccl take as long for one number (`cost.collectives`: latency)
+_OP = "comm.all_reduce"
+
+
+def reduce_once(program: Program, sections: Sequence[Section], places: Sequence[tuple]) -> tuple[Program, tuple[Section, ...]]:
+    """The program without the all-reduces of forward and backward whose result is there already.
+
+    Args:
+        places: of each node its section and block, or the run of nodes in no block (`overlap`); what is in a block stays, as equal blocks stay equal.
+    Returns:
+        the program, and the section of each of its nodes.
+    """
+    graph, values = program.graph, value_table(program.graph)
+    leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
+    made: dict[tuple, str] = {}
+    same: dict[str, str] = {}
+    kept: list[int] = []
+    nodes: list[Node] = []
+    for i, node in enumerate(graph.nodes):
+        inputs = tuple(same.get(name, name) for name in node.inputs)
+        if node.op == _OP and places[i][1] is None and node.phase in LOOP and size_bytes(values[node.outputs[0]]) <= SMALL_BYTES:
+            key = (inputs, get_arg(node, "axis"), get_arg(node, "op"), sections[i].chunk)
+            first = made.setdefault(key, node.outputs[0])
+            if first != node.outputs[0] and node.outputs[0] not in leaving:
+                same[node.outputs[0]] = first
+                continue
+        kept.append(i)
+        nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
+    if not same:
+        return program, tuple(sections)
+    local = replace(graph, values=tuple(v for v in graph.values if v.name not in same), nodes=tuple(nodes))
+    rows = tuple(row for row in program.shardings if row[0] not in same)
+    return replace(program, graph=local, origins=tuple(program.origins[i] for i in kept), shardings=rows), tuple(sections[i] for i in kept)
+
+
+def find_meetings(program: Program, places: Sequence[tuple]) -> list[list[tuple[int, int]]]:
+    """Runs of small all-reduces in forward and backward that may go as one: each as its index and that of its first reader, which comes after the last of the run.
+
+    Args:
+        places: as of `reduce_once`.
+    """
+    graph, values, uses = program.graph, value_table(program.graph), use_table(program.graph)
+    leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
+    runs: dict[tuple, list[list[tuple[int, int]]]] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op != _OP or places[i][1] is not None or node.phase not in LOOP:
+            continue
+        value = values[node.outputs[0]]
+        readers = [k for k, _ in uses[value.name]]
+        if not readers or value.name in leaving or size_bytes(value) > SMALL_BYTES or places[min(readers)] != places[i]:
+            continue
+        alike = runs.setdefault((places[i], get_arg(node, "axis"), get_arg(node, "op"), value.dtype), [])
+        if not alike or min(reader for _, reader in alike[-1]) <= i:
+            alike.append([])
+        alike[-1].append((i, min(readers)))
+    return [run for found in runs.values() for run in found if len(run) > 1]
