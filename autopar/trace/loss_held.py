@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import torch
 
 from ..errors import ModelError
-from .private import FakeTensor, without_modes
 from .precision import widest
+from .private import FakeTensor, without_modes
 from .reach import replace_tensors
 
 

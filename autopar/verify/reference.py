@@ -21,9 +21,9 @@ from ..graph.mesh import Mesh
 from ..graph.tensor import Kind
 from ..runtime import ProgramSpec, State, initial_state, state_of_module
 from ..trace import Traced, Workload, float64_everywhere
-from ..trace.precision import widest
 from ..trace.held import carry_hooks, unchanged
 from ..trace.loss_held import widened
+from ..trace.precision import widest
 from ..trace.workload import find_tensors, map_tensors
 from .draws import first_draws, same_draws
 
