@@ -1,15 +1,18 @@
-"""A plan that fits, soon: memory priced by a multiplier, choosers decided away.
+"""A plan that fits, soon, and what fits takes at least: memory priced by a multiplier, choosers decided away.
 
-In: the `Problem` of a mesh whose fastest plan does not fit. Out: decisions that fit, none of them proven to be best. Bytes at the points of time that broke
-the limit so far count as seconds: the more, the lighter the plan; the multiplier is raised until one fits, and then lowered as long as one does.
+In: the `Problem` of a mesh whose fastest plan does not fit. Out: decisions that fit, none of them proven to be best, and seconds that no plan that fits
+beats. Bytes at the points of time that broke the limit so far count as seconds: the more, the lighter the plan; the multiplier is raised until one fits, and
+then lowered as long as one does.
 
     seconds of an option + multiplier x bytes that what it makes holds, over these points      (copies on their way are not seen: each plan is judged)
+
+A plan that fits holds no more than the limit at any point, so it takes at least the least of that sum - multiplier x limit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 import numpy as np
@@ -25,10 +28,23 @@ _STEEP = 8.0
 Decisions = tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Lighter:
+    """What was found.
+
+    Args:
+        decisions: the fastest that fit; None where none was found.
+        bound_s: no decisions that fit are faster.
+    """
+
+    decisions: Decisions | None
+    bound_s: float
+
+
 def lighten(
     problem: Problem, relaxation: Relaxation, heavy: Sequence[int], limit_bytes: float, fits: Callable[[Decisions], bool], has_time: Callable[[], bool]
-) -> Decisions | None:
-    """The fastest decisions found that fit; None where none was.
+) -> Lighter:
+    """Decisions that fit, and a bound.
 
     Args:
         relaxation: of the problem.
@@ -42,11 +58,13 @@ def lighten(
     points, low, high = [int(held.argmax())], 0.0, inf
     multiplier = 0.1 * seconds / float(held.max())
     best: tuple[float, Decisions] | None = None
+    bound = 0.0
     seen: dict[Decisions, bool] = {}
     for _ in range(_MOST_TRIES):
         if not has_time() or high < low * _CLOSE:
             break
-        found = relaxation.find(_priced(problem, points, multiplier))[1]
+        least, found = relaxation.find(_priced(problem, points, multiplier))
+        bound = max(bound, least - multiplier * limit_bytes)
         if found is None:
             break
         decisions = tuple(found)
@@ -63,7 +81,7 @@ def lighten(
         else:
             low = multiplier
         multiplier = multiplier * _STEEP if high == inf else sqrt(low * high) if low else high / _STEEP
-    return best[1] if best is not None else None
+    return Lighter(best[1] if best is not None else None, bound)
 
 
 def _priced(problem: Problem, points: Sequence[int], multiplier: float) -> Problem:
@@ -80,9 +98,9 @@ def _priced(problem: Problem, points: Sequence[int], multiplier: float) -> Probl
 
 
 def _times_held(problem: Problem, life: Life, point: int) -> float:
-    """How often an instance is held at a point: what other microbatches in flight hold of it, too."""
-    last = max([life.certain, *(hold.last for hold in life.longer)])
-    turns = problem.turns
-    if turns.in_flight > 1 and turns.first <= point <= turns.last and turns.waits(life.first, last):
-        return turns.in_flight - 1.0 + (life.first <= point <= last)
-    return float(life.first <= point <= last)
+    """How often an instance is held at a point, at least: whatever its readers want; what other microbatches in flight hold of it, too."""
+    turns, held = problem.turns, float(max(0, life.first) <= point <= life.certain)
+    if turns.in_flight > 1 and turns.first <= point <= turns.last and turns.first <= life.first <= turns.turn <= life.certain <= turns.last:
+        if all(hold.last <= turns.last for hold in life.longer):
+            return turns.in_flight - 1.0 + held
+    return held

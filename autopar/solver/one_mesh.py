@@ -174,17 +174,18 @@ class _Work:
             if give_up_tight and objective <= self.bound * (1 + _INTEGRAL):
                 return "tight"
             self._lighten(relaxation)
-            return ""
+            return "dominated" if self.bound >= cutoff_s else ""
         return "solved" if self._fits() and self._gap() <= self._fine_gap() else ""
 
     def _lighten(self, relaxation: Relaxation) -> None:
-        """A plan that fits, to begin with."""
+        """A plan that fits, to begin with, and a bound that knows of memory."""
         assert self.limit is not None
         until = time.monotonic() + max(_LEAST_S, self.left_s() / _NUM_SHARES)
         found = lighten(self.problem, relaxation, self.decisions, self.limit, self._is_within, lambda: time.monotonic() < until)
-        if found is not None:
-            peak = int(held_bytes(self.problem, found).max())
-            self.best = _Found(found, evaluate_seconds(self.problem, found), peak, "bytes priced by a multiplier")
+        self._raise_bound(found.bound_s * self.scale)
+        if found.decisions is not None:
+            peak = int(held_bytes(self.problem, found.decisions).max())
+            self.best = _Found(found.decisions, evaluate_seconds(self.problem, found.decisions), peak, "bytes priced by a multiplier")
 
     def _is_within(self, decisions: Decisions) -> bool:
         """The program of decisions that fit by the judge does, too."""
