@@ -85,7 +85,7 @@ def find_groups(
                 makers.update((out, makers[node.inputs[0]]) for out in node.outputs if out)
             continue
         makers.update((out, i) for out in node.outputs if out)
-        here = (node.phase, _module(graph, i), None if parts is None else parts[i])
+        here = (node.phase, block_of(node.path), None if parts is None else parts[i])
         if node.phase is Phase.UPDATE and node.op != "state.write":
             late[i] = frozenset(makers[name] for name in node.inputs if makers.get(name, i) != i) & late.keys()
             key = None
@@ -120,6 +120,7 @@ def _update_runs(graph: Graph, reads: Mapping[int, frozenset[int]], parts: Seque
 
 
 def _module(graph: Graph, i: int) -> object:
+    """Of a node of the update: parameters of one module are updated together."""
     return block_of(graph.nodes[i].path) or graph.nodes[i].path
 
 

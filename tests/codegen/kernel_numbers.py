@@ -40,11 +40,16 @@ def functions_of(kernels):
 
 def in_half(kernel: Kernel) -> Kernel:
     """The kernel with float16 where it has bfloat16."""
-    def node(n):
-        return replace(n, args=tuple((k, replace(a, name="torch.float16") if getattr(a, "name", "") == "torch.bfloat16" else a) for k, a in n.args))
+    return replace(kernel, graph=in_dtype(kernel.graph, ("bfloat16",), "float16"))
 
-    values = tuple(replace(v, dtype="float16") if v.dtype == "bfloat16" else v for v in kernel.graph.values)
-    return replace(kernel, graph=replace(kernel.graph, values=values, nodes=tuple(node(n) for n in kernel.graph.nodes)))
+
+def in_dtype(graph, old, new):
+    """The graph with another dtype in the place of some."""
+    def node(n):
+        return replace(n, args=tuple((k, replace(a, name=f"torch.{new}") if getattr(a, "name", "")[6:] in old else a) for k, a in n.args))
+
+    values = tuple(replace(v, dtype=new) if v.dtype in old else v for v in graph.values)
+    return replace(graph, values=values, nodes=tuple(node(n) for n in graph.nodes))
 
 
 def expected(kernel, inputs):
@@ -52,8 +57,7 @@ def expected(kernel, inputs):
     def wide(x):
         return x.double() if x.is_floating_point() else x
 
-    values = tuple(replace(v, dtype="float64") if v.dtype in ("float32", "bfloat16", "float16") else v for v in kernel.graph.values)
-    found = run_graph(replace(kernel.graph, values=values), {k: wide(v) for k, v in inputs.items()})
+    found = run_graph(in_dtype(kernel.graph, ("float32", "bfloat16", "float16"), "float64"), {k: wide(v) for k, v in inputs.items()})
     into = dict(kernel.into)
     results = [found[name] for k, name in enumerate(kernel.graph.outputs) if k not in into]
     return results, {kernel.graph.inputs[i]: found[kernel.graph.outputs[o]] for o, i in kernel.into}

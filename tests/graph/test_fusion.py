@@ -106,6 +106,17 @@ def test_modules_and_phases_are_not_crossed():
         assert groups_of(make.graph("v1"))[0] == ()
 
 
+def test_modules_without_a_number_are_as_one():
+    """A norm and an activation are a kernel, whether they are modules or functions."""
+    make = Maker()
+    x = make.enter("x")
+    a = make.add("aten.relu.default", x, path="norm")
+    b = make.add("aten.mul.Tensor", a, x, path="head.act")
+    c = make.add("aten.sigmoid.default", b, path="")
+    graph = make.graph(c)
+    assert names_of(graph, groups_of(graph)[0]) == [(a, b, c)]
+
+
 def test_a_layout_may_change_but_not_the_rows_that_a_softmax_needs():
     for last, joined in (("aten.relu.default", True), ("aten._softmax.default", False)):
         make = Maker()
