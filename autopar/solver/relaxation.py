@@ -87,14 +87,13 @@ class _Rest:
                 seconds[self.place[scope[0]]] += table
             else:
                 tables.append((scope, table))
-        least = sum(float(row.min()) for row in seconds)
+        low = sum(float(row.min()) for row in seconds) + sum(float(table.min()) for _, table in tables)
+        if not np.isfinite(low):
+            return inf, None
         uppers = [np.isfinite(row) for row in seconds]
         rest = self._rest_of(problem)
         cost = self.form.seconds_of(replace(rest, choosers=tuple(replace(c, seconds=np.where(u, s, 0.0)) for c, s, u in zip(rest.choosers, seconds, uppers))))
-        if not np.isfinite(least):
-            return inf, None
         program = self._with_tables(replace(self.program, cost=cost), tables, uppers)
-        low = least + sum(float(table.min()) for _, table in tables)
         scale = 1000.0 / low if low > 0 else 1.0
         found = solve_program(replace(program, cost=program.cost * scale), relaxed=True, time_limit_s=self.time_limit_s, presolved=False)
         if found.status == "infeasible":
