@@ -6,6 +6,7 @@ In: a graph. Out: names. Only ops that make large gradients are looked at, each 
 from __future__ import annotations
 
 from .graph import Graph, use_table
+from .turns import LOOP
 
 _MAKES_ANEW = frozenset((
     "autopar.linear_weight_grad", "autopar.embedding_backward", "aten.mm.default", "aten.add.Tensor", "aten.convolution_backward.default",
@@ -15,5 +16,5 @@ _MAKES_ANEW = frozenset((
 def find_own(graph: Graph) -> frozenset[str]:
     """What an op makes anew, one node alone reads, and nobody gets from the step."""
     uses, leaving = use_table(graph), {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
-    made = (out for node in graph.nodes if node.op in _MAKES_ANEW for out in node.outputs if out)
+    made = (out for node in graph.nodes if node.op in _MAKES_ANEW and node.phase in LOOP for out in node.outputs if out)  # what is made once serves every turn
     return frozenset(name for name in made if len(uses[name]) == 1 and name not in leaving)

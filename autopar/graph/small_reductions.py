@@ -30,7 +30,7 @@ def reduce_once(program: Program, sections: Sequence[Section], places: Sequence[
         the program, and the section of each of its nodes.
     """
     graph, values = program.graph, value_table(program.graph)
-    leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
+    leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates), *(grad for _, grad in graph.grads)}
     made: dict[tuple, str] = {}
     same: dict[str, str] = {}
     kept: list[int] = []
@@ -59,7 +59,7 @@ def find_meetings(program: Program, places: Sequence[tuple]) -> list[list[tuple[
         places: as of `reduce_once`.
     """
     graph, values, uses = program.graph, value_table(program.graph), use_table(program.graph)
-    leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
+    leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates), *(grad for _, grad in graph.grads)}
     runs: dict[tuple, list[list[tuple[int, int]]]] = {}
     for i, node in enumerate(graph.nodes):
         if node.op != _OP or places[i][1] is not None or node.phase not in LOOP:

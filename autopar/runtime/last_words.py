@@ -128,7 +128,9 @@ def listen(rank: int, error_file: str | None) -> None:
 
 
 def stop_listening() -> None:
-    """Leave SIGTERM as it was before `listen`."""
+    """Leave SIGTERM as it was before `listen`; only the main thread may, others leave it to the end of the process."""
+    if threading.current_thread() is not threading.main_thread():
+        return
     found = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     if isinstance(found, LastWords):
         found.close()

@@ -93,14 +93,15 @@ class Elimination:
 
     def __post_init__(self) -> None:
         sizes = [len(c.seconds) for c in self.problem.choosers]
-        scopes = [tuple(sorted({g.source[0], *(e.chooser for e in g.endpoints if e.chooser != WHOLE)})) for g in self.problem.groups]
+        among = [tuple(sorted({g.source[0], *(e.chooser for e in g.endpoints if e.chooser != WHOLE)})) for g in self.problem.groups]
+        scopes = [tuple(v for v in row if sizes[v] > 1) for row in among]  # who has no choice is no axis: a table has few
         self.groups = tuple(number for number, scope in enumerate(scopes) if prod(sizes[v] for v in scope) > self.most_entries)
         kept, ports = set(self.groups), _Ports(self.problem)
         ports.price(number for number in range(len(scopes)) if number not in kept)
         for number, scope in enumerate(scopes):
             if number not in kept and (factor := ports.factor(number, scope)) is not None:
                 self._factors.append(factor)
-        self._plan(sizes, {v for number in kept for v in scopes[number]})
+        self._plan(sizes, {v for number in kept for v in among[number]})
 
     def _plan(self, sizes: Sequence[int], fixed: set[int]) -> None:
         """Decide the order: whoever leaves the smallest table first.
@@ -159,7 +160,7 @@ class Elimination:
             decides: note what is picked.
         """
         tables: list[np.ndarray | None] = [_scaled(factor, problem.groups[factor.group].count) for factor in self._factors]
-        constant, picks = 0.0, []
+        constant, picks = sum(float(table) for table in tables if table is not None and not table.ndim), []
         for step in self._steps:
             total = problem.choosers[step.chooser].seconds.reshape(-1, *(1,) * len(step.scope))
             for (number, shape), axis in zip(step.used, step.turned):

@@ -56,7 +56,7 @@ def lighten(
     seconds = evaluate_seconds(problem, heavy)
     held = held_bytes(problem, heavy)
     points, low, high = [int(held.argmax())], 0.0, inf
-    multiplier = 0.1 * seconds / float(held.max())
+    multiplier = 0.1 * (seconds or 1.0) / float(held.max())
     best: tuple[float, Decisions] | None = None
     bound = 0.0
     seen: dict[Decisions, bool] = {}
@@ -64,7 +64,7 @@ def lighten(
         if not has_time() or high < low * _CLOSE:
             break
         least, found = relaxation.find(_priced(problem, points, multiplier))
-        bound = max(bound, least - multiplier * limit_bytes)
+        bound = max(bound, least * (1 - relaxation.error) - multiplier * limit_bytes) if least < inf else bound
         if found is None:
             break
         decisions = tuple(found)

@@ -161,7 +161,7 @@ class _Work:
 
     def glance(self, cutoff_s: float, give_up_tight: bool) -> str:
         """The fastest plan without the program: nobody needs that where this plan fits."""
-        relaxation = Relaxation(self.problem, self.left_s())
+        relaxation = Relaxation(self.problem, self.left_s() / _NUM_SHARES)
         bound, decisions = relaxation.find()
         self._raise_bound(bound * self.scale)
         if self.bound >= cutoff_s:
@@ -171,8 +171,8 @@ class _Work:
             return ""
         self.decisions, self.objective, self.how = tuple(decisions), objective, "the fastest plan"
         if self.limit is not None and held_bytes(self.problem, self.decisions).max() > self.limit:
-            if give_up_tight and objective <= self.bound * (1 + _INTEGRAL):
-                return "tight"
+            if give_up_tight:  # the bound that is asked for knows nothing of memory
+                return "tight" if objective <= self.bound * (1 + _INTEGRAL) else ""
             self._lighten(relaxation)
             return "dominated" if self.bound >= cutoff_s else ""
         return "solved" if self._fits() and self._gap() <= self._fine_gap() else ""
@@ -181,7 +181,13 @@ class _Work:
         """A plan that fits, to begin with, and a bound that knows of memory."""
         assert self.limit is not None
         until = time.monotonic() + max(_LEAST_S, self.left_s() / _NUM_SHARES)
-        found = lighten(self.problem, relaxation, self.decisions, self.limit, self._is_within, lambda: time.monotonic() < until)
+
+        def has_time() -> bool:
+            left = until - time.monotonic()
+            relaxation.limit_time(left)
+            return left > 0
+
+        found = lighten(self.problem, relaxation, self.decisions, self.limit, self._is_within, has_time)
         self._raise_bound(found.bound_s * self.scale)
         if found.decisions is not None:
             peak = int(held_bytes(self.problem, found.decisions).max())
@@ -302,7 +308,7 @@ class _Work:
 
     def answer(self, status: str) -> MeshAnswer:
         best, rows = self.best, self._form.num_memory_rows if self._form is not None else 0
-        if status in ("solved", "unknown") and best is not None:
+        if status in ("solved", "unknown", "infeasible") and best is not None:
             bound = min(self.bound, best.objective_s)
             return MeshAnswer(
                 "solved", best.decisions, best.objective_s, bound, best.peak_bytes,

@@ -20,6 +20,7 @@ from .ilp import LinearProgram, Rows, join_rows, solve_program
 from .problem import WHOLE, Group, Problem
 
 _TIME_LIMIT_S = 20.0
+_EXACT, _TOLERANCE = 1e-12, 1e-7  # of sums of floats, and of HiGHS
 
 
 class Relaxation:
@@ -33,6 +34,16 @@ class Relaxation:
         self.problem = problem
         self.elimination = Elimination(problem)
         self.rest = _Rest(self.elimination, time_limit_s) if self.elimination.left else None
+
+    def limit_time(self, seconds: float) -> None:
+        """What a linear program may take from now on, where there is one."""
+        if self.rest is not None:
+            self.rest.time_limit_s = seconds
+
+    @property
+    def error(self) -> float:
+        """Of seconds, as a share: by how much a bound may be too high."""
+        return _EXACT if self.rest is None else _TOLERANCE
 
     def solve(self, problem: Problem | None = None) -> float:
         """Seconds that no plan beats.

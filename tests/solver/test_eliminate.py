@@ -8,17 +8,20 @@ from math import inf
 
 import pytest
 
+from autopar.graph.case import build_case
 from autopar.graph.recompute import list_recomputable
+from autopar.graph.tensor import Kind
 from autopar.solver import relaxation
 from autopar.solver.brute_force import best_of, try_all, try_everything
+from autopar.solver.build import build_problem
 from autopar.solver.eliminate import Elimination
 from autopar.solver.formulate import Formulation
 from autopar.solver.ilp import solve_program
 from autopar.solver.judge import evaluate_seconds
 from autopar.solver.relaxation import Relaxation
 
-from .random_steps import random_step, small_problem
-from .tiny import random_graph
+from .random_steps import ALL_RULES, StepPrices, random_step, small_problem
+from .tiny import Sketch, make_mesh, random_graph
 
 _MOST = 20_000  # plans of a graph
 _DIMS = (2, 3, 4, 5, 6, 8)
@@ -93,3 +96,15 @@ def test_steps_with_states_and_recompute(seed, turns, hides):
     seconds, decisions = Relaxation(problem).find()
     assert seconds <= evaluate_seconds(problem, decisions) * (1 + 1e-9) < inf
     assert seconds == pytest.approx(best, rel=1e-9) if not hides else seconds <= best * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_value_with_more_readers_than_a_table_has_axes(ranks):
+    """On one rank nobody has a choice; on two the group is left to the linear program."""
+    s = Sketch("many")
+    x = s.enter("x", (4, 6), Kind.BATCH)
+    case = build_case(s.finish((), "", tuple(s.call("aten.relu", x) for _ in range(70))), ALL_RULES)
+    mesh = make_mesh(ranks)
+    problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, StepPrices(case, mesh, 3.0, 0.0), cluster=False)
+    seconds, decisions = Relaxation(problem).find()
+    assert seconds == pytest.approx(program_bound(problem), rel=1e-6) == pytest.approx(evaluate_seconds(problem, decisions), rel=1e-6)
