@@ -37,6 +37,7 @@ class Frame:
     lists: frozenset[str]  # ops of kernels that take lists
     own: frozenset[str]  # values that nothing else has a part of, and one node alone reads (`graph.own`)
 
+
 def is_taken_by_update(frame: Frame, name: str) -> bool:
     """True where the update of a parameter takes this value out of `grads`."""
     return any(frame.graph.nodes[i].phase is Phase.UPDATE and i not in frame.tail for i in frame.uses[name])

@@ -205,6 +205,13 @@ def test_the_peak_is_the_allocators():
     assert 3.5 * 2**20 <= peak <= 3.5 * 2**20 + 4096
 
 
+def test_what_an_earlier_run_kept_is_in_no_later_peak():
+    kept = []
+    assert 2**20 <= measure_cpu_peak(lambda: kept.append(torch.ones(2**18)))[1] <= 2**20 + 4096
+    kept.clear()
+    assert 4000 <= measure_cpu_peak(lambda: torch.ones(1000).sum().item())[1] <= 8192
+
+
 def test_the_recorded_peak_has_states_and_batch(tmp_path):
     run, recorder = turns_run(tmp_path)
     x = torch.ones(4, 1024)
