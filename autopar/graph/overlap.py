@@ -6,7 +6,7 @@ everything else blocks as before:
     comm.start_all_gather(x, axis, dim, stride)    comm.start_reduce_scatter(x, axis, dim, stride, op, alone)    comm.start_all_reduce(x, axis, op, own)
         of several tensors, each with its own dim and stride; makes for each a value under way, of the shape that it will have. Along several axes at once
         (`axis`, and each dim and stride, are tuples then, in the order in which the collectives stood): one collective of all their ranks
-        `own`: the sum of a single tensor may lie where the tensor does (`graph.own`)
+        `own`: the places in x of tensors whose sum may lie where they do (`graph.own`)
     comm.wait(x, of)                               the value itself; it shares the bytes of what was under way
 
 The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
@@ -15,6 +15,8 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
                is waited for where it stood. So the gathered states of one block at most are held ahead.
     trailing   the reduction of what only the update reads: starts where it stands, is waited for in the update. What a reduce-scatter reads is held
                until it is done, so it goes alone: the one before is finished first.
+    sunk       the reduction of what ops in the same block (or run) alone read whose result only the update, or a sum over the turns, needs: starts where it stands;
+               the wait and these ops go to the end of the block.
     turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of its block, where the sum then is made.
     meeting    small reductions of numbers (`small_reductions`) that stand one after the other, before the first reader of any: they start where the last
                one stands, and are waited for where they are read. What an earlier phase has reduced is not reduced again.
@@ -86,7 +88,7 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
     values = value_table(graph)
     places = _places(graph, sections)
     early = _prefetches(graph, values, sections, places) if prefetches else []
-    hiding = [*early, *_trailing(graph, sections, places), *_in_updates(graph, places)]
+    hiding = [*early, *_trailing(graph, values, sections, places), *_in_updates(graph, places)]
     taken = {i for one in hiding for i in (*one.chain, *one.late)}
     meetings = [run for run in find_meetings(program, places) if not taken.intersection(i for i, _ in run)]
     hiding += [_Hiding((i,), i, reader, ("meeting", places[i], run[0][0])) for run in meetings for i, reader in run]
@@ -165,7 +167,7 @@ def _chain(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], first: i
         chain.append(readers[0][0])
 
 
-def _trailing(graph: Graph, sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
+def _trailing(graph: Graph, values: Mapping[str, Value], sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
     """Reductions in forward and backward of what one parameter's update, or a sum over the turns, alone reads. Of two kinds after one another (pieces along one
     axis, then their sum along another) the second starts at the end of the block, or is left to the update."""
     uses, ends = use_table(graph), {place: i + 1 for i, place in enumerate(places)}
@@ -185,8 +187,35 @@ def _trailing(graph: Graph, sections: Sequence[Section], places: Sequence[tuple]
                 found.append(replace(second, chain=chain, start=chain[-1], late=second.chain))
             elif second is not None:
                 found += [_Hiding(chain, chain[-1], end - 1, ("turn", places[i])), second]
+        else:
+            late = _only_for_later(graph, values, uses, places, chain[-1])
+            if late and not taken.intersection(late) and chain[-1] + len(late) + 1 < end:
+                found.append(_Hiding(chain, chain[-1], end, ("sunk", places[i]), late=late))
         taken.update(k for one in found[-2:] for k in (*one.chain, *one.late))
     return found
+
+
+def _only_for_later(
+    graph: Graph, values: Mapping[str, Value], uses: Mapping[str, Sequence[tuple[int, int]]], places: Sequence[tuple], first: int
+) -> tuple[int, ...]:
+    """The ops in the place of node `first`, one reading the other, that lead from its result to the update or to a sum over the turns (which is the last of them);
+    none where anything else needs what is on the way, or where they read more beside than the result itself has, which would be held for them."""
+    late: list[int] = []
+    i, room = first, size_bytes(values[graph.nodes[first].outputs[0]])
+    while True:
+        outs = [out for out in graph.nodes[i].outputs if out]
+        readers = [k for k, _ in uses[outs[0]]] if len(outs) == 1 and outs[0] not in (graph.loss, *graph.outputs) else []
+        if readers and all(graph.nodes[k].phase is Phase.UPDATE for k in readers):
+            return tuple(late)
+        if len(readers) != 1 or places[readers[0]] != places[first] or graph.nodes[readers[0]].op.startswith("comm."):
+            return ()
+        late.append(readers[0])
+        room -= sum(size_bytes(values[name]) for name in graph.nodes[readers[0]].inputs if name != outs[0])
+        if room < 0:
+            return ()
+        if graph.nodes[readers[0]].op == ACCUMULATE:
+            return tuple(late)
+        i = readers[0]
 
 
 def _waits_late(
@@ -287,7 +316,7 @@ def _rebuild(
             more[pending] = replace(value, name=pending, storage=pending)
             rows.append((pending, *sharding[value.name]))
             gone.update((*one.chain, *one.cuts, *one.late))
-            where = one.late[0] if one.group[0] == "turn" and one.late else one.wait
+            where = one.late[0] if one.group[0] in ("turn", "sunk") and one.late else one.wait
             reader = graph.nodes[where]
             args: tuple[tuple[str, Arg], ...] = (("x", Ref(0)), ("of", node.op.removeprefix("comm.")))
             wait = Node(f"wait:{value.name}", WAIT, (pending,), args, node.outputs, reader.phase, reader.path, reader.source)
@@ -306,14 +335,15 @@ def _rebuild(
 
 
 def _start_node(graph: Graph, bucket: Sequence[_Hiding], free: frozenset[str]) -> Node:
-    """One collective in place of several; `free`: what it may write over."""
+    """One collective in place of several; `free`: what it may write over (`graph.own`)."""
     firsts, lasts = [graph.nodes[one.chain[0]] for one in bucket], [graph.nodes[one.chain[-1]] for one in bucket]
     own = firsts[-1] if bucket[0].group[0] == "trailing" else firsts[0]
     args: list[tuple[str, Arg]] = [("x", tuple(Ref(k) for k in range(len(firsts)))), ("axis", _along(graph, bucket[0].chain, "axis"))]
     args += [(name, tuple(_along(graph, one.chain, name) for one in bucket)) for name in ("dim", "stride") if get_arg(own, name) is not None]
     args += [("op", op) for op in [get_arg(own, "op")] if op is not None]
     args += [("alone", True)] if own.op == "comm.reduce_scatter" and own.phase in LOOP else []
-    args += [("own", True)] if own.op == "comm.all_reduce" and len(bucket) == 1 and own.inputs[0] in free else []
+    places = tuple(k for k, node in enumerate(firsts) if own.op == "comm.all_reduce" and node.inputs[0] in free)
+    args += [("own", places)] if places else []
     outputs = tuple(f"{n.outputs[0]}~started" for n in lasts)
     name = own.op.replace("comm.", "comm.start_")
     return Node(f"start:{lasts[0].outputs[0]}", name, tuple(n.inputs[0] for n in firsts), tuple(args), outputs, own.phase, own.path, own.source)

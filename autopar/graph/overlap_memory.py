@@ -5,7 +5,7 @@ In: a program, the section of each node. Out: its peak by the law of `graph.live
     all_gather        what is sent, packed, until the first of its tensors is waited for; the packed result until the last is, beside those that are
                       unpacked by then. One tensor alone is not packed, and unpacked only where its split is not outermost
     reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed while it starts
-    all_reduce        its result, which counts from where it starts
+    all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once
     update            `codegen.parcels` keeps two buckets under way beside the lot at hand
     backend           gloo works on copies of its own: of what a gather makes and of what a reduce-scatter reads, while they are under way (torch 2.13, measured)
 
@@ -23,7 +23,7 @@ from .node import Node, Phase, get_arg
 from .overlap import BUCKET_BYTES, overlap_program
 from .program import STARTS, WAIT, Program
 from .sections import Section
-from .tensor import Value, size_bytes
+from .tensor import IN_PLACE_BYTES, Value, size_bytes
 
 _COPIED = ("comm.all_gather", "comm.reduce_scatter")
 
@@ -98,6 +98,8 @@ def _flights(graph: Graph, values: Mapping[str, Value], backend_copies: bool) ->
                 found.append((wait, min(last, max(waits)), size_bytes(values[out])))
         elif node.op == "comm.start_all_gather":
             found += [(waits[0], waits[0], sent * _ranks_of(node, values))] if not _is_outermost(node, values) else []
+        elif node.op == "comm.start_all_reduce":
+            found.append((i, i, -sum(_in_place_bytes(node, values, backend_copies))))
         elif node.op == "comm.start_reduce_scatter":
             axis = get_arg(node, "axis")
             found.append((i + 1, min(alone.get(axis, len(graph.nodes)), min(waits)), sent + copied))
@@ -111,6 +113,12 @@ def _copied_bytes(node: Node, values: Mapping[str, Value]) -> int:
     """What gloo copies of a collective's tensors while it runs."""
     copied = node.outputs if node.op.endswith("all_gather") else node.inputs if node.op.endswith("reduce_scatter") else ()
     return sum(size_bytes(values[name]) for name in copied)
+
+
+def _in_place_bytes(node: Node, values: Mapping[str, Value], on_gloo: bool) -> list[int]:
+    """Of the tensors of an all-reduce that are not copied (`runtime.pending.pack_around`)."""
+    sizes = [size_bytes(values[node.inputs[k]]) for k in get_arg(node, "own", ())]
+    return [size for size in sizes if len(node.inputs) == 1 or (on_gloo and size >= IN_PLACE_BYTES)]
 
 
 def _ranks_of(node: Node, values: Mapping[str, Value]) -> int:

@@ -9,7 +9,7 @@ from .graph import Graph, use_table
 from .turns import LOOP
 
 _MAKES_ANEW = frozenset((
-    "autopar.linear_weight_grad", "autopar.embedding_backward", "aten.mm.default", "aten.add.Tensor", "aten.convolution_backward.default",
+    "autopar.linear_weight_grad", "autopar.embedding_backward", "autopar.embedding_backward_onto", "aten.mm.default", "aten.add.Tensor", "aten.convolution_backward.default",
 ))  # fmt: skip
 
 

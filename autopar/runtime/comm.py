@@ -31,7 +31,7 @@ from ..errors import RankError
 from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, joint_name, num_ranks, print_mesh
 from .digits import merge_digit, split_digit, take_digit
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
-from .pending import Along, Digits, Flight, Pending, cut_pieces, pack_splits, pack_whole, unpack_gathered
+from .pending import Along, Digits, Flight, Pending, cut_pieces, pack_around, pack_splits, pack_whole, unpack_gathered
 
 Axes = Union[str, tuple[str, ...]]  # an axis, or several at once
 TIMEOUT_S = 300.0
@@ -78,8 +78,8 @@ class Comm(Protocol):
         """Begin `reduce_scatter` of each. `alone`: the one that went alone before, along this axis, is finished first, so that only one at a time holds
         what it reads."""
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: bool = False) -> list[Pending]:
-        """Begin `all_reduce` of each; of what they read there is a copy. `own`: nobody else reads a single tensor, so its sum may lie there."""
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
+        """Begin `all_reduce` of each; of what they read there is a copy. `own`: places of those that nobody else reads, so that their sums may lie there."""
 
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
         """What coordinate `source` along the axis has, on all ranks of that axis; elsewhere x only says shape and dtype."""
@@ -225,14 +225,16 @@ class ProcessComm(Placed):
             self._alone[axis] = flight
         return [_pending(flight, lambda piece=piece: piece) for piece in cut_pieces(scattered, shapes)]
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: bool = False) -> list[Pending]:
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
         if not xs:
             return []
         _, name = self._open_group(axis)
-        whole, views = (xs[0].view(-1), list(xs)) if own and len(xs) == 1 and xs[0].is_contiguous() else pack_whole(xs)
-        reduction, [flat] = _reducible(op, whole)
-        flight = self._start("all_reduce", name, [], lambda: dist.all_reduce(flat, reduction, self._groups[name], async_op=True))
-        return [_pending(flight, lambda view=view: view) for view in views]
+        found: dict[int, Pending] = {}
+        for whole, views in pack_around(xs, own):
+            reduction, [flat] = _reducible(op, whole)
+            flight = self._start("all_reduce", name, [], lambda flat=flat: dist.all_reduce(flat, reduction, self._groups[name], async_op=True))
+            found |= {k: _pending(flight, lambda view=view: view) for k, view in views.items()}
+        return [found[k] for k in range(len(xs))]
 
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
         here = self._coordinate[axis] == source

@@ -16,7 +16,7 @@ from .parcels import as_they_come as as_they_come
 from .parcels import lots as lots
 from .parcels import parcels as parcels
 from .random import poisson, uniform
-from .vocabulary import cross_entropy_backward, embedding, embedding_backward, pick, sum_exp
+from .vocabulary import cross_entropy_backward, embedding, embedding_backward, embedding_backward_onto, pick, sum_exp
 
 _aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
@@ -158,6 +158,7 @@ _OWN = {
     "autopar.poisson": poisson,
     "autopar.embedding": embedding,
     "autopar.embedding_backward": embedding_backward,
+    "autopar.embedding_backward_onto": embedding_backward_onto,
     "autopar.sum_exp": sum_exp,
     "autopar.pick": pick,
     "autopar.cross_entropy_backward": cross_entropy_backward,

@@ -14,6 +14,7 @@ from typing import Union
 from torch import Tensor
 
 from ..errors import ProgramError
+from ..graph.tensor import IN_PLACE_BYTES
 from .digits import merge_digits, split_digits
 
 Digits = Union[int, Sequence[int]]  # a dim or a stride: one, or one for each of several axes
@@ -69,6 +70,22 @@ def pack_whole(xs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         views[-1].copy_(x)
         begin += x.numel()
     return flat, views
+
+
+def pack_around(xs: Sequence[Tensor], own: Sequence[int]) -> list[tuple[Tensor, dict[int, Tensor]]]:
+    """What travels, flat, and of each the tensors in it by their places in `xs`: first what goes alone and is no copy, then the rest, packed.
+
+    Args:
+        own: places of tensors that may be written over. On a CPU the large ones go alone, as a copy into new memory costs more than another message there
+            (gloo, blocks of a small GPT on 2 and 4 ranks of 2 cores: 15 and 40 CPU ms a step, packed 24 and 70); elsewhere a single one does.
+    """
+    alone = [k for k in own if xs[k].is_contiguous() and (len(xs) == 1 or xs[k].device.type == "cpu" and xs[k].nbytes >= IN_PLACE_BYTES)]
+    found = [(xs[k].view(-1), {k: xs[k]}) for k in alone]
+    rest = [k for k in range(len(xs)) if k not in alone]
+    if rest:
+        flat, views = pack_whole([xs[k] for k in rest])
+        found.append((flat, dict(zip(rest, views))))
+    return found
 
 
 @dataclass(frozen=True)

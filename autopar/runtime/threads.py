@@ -224,7 +224,7 @@ class ThreadComm(Placed):
         scatter = functools.partial(self.reduce_scatter, op=op)
         return here([self._one_by_one(x, axis, scatter, d, s) for x, d, s in zip(xs, dim, stride, strict=True)])
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: bool = False) -> list[Pending]:
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
         return here([self._one_by_one(x, axis, functools.partial(self.all_reduce, op=op)) for x in xs])
 
     def _one_by_one(self, x: Tensor, axis: Axes, collective: Callable[..., Tensor], *digits: Digits) -> Tensor:

@@ -71,7 +71,7 @@ class TimedComm:
     ) -> list[Pending]:
         return self._follow("reduce_scatter", axis, xs, lambda: self._comm.start_reduce_scatter(xs, axis, dim, stride, op, alone))
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: bool = False) -> list[Pending]:
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
         return self._follow("all_reduce", axis, xs, lambda: self._comm.start_all_reduce(xs, axis, op, own))
 
     def slice(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:

@@ -50,6 +50,20 @@ def embedding_backward(grad: torch.Tensor, indices: torch.Tensor, rows: torch.Te
     return torch.ops.aten.embedding_dense_backward(grad, place, beyond + 1, beyond, False)[:beyond]
 
 
+def embedding_backward_onto(
+    sum: torch.Tensor, grad: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, num_rows: int, padding_idx: int = -1
+) -> torch.Tensor:
+    """`sum [v, d]` with `embedding_backward` of the rest added in place."""
+    if sum.device.type != "cpu" or sum.dtype != grad.dtype or sum.dtype.itemsize < 4:  # a sum of many small ones in 16 bits rounds too often, and elsewhere their order would be any
+        return sum.add_(embedding_backward(grad, indices, rows, num_rows, padding_idx))
+    place, grad, counts = indices.flatten(), grad.reshape(-1, grad.shape[-1]), None
+    if rows.shape[0] != num_rows:
+        place, counts = _find(place, rows, num_rows)
+    if padding_idx >= 0:
+        counts = indices.flatten() != padding_idx if counts is None else counts & (indices.flatten() != padding_idx)
+    return sum.index_add_(0, place, grad if counts is None else grad.masked_fill(~counts[:, None], 0))
+
+
 def _blocks(logits: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Blocks of tokens as views: `logits [..., v]`, and tensors that agree with it but for the last dim."""
     size, lead = logits.numel(), logits.dim() - 1

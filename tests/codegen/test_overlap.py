@@ -131,18 +131,18 @@ def test_at_most_two_blocks_are_gathered_at_once():
 def test_replicated_gradients_trail_behind_backward():
     program = zero_program(0)
     text = files_of(chain_graph(BLOCKS, width=WIDTH), program)["program.py"]
-    assert "[started] = comm.start_all_reduce([mm], 'a', op='sum', own=True)" in function(text, "h_backward") and "reduced = [x.wait() for x in grad]" in function(text, "update_param")
+    assert "[started] = comm.start_all_reduce([mm], 'a', op='sum', own=(0,))" in function(text, "h_backward") and "reduced = [x.wait() for x in grad]" in function(text, "update_param")
     assert "comm.all_reduce(sum, 'a', op='sum')" in text  # the loss is read at once
     check_numbers(program)
 
 
 def test_the_sum_of_a_gradient_lies_where_the_gradient_does_unless_others_read_it(monkeypatch):
     def starts(program):
-        return [(n.inputs, dict(n.args).get("own", False)) for n in overlapped(program).graph.nodes if n.op == "comm.start_all_reduce"]
+        return [(n.inputs, dict(n.args).get("own", ())) for n in overlapped(program).graph.nodes if n.op == "comm.start_all_reduce"]
 
-    assert starts(zero_program(0)) == [((f"dw_{i}",), True) for i in reversed(range(BLOCKS))]
+    assert starts(zero_program(0)) == [((f"dw_{i}",), (0,)) for i in reversed(range(BLOCKS))]
     check_numbers(zero_program(0))
-    assert starts(zero_program(0, in_pairs())) == [(("dw_3", "dw_2"), False), (("dw_1", "dw_0"), False)]  # packed into one
+    assert starts(zero_program(0, in_pairs())) == [(("dw_3", "dw_2"), (0, 1)), (("dw_1", "dw_0"), (0, 1))]
     graph = chain_graph(BLOCKS, width=WIDTH)
     step = next(n for n in graph.nodes if n.name == "step_3")
     extra = replace(step, name="more", outputs=("more",), phase=Phase.BACKWARD)
@@ -152,7 +152,7 @@ def test_the_sum_of_a_gradient_lies_where_the_gradient_does_unless_others_read_i
     assigner = Assigner(seen, 2)
     choices = {f"{op}_{i}": choice for op, choice in SPLIT.items() for i in range(BLOCKS)} | {"loss": "d0", "ones": "d0", "more": "P(self)"}
     program = assigner.program(assigner.assign({"input:0": "S0/4"}, choices))
-    assert starts(program) == [((f"dw_{i}",), i != 3) for i in reversed(range(BLOCKS))]
+    assert starts(program) == [((f"dw_{i}",), () if i == 3 else (0,)) for i in reversed(range(BLOCKS))]
 
 
 def test_new_parameters_are_gathered_while_the_next_are_updated():

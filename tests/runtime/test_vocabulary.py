@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autopar.runtime import vocabulary  # noqa: E402
-from autopar.runtime.vocabulary import cross_entropy_backward, embedding, embedding_backward, pick, sum_exp  # noqa: E402
+from autopar.runtime.vocabulary import cross_entropy_backward, embedding, embedding_backward, embedding_backward_onto, pick, sum_exp  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROWS = torch.arange(10)
@@ -59,6 +59,18 @@ def test_any_ascending_rows(rows):
     grad = torch.randn(4, 5, 3)
     whole = torch.ops.aten.embedding_dense_backward(grad, ids, 10, 3, False)
     torch.testing.assert_close(embedding_backward(grad, ids, own, 10, 3), whole[own])
+
+
+@pytest.mark.parametrize("rows", [list(range(10)), [5, 6, 7, 8, 9], [1, 3, 5, 7, 9]], ids=str)
+@pytest.mark.parametrize("padding", [-1, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_rows_are_added_where_the_sum_lies(rows, padding, dtype):
+    own, ids = torch.tensor(rows), torch.randint(0, 10, (4, 5))
+    grad, before = torch.randn(5, 4, 3).to(dtype).transpose(0, 1), torch.randn(len(rows), 3).to(dtype)
+    wanted = before + embedding_backward(grad, ids, own, 10, padding)
+    sum = before.clone()
+    assert embedding_backward_onto(sum, grad, ids, own, 10, padding) is sum
+    torch.testing.assert_close(sum, wanted)
 
 
 def test_rows_that_hold_no_numbers_do_not_reach_others():

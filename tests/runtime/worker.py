@@ -38,7 +38,8 @@ def start_everything(comm, axis, x):
         *comm.start_reduce_scatter(whole[:1], axis.name, [1], [8 // axis.size], alone=True),
         *comm.start_reduce_scatter(whole, axis.name, dims, [1, 1, 2], alone=True),
         *comm.start_all_reduce(xs[1:2], axis.name), *comm.start_all_reduce(xs, axis.name),
-        *comm.start_all_reduce([x.clone()], axis.name, own=True), *comm.start_all_reduce([x.transpose(0, 1)], axis.name, own=True),
+        *comm.start_all_reduce([x.clone()], axis.name, own=(0,)), *comm.start_all_reduce([x.transpose(0, 1)], axis.name, own=(0,)),
+        *comm.start_all_reduce([x.clone(), x.repeat(1, 1, 2048), x.new_ones(300, 700), x.repeat(1, 1, 2048).transpose(0, 1)], axis.name, own=(0, 2, 3)),
     ]  # fmt: skip
     first = [pending.wait() for pending in started[::2]]
     return [*first, *(pending.wait() for pending in started[1::2])]

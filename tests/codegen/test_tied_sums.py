@@ -1,0 +1,63 @@
+"""A head that is the embedding: its gradient is one sum in place, and what only the update needs is waited for behind it."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import autopar  # noqa: E402
+from autopar.constraints import parse_fix  # noqa: E402
+from autopar.demo import model as demo  # noqa: E402
+from autopar.graph.node import Phase, Ref  # noqa: E402
+from autopar.graph.sections import phase_sections  # noqa: E402
+from autopar.graph.tensor import Kind  # noqa: E402
+from autopar.graph.tied_sums import ONTO, add_rows_in_place  # noqa: E402
+from autopar.options import Options  # noqa: E402
+from tests.graph.drafts import Assigner, make_graph, node, value  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def sum_program(alpha=1, head_read_again=False, dtype="float64"):
+    """The sum of a head's gradient and of its embedding's, on two ranks that hold all of it."""
+    back = {"phase": Phase.BACKWARD}
+    steps = [
+        (node("aten.mm.default", ("grad", "x"), "head", ("self", "mat2"), **back), value("head", (10, 4), dtype=dtype)),
+        (node("autopar.embedding_backward", ("flow", "ids", "rows"), "table", ("grad", "indices", "rows"), num_rows=10, **back), value("table", (10, 4))),
+        (node("aten.add.Tensor", ("table", "head"), "both", **back, **({"alpha": alpha} if alpha != 1 else {})), value("both", (10, 4))),
+        (node("aten.sum.default", ("head",), "more", **back), value("more", (), dtype=dtype)),
+        (node("aten.sub.Tensor", ("w@0", "both"), "w@1", phase=Phase.UPDATE), value("w@1", (10, 4), Kind.PARAM)),
+    ]
+    inputs = [value("w@0", (10, 4), Kind.PARAM), *(value(n, s, Kind.BATCH) for n, s in (("grad", (10, 6)), ("x", (6, 4)), ("flow", (6, 4))))]
+    inputs += [value("ids", (6,), Kind.BATCH, "int64"), value("rows", (10,), Kind.BATCH, "int64")]
+    steps = steps if head_read_again else [step for step in steps if step[0].name != "more"]
+    assigner = Assigner(make_graph(inputs, steps, updates=(("w@0", "w@1"),)), 2)
+    return assigner.program(assigner.assign())
+
+
+def found_in(program):
+    new, sections = add_rows_in_place(program, phase_sections(program.graph))
+    assert len(sections) == len(new.graph.nodes) == len(new.origins)
+    return [n for n in new.graph.nodes if n.op == ONTO]
+
+
+def test_rows_are_added_to_what_the_head_left():
+    (found,) = found_in(sum_program())
+    assert found.inputs == ("head", "flow", "ids", "rows") and found.outputs == ("both",)
+    assert dict(found.args) == {"sum": Ref(0), "grad": Ref(1), "indices": Ref(2), "rows": Ref(3), "num_rows": 10}
+
+
+@pytest.mark.parametrize("other", [{"alpha": 2}, {"head_read_again": True}, {"dtype": "bfloat16"}], ids=str)
+def test_a_sum_that_is_another_stays(other):
+    assert not found_in(sum_program(**other))
+
+
+def test_data_parallel_step_of_a_tied_model():
+    workload = demo.build(batch=4, seq=8, vocab=32, layers=2, hidden=16, heads=2)
+    step = autopar.compile(
+        workload.model, "cpu:2", example_inputs=workload.example_inputs, example_targets=workload.example_targets, loss=workload.loss,
+        optimizer=workload.optimizer, options=Options(constraints=parse_fix("dp=2,zero=0,pp=1"), price=False),
+    )  # fmt: skip
+    backward = step.files["program.py"].split("\ndef backward(")[1].split("\ndef ")[0].splitlines()
+    place = {word: next(i for i, line in enumerate(backward) if word in line) for word in ("ops.embedding_backward_onto(", "ops.embedding_backward(")}
+    started = next(i for i, line in enumerate(backward) if "start_all_reduce([sum]" in line)
+    assert started < place["ops.embedding_backward_onto("] < place["ops.embedding_backward("], "\n".join(backward)
