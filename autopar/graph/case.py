@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ..collector import rare_collections
 from ..constraints import DATA
 from .choice import Assignment
 from .cuts import CutTable, find_cuts, resolve_all
@@ -40,6 +41,7 @@ class Case:
     whole_roles: Roles | None = None
 
 
+@rare_collections()
 def build_case(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Case:
     """Apply the rules, find cuts and equal blocks."""
     sites, signatures = resolve_all(graph, rules)

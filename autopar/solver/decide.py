@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ..cluster import num_devices
+from ..collector import rare_collections
 from ..constraints import DATA, PIPELINE, Constraints, print_constraints
 from ..cost.meshes import list_meshes
 from ..cost.model import CostModel
@@ -76,6 +77,7 @@ class Decision:
     certificate: Certificate
 
 
+@rare_collections()
 def decide(ask: Ask) -> Decision:
     """Search.
 

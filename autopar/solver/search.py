@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf, log, prod
 
+from ..collector import rare_collections
 from ..cost.memory import Memory, estimate_memory
 from ..errors import ConstraintError
 from ..graph.choice import Assignment
@@ -73,6 +74,7 @@ class Question:
     steer: Steer | None = None
 
 
+@rare_collections()
 def search(
     question: Question,
     meshes: Sequence[Mesh],

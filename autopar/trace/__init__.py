@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from ..collector import rare_collections
 from ..graph.graph import Graph
 from .capture import Captured, capture_step
 from .counted import Counted, check_counted
@@ -45,18 +43,6 @@ class Traced:
     seconds: dict[str, float]
 
 
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """A trace keeps every object it makes: looking for garbage among them only costs time."""
-    active = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if active:
-            gc.enable()
-
-
 def trace_step(workload: Workload, precision: str = "fp32") -> Traced:
     """Trace and lower the whole step.
 
@@ -69,7 +55,7 @@ def trace_step(workload: Workload, precision: str = "fp32") -> Traced:
 
 
 def _trace(workload: Workload, precision: str) -> tuple[Traced, tuple[Counted, ...]]:
-    with _without_collector():
+    with rare_collections():
         start = time.perf_counter()
         captured = capture_step(workload, precision)
         middle = time.perf_counter()
