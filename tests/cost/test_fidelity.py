@@ -370,7 +370,7 @@ def test_context_parallel_runs_are_predicted():
     )  # fmt: skip
     predict = SearchPredictor()
     split, whole = predict(run), predict(replace(run, row_id="q", cp=1, n_gpus=2))
-    assert split.why == "pp=2 sp=2, 4 microbatches, 1f1b" and whole.why == "pp=2, 4 microbatches, 1f1b"
+    assert split.why == "pp=2 sp=2, 4 microbatches, 1f1b" and whole.why == "pp=2 1 rank, 4 microbatches, 1f1b"
     assert 0.5 < split.seconds / whole.seconds < 0.7
 
 

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import autopar.runtime.attention as kernels  # noqa: E402
 from autopar.runtime.ops import attention, attention_backward, row_numbers  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -69,3 +70,35 @@ def test_dtypes_stay(dtype):
     wanted = plain(query.double(), key.double(), key.double(), rows)
     torch.testing.assert_close(out.double(), wanted[0], rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-2)
     torch.testing.assert_close(logsumexp.double(), wanted[1], rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-2)
+
+
+class BottomRight:
+    """Stands for a GPU's flash kernels, whose causal mask ends at the bottom right; counts calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def scores(self, query, key, causal):
+        offset = key.shape[-2] - query.shape[-2]
+        assert not causal or offset >= 0, "it would hide all keys from the first rows"
+        return torch.arange(query.shape[-2]) + offset if causal else torch.full((query.shape[-2],), key.shape[-2])
+
+    def forward(self, query, key, value, mask, causal, scale):
+        self.calls += 1
+        return plain(query, key, value, self.scores(query, key, causal), scale)
+
+    def backward(self, grad_out, query, key, value, out, logsumexp, mask, causal, scale):
+        self.calls += 1
+        leaves = [t.clone().requires_grad_() for t in (query, key, value)]
+        return torch.autograd.grad(plain(*leaves, self.scores(query, key, causal), scale)[0], leaves, grad_out)
+
+
+def test_one_call_where_the_mask_ends_at_the_bottom_right(monkeypatch):
+    flash = BottomRight()
+    monkeypatch.setattr(kernels, "_is_flash", lambda query, key, mask, causal: not causal or query.shape[-2] <= key.shape[-2])
+    monkeypatch.setattr(kernels, "_forward", flash.forward)
+    monkeypatch.setattr(kernels, "_backward", flash.backward)
+    test_every_run_is_its_part_of_the_whole(12, 12, 3, 4)
+    assert flash.calls == 2 * 3
+    test_every_run_is_its_part_of_the_whole(6, 9, 3, 2)
+    assert flash.calls == 2 * 3 + 2 * 3
