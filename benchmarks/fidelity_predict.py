@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from math import inf
 from pathlib import Path
 
-from autopar.constraints import Constraints
+from autopar.constraints import SEQUENCE, Constraints
 from autopar.cost.matmul import MatmulRates
 from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
@@ -170,6 +170,8 @@ class SearchPredictor:
         if again and constraints.recompute is None:  # it was left free, so the memory is that of our choice
             why = f"recompute {again!r} has no word among the constraints; {layout}"
             return Prediction(seconds, None, band_of(run), why=why)
+        if constraints.zero and dict(constraints.degrees).get(SEQUENCE, 1) > 1:
+            return Prediction(seconds, None, band_of(run), why=f"its states are cut among the ranks of dp and cp together, and zero is about those of dp; {layout}")
         return Prediction(seconds, None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, layout)
 
     def _case(self, row, as_megatron: bool):  # noqa: ANN001, ANN202 - torch is imported inside
