@@ -3,7 +3,7 @@
 query [b, h, s, d], key [b, g, t, d], value [b, g, t, e]; h is a multiple of g (grouped queries: head h reads group h // (h/g)). Batch
 and heads split; the rows of queries too, so gradients of keys and values are sums over who has which rows (context parallelism). A causal
 mask counts positions: its rows are told where they are by `rows`, their numbers, and are split into runs of neighbours, for which there are
-kernels; without `rows` they stay whole. The keys stay whole: a softmax over a part of them needs its own maximum and sum.
+kernels; without `rows`, or where queries are more than keys, they stay whole. The keys stay whole: a softmax over a part of them needs its own maximum and sum.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 from ..node import input_names
 from ..rule import Rule, Shape, Site
 
-_WHOLE = "the softmax runs over all keys, and a causal mask without row numbers counts from the first query it is given"
+_WHOLE = "the softmax runs over all keys, and a causal mask without row numbers, or of more queries than keys, counts from the first query"
 
 
 def _operands(site: Site, query: Shape, key: Shape, value: Shape) -> dict[str, tuple[str, ...]]:
     """Texts of the dims of each operand."""
     heads, groups = ("h", "h") if query[1] == key[1] else (f"(g:{key[1]} r:{query[1] // key[1]})", "g")
-    row = "s" if not site.arg("is_causal", False) else "<s>" if "rows" in input_names(site.node) else "[s]"
+    numbered = "rows" in input_names(site.node) and query[2] <= key[2]  # then rows that are as many as the keys are all of them (`runtime.attention`)
+    row = "s" if not site.arg("is_causal", False) else "<s>" if numbered else "[s]"
     inner = "[d]" if value[3] == query[3] else "[e]"
     return {
         "query": ("b", heads, row, "[d]"),
