@@ -318,11 +318,10 @@ def _check(found: Constraints, where: str) -> Constraints:
     turns += [f"microbatch={found.microbatch}"] if found.microbatch is not None else []
     turns += [f"pp={degrees[PIPELINE]}"] if degrees.get(PIPELINE, 1) > 1 else []
     turns += ["require pp"] if PIPELINE in found.require else []
-    if (piped or turns) and (degrees.get(SEQUENCE, 1) > 1 or SEQUENCE in found.require):
-        asked = f"sp={degrees[SEQUENCE]}" if SEQUENCE in degrees else "require sp"
+    if (piped or turns) and SEQUENCE in found.require and SEQUENCE not in degrees:
         raise ConstraintError(
-            f"{where}: {asked} and {', '.join([*turns, *piped])}: plans in stages or in several microbatches have no axis of their own for the "
-            "sequence (tp splits it beside its matmuls, sequence_parallel=1); leave one out"
+            f"{where}: require sp and {', '.join([*turns, *piped])}: plans in stages or in several microbatches have an axis of their own for the sequence only "
+            "where its degree is named; give sp=2, say, or leave one out"
         )
     if found.schedule in SCHEDULES and ((found.vpp or 1) > 1) != (found.schedule in IN_CHUNKS) and found.vpp is not None:
         raise ConstraintError(f"{where}: vpp={found.vpp} and schedule={found.schedule}: several chunks on a stage and {' or '.join(IN_CHUNKS)} go together; leave one out")

@@ -50,6 +50,9 @@ _MCORE_BUCKET, _MCORE_BUCKET_A_RANK = 40_000_000, 1_000_000
 # (`DistributedOptimizer`, megatron/core/optimizer/distrib_optimizer.py: ranges of the gradient buffer), DeepSpeed's ZeRO (`DeepSpeedZeroOptimizer`,
 # deepspeed/runtime/zero/stage_1_and_2.py: flattened groups), FSDP's FlatParameter (llm-foundry). FSDP2 (torchtitan) cuts the first dim, unevenly where it must.
 FLAT_STATES = {"mcore_h100", "mbridge", "nemo2407", "nemo_longseq", "mtnlg", "zero", "bigsci", "bloom", "llmfoundry", "torchtitan"}
+# All whose rows have context parallelism (`balances_rows`) cut the sequence into twice as many blocks as ranks and give each rank one and its mirror image: Llama 3
+# (arXiv:2407.21783 section 3.3.2), Megatron-Core and what is built on it (`get_batch_on_this_cp_rank`, megatron/core/utils.py), torchtitan (torch's
+# `context_parallel`, whose load balance is on unless asked otherwise). Our own programs give each rank a run of neighbours, and the last one has most to do.
 # Where more of the states' bytes than this stays whole here, ZeRO-1 in flat buffers is priced as our plan without ZeRO, its states cut afterwards: an
 # all-reduce sends what a reduce-scatter of gradients and a gather of parameters send.
 _MOST_WHOLE = 0.1
@@ -121,17 +124,11 @@ class SearchPredictor:
         try:
             row = row_of(run)
             constraints, cluster = constraints_of(row), cluster_of(row)
-            around = dict(constraints.degrees).get(SEQUENCE, 1)
-            if around > 1:
-                return Prediction(
-                    why=f"context parallelism over {around} ranks splits the queries of causal attention; our programs keep them whole (graph.rules.attention), "
-                    "so each of these ranks would be priced with all of the attention"
-                )
             if schedule and constraints.vpp is None:
                 constraints = merge_constraints(constrain(schedule=_SCHEDULES[schedule]), constraints)
             if schedule == "1F1B-I" and _ALL_CHUNKS in run.notes and run.layers and run.pp:
                 constraints = merge_constraints(parse_fix(f"vpp={(run.layers + 2) // run.pp}"), constraints)
-            model = replace(build_cost_model(cluster), whole_blocks=True, hides_ends=HIDES_ENDS in run.zero_stage, flat_states=run.source_id in FLAT_STATES)
+            model = replace(build_cost_model(cluster), whole_blocks=True, hides_ends=HIDES_ENDS in run.zero_stage, flat_states=run.source_id in FLAT_STATES, balances_rows=True)
             if run.source_id in ATTENTION and model.rates is not None:
                 model = replace(model, attention=ATTENTION[run.source_id])
             if run.source_id == "mcore_h100" and run.dp:
@@ -173,6 +170,8 @@ class SearchPredictor:
         if again and constraints.recompute is None:  # it was left free, so the memory is that of our choice
             why = f"recompute {again!r} has no word among the constraints; {layout}"
             return Prediction(seconds, None, band_of(run), why=why)
+        if constraints.zero and dict(constraints.degrees).get(SEQUENCE, 1) > 1:
+            return Prediction(seconds, None, band_of(run), why=f"its states are cut among the ranks of dp and cp together, and zero is about those of dp; {layout}")
         return Prediction(seconds, None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, layout)
 
     def _case(self, row, as_megatron: bool):  # noqa: ANN001, ANN202 - torch is imported inside

@@ -179,8 +179,7 @@ def constraints_of(row: Row) -> Constraints:
     if len(given) >= 3 and product != row.need("n_gpus"):
         raise NotExpressible(f"the degrees {words} make {product} devices, printed are {row.need('n_gpus')}")
     if row.count("micro_bs"):
-        one_turn = row.need("micro_bs") * (degrees["dp"] or 0) == row.count("global_bs")  # an axis of sp is searched in one turn
-        words |= {"microbatches": 1} if one_turn and "sp" in words else {"microbatch": row.count("micro_bs")}
+        words["microbatch"] = row.count("micro_bs")
     if (degrees["pp"] or 1) > 1 and row.count("vpp"):
         words["vpp"] = row.count("vpp")
     zero, again = zero_of(row), row.get("recompute")

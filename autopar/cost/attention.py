@@ -5,7 +5,9 @@ dropout: that is an op of its own where kernels are unfused, and nearly free whe
 
 Fused kernels (`attention_table.ROWS`: flash1, flash2, flash3, cudnn, and efficient, torch's memory-efficient one; triton, by its relation to flash2):
 
-    pairs   = batch x heads x (query x keys, or what a causal mask leaves visible); 4 head_dim FLOPs each forward, 10 backward
+    pairs   = batch x heads x (query x keys, or what a causal mask leaves visible); 4 head_dim FLOPs each forward, 10 backward. Of queries that
+              begin at row f of the sequence row f + i sees f + i keys: where the sequence is split, the last rank has the most, and keys behind its
+              last row are not touched (`runtime.attention`)
     compute = pairs x FLOPs / rate, at least what the longest block takes at one multiprocessor's share of the rate
     seconds = max(compute, bytes) + kernels x kernel_s,             bytes: each operand, result and gradient once
 
@@ -101,6 +103,7 @@ def attention_seconds(
     causal: bool,
     kernel: str,
     backward: bool,
+    first: np.ndarray | float = 0.0,
 ) -> np.ndarray:
     """Seconds of one pass, forward or backward, for any number of local sizes at once.
 
@@ -108,20 +111,22 @@ def attention_seconds(
         batch, heads, query, keys: local sizes, at least 1; broadcast against each other. heads: of the queries.
         causal: a mask aligned at the top left, as torch's `is_causal`.
         kernel: of `list_attention_kernels`.
+        first: with `causal`, the row of the whole sequence with which these queries begin.
 
     Raises:
         ClusterError: the kernel has no rates on this device, or does not run with this dtype or head dim.
     """
-    b, q, k = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (np.multiply(batch, heads), query, keys)))
+    b, q, k, f = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (np.multiply(batch, heads), query, keys, first)))
+    k = np.minimum(k, f + q) if causal and np.any(f) else k
     if kernel in _UNFUSED:
         return _unfused_seconds(rates, b, q, k, head_dim, dtype, kernel, backward)
     _check(rates, head_dim, dtype, kernel)
     chip, _ = _FUSED[rates.name]
     scale = matmul_level(rates, "float16") / matmul_level(find_matmul_rates(chip), "float16")
     padded_q, padded_k = np.ceil(q / _BLOCK) * _BLOCK, np.ceil(k / _BLOCK) * _BLOCK
-    pairs = _visible(padded_q, padded_k) if causal else padded_q * padded_k
+    pairs = visible_pairs(padded_q, padded_k, f) if causal else padded_q * padded_k
     length = (2 if causal else 1) * pairs / padded_q  # keys that a row sees, as the papers' square shapes have them
-    longest = padded_q if backward else np.minimum(padded_q, padded_k) if causal else padded_k
+    longest = padded_q if backward else np.minimum(f + padded_q, padded_k) if causal else padded_k
     table = np.log(SEQUENCES), _log_pair_s(chip, kernel, backward, causal, head_dim)
     all_s = b * pairs * np.exp(np.interp(np.log(length), *table))
     block_s = rates.multiprocessors * _BLOCK * longest * np.exp(np.interp(np.log(longest), *table))
@@ -145,9 +150,14 @@ def _check(rates: MatmulRates, head_dim: int, dtype: str, kernel: str) -> None:
         raise ClusterError(f"{where} has head dims of 1 to {_MAX_HEAD_DIM}, found {head_dim}; take 'unfused'")
 
 
-def _visible(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Pairs under a mask aligned at the top left; half of a square, as the papers count."""
-    return np.where(q <= k, q * q / 2, k * k / 2 + (q - k) * k)
+def visible_pairs(q: np.ndarray, k: np.ndarray, first: np.ndarray | float = 0.0) -> np.ndarray:
+    """Pairs of q rows and k keys under a causal mask, the rows beginning at `first`; half of a square, as the papers count."""
+    return _above(first + q, k) - _above(first, k)
+
+
+def _above(q: np.ndarray | float, k: np.ndarray) -> np.ndarray:
+    """Pairs of the first q rows under a mask aligned at the top left."""
+    return np.where(q <= k, np.multiply(q, q) / 2, k * k / 2 + (q - k) * k)
 
 
 def _unfused_seconds(

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph.node import packet_of
+from ..graph.node import input_names, packet_of
 from ..graph.rule import Site
+from .attention import visible_pairs
 from .rows import op_work
 
 _LINEARS = frozenset(("autopar.linear", "autopar.linear_input_grad", "autopar.linear_weight_grad"))
@@ -78,10 +79,13 @@ def _attention(packet: str, site: Site, size: np.ndarray) -> list[Part]:
     if packet not in ("autopar.attention", "autopar.attention_backward"):
         return []
     backward = packet.endswith("backward")
-    query, keys = site.inputs[backward], site.inputs[backward + 1]
-    heads = size[int(backward)] / (query[2] * query[3])
-    family = ("attention" if site.arg("is_causal", False) else "attention_full") + ("_backward" if backward else "")
-    sequence = np.full(len(heads), np.sqrt(query[2] * keys[2]))
+    query, keys, names = site.inputs[backward], site.inputs[backward + 1], input_names(site.node)
+    causal, rows = bool(site.arg("is_causal", False)), np.full(size.shape[1], float(query[2]))
+    local = size[names.index("rows")] if "rows" in names else rows
+    heads = size[int(backward)] / (local * query[3])
+    family = ("attention" if causal else "attention_full") + ("_backward" if backward else "")
+    # of split rows the last rank has most pairs: a causal square of as many
+    sequence = np.sqrt(2 * visible_pairs(local, np.array(float(keys[2])), rows - local) if causal else local * keys[2])
     return [Part(family, np.stack([heads, sequence, np.full(len(heads), float(query[3]))], axis=1))]
 
 

@@ -55,6 +55,8 @@ class CostModel:
             the next step, as Megatron-LM's `--overlap-grad-reduce` and `--overlap-param-gather` have it; else it is waited for, as in our programs.
         flat_states: optimizer states are cut along dp as one flat buffer, whatever their dims, as Megatron-LM's distributed optimizer has them; else a state whose
             dims do not divide stays whole, as in our programs.
+        balances_rows: where the rows of causal attention are split, each rank has as many early ones as late ones (Megatron-Core's context parallelism: a block
+            and its mirror image); else a run of neighbours, as in our programs, and the last rank has the most to do.
         nics: ports per host that a group drives, whoever else sends; None: its ranks' share of them (`links.ports`).
         stage_per_host: 2 where a pipeline stage and the next are on one host, 1 where not; 0: there is one stage (`staged_model`).
         measured: rows of `autopar profile`, which price what they know; the figures above price the rest.
@@ -75,6 +77,7 @@ class CostModel:
     whole_blocks: bool = False
     hides_ends: bool = False
     flat_states: bool = False
+    balances_rows: bool = False
     nics: int | None = None
     stage_per_host: int = 0
     measured: MeasuredRows | None = None

@@ -21,14 +21,14 @@ from functools import lru_cache
 import numpy as np
 
 from ..graph.liveness import is_view
-from ..graph.node import Node, get_arg, packet_of
+from ..graph.node import Node, get_arg, input_names, packet_of
 from ..graph.rule import Signature, Site, count_flops, is_contraction
 from ..graph.sharding import num_shards
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 from ..graph.turns import RECEIVE, SEND
 from ..graph.work import moved_bytes
-from .attention import attention_seconds, list_attention_kernels
+from .attention import attention_seconds, list_attention_kernels, visible_pairs
 from .collectives import collective_way, way_seconds
 from .matmul import MatmulRates, matmul_seconds
 from .measured import copy_seconds, node_least_s, node_seconds, traffic_least_s, write_least_s, write_seconds
@@ -172,6 +172,8 @@ def _seconds(
     if op == RECEIVE:
         return np.array([receive_seconds(model, float(b)) for b in moved])
     packet, dtype = packet_of(op), compute_dtype(dtypes)
+    if packet in _ATTENTION and whole is not None:
+        flops = flops * _excess(model, whole, elements)
     if model.measured is not None and (found := node_seconds(model.measured, op, whole, dtype, elements, num_inputs, flops, moved)) is not None:
         return found
     start = model.launch_s if site is None or site.traffic is None or site.traffic.starts else 0.0
@@ -242,19 +244,37 @@ def _attention_seconds(model: CostModel, rates: MatmulRates, packet: str, site: 
     place, backward = _ATTENTION[packet]
     query, keys = site.inputs[place], site.inputs[place + 1]
     rows, dim = query[2], query[3]
-    masked = len(site.inputs) > place + 3 if not backward else len(site.inputs) > 6
     kernel = model.attention
-    if masked:
+    if "attn_mask" in input_names(site.node):
         kernel = "efficient"
     if dtype not in _HALF or dim > _MAX_HEAD_DIM or kernel not in list_attention_kernels(rates):
         kernel = "unfused"
-    heads = elements[place] / (rows * dim)
+    local, first = _local_rows(model, site, elements)
+    heads = elements[place] / (local * dim)
     causal = bool(get_arg(site.node, "is_causal", False))
-    return np.array([_cached_attention(rates, float(h), rows, keys[2], dim, dtype, causal, kernel, backward) for h in heads])
+    cases = zip(heads.tolist(), local.tolist(), first.tolist())
+    return np.array([_cached_attention(rates, h, q, keys[2], dim, dtype, causal, kernel, backward, f) for h, q, f in cases])
+
+
+def _local_rows(model: CostModel, site: Site, elements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(rows of queries, the first one's number) of each case on the rank that has the most to do; without row numbers all rows, whoever splits them."""
+    rows, names = site.inputs[_ATTENTION[packet_of(site.node.op)][0]][2], input_names(site.node)
+    local = elements[names.index("rows")].astype(float) if "rows" in names else np.full(elements.shape[1], float(rows))
+    return local, (rows - local) / (2 if model.balances_rows else 1)
+
+
+def _excess(model: CostModel, site: Site, elements: np.ndarray) -> np.ndarray | float:
+    """By how much the rank with the most to do has more of causal attention than the mean of all ranks."""
+    if not get_arg(site.node, "is_causal", False):
+        return 1.0
+    place = _ATTENTION[packet_of(site.node.op)][0]
+    rows, keys = float(site.inputs[place][2]), np.array(float(site.inputs[place + 1][2]))
+    local, first = _local_rows(model, site, elements)
+    return visible_pairs(local, keys, first) * rows / (visible_pairs(np.array(rows), keys) * local)
 
 
 @lru_cache(maxsize=1 << 14)
 def _cached_attention(
-    rates: MatmulRates, heads: float, query: int, keys: int, dim: int, dtype: str, causal: bool, kernel: str, backward: bool
+    rates: MatmulRates, heads: float, query: float, keys: int, dim: int, dtype: str, causal: bool, kernel: str, backward: bool, first: float
 ) -> float:
-    return float(attention_seconds(rates, 1.0, heads, query, keys, dim, dtype, causal=causal, kernel=kernel, backward=backward))
+    return float(attention_seconds(rates, 1.0, heads, query, keys, dim, dtype, causal=causal, kernel=kernel, backward=backward, first=first))

@@ -2,6 +2,7 @@
 
     "m k, k n -> m n"                 a matmul; k is missing from the output, so splitting it leaves a Partial
     "... [c] -> ... [c]"              a softmax; `[c]` is whole: it is never split
+    "<s> d, [t] d, <s> -> <s> d"      `<s>`: a piece is a run of neighbours; of a dim that is a product the inner part is never split
     "b s (h d) -> b h s d"            a view and permute; `(h d)` is one dim of two factors, h the outer
     "input: ... i, weight: o i, bias: o -> ... o"    operands by schema name, for ops with optional ones
     "[v] d, [n] -> n d, {d} n"        `{d}`: this output lacks d and is the same on every piece, not a sum of parts
@@ -79,11 +80,12 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A letter of a rule, with its size at one node. `whole` says why it is never split, "" where it may be."""
+    """A letter of a rule, with its size at one node. `whole` says why it is never split, "" where it may be; `runs`: its pieces are runs of neighbours."""
 
     name: str
     size: int
     whole: str = ""
+    runs: bool = False
 
 
 DimFactors = tuple[str, ...]  # the factors of one dim, outermost first; () where the dim has size 1
@@ -124,13 +126,14 @@ def find_rule(rules: Mapping[str, Rule], node: Node) -> Rule:
     return rule
 
 
-_TOKEN = re.compile(r"\.\.\.|\(|\)|\{\w+\}|\[?[A-Za-z_][A-Za-z_0-9]*(?::\d+)?\]?|1|\S")
+_TOKEN = re.compile(r"\.\.\.|\(|\)|\{\w+\}|<\w+>|\[?[A-Za-z_][A-Za-z_0-9]*(?::\d+)?\]?|1|\S")
+_WHOLE, _RUNS = "[", "<"
 
 
 def _parse_operand(text: str, where: str) -> list[object]:
-    """Dims of one operand: `...`, or a tuple of (factor, whole, size or 0); and the names in braces, which are no dims."""
+    """Dims of one operand: `...`, or a tuple of (factor, its bracket or "", size or 0); and the names in braces, which are no dims."""
     dims: list[object] = []
-    group: list[tuple[str, bool, int]] | None = None
+    group: list[tuple[str, str, int]] | None = None
     for token in _TOKEN.findall(text):
         if token == "...":
             dims.append("...")
@@ -144,10 +147,10 @@ def _parse_operand(text: str, where: str) -> list[object]:
         elif token == "1":
             if group is None:
                 dims.append(())
-        elif re.fullmatch(r"\[[A-Za-z_]\w*(:\d+)?\]|[A-Za-z_]\w*(:\d+)?", token):
-            whole = token.startswith("[")
-            name, _, size = token.strip("[]").partition(":")
-            item = (name, whole, int(size) if size else 0)
+        elif re.fullmatch(r"\[[A-Za-z_]\w*(:\d+)?\]|<[A-Za-z_]\w*>|[A-Za-z_]\w*(:\d+)?", token):
+            bracket = token[0] if token[0] in (_WHOLE, _RUNS) else ""
+            name, _, size = token.strip("[]<>").partition(":")
+            item = (name, bracket, int(size) if size else 0)
             if group is None:
                 dims.append((item,))
             else:
@@ -243,15 +246,15 @@ def meeting(node: Node) -> tuple[int, ...]:
 
 def _solve_sizes(rule: Rule, operands: list[tuple[list[object], Shape]], num_inputs: int, where: str, text: str) -> Signature:
     # `...` becomes factors .0 .1 ... counted from the right, so that operands of different rank broadcast
-    spread: list[list[tuple[tuple[str, bool, int], ...]]] = []
+    spread: list[list[tuple[tuple[str, str, int], ...]]] = []
     for dims, shape in operands:
         missing = len(shape) - (len(dims) - dims.count("..."))
         if missing < 0 or ("..." not in dims and missing):
             raise GraphError(f"{where}: rule text {text!r} does not fit shape {list(shape)}")
-        row: list[tuple[tuple[str, bool, int], ...]] = []
+        row: list[tuple[tuple[str, str, int], ...]] = []
         for dim in dims:
             if dim == "...":
-                row += [((f".{missing - 1 - j}", False, 0),) for j in range(missing)]
+                row += [((f".{missing - 1 - j}", "", 0),) for j in range(missing)]
             else:
                 row.append(dim)  # type: ignore[arg-type]
         spread.append(row)
@@ -278,11 +281,11 @@ def _solve_sizes(rule: Rule, operands: list[tuple[list[object], Shape]], num_inp
     factors: dict[str, Factor] = {}
     for row in spread:
         for dim in row:
-            for name, whole, _ in dim:
+            for name, bracket, _ in dim:
                 if name not in sizes:
                     raise GraphError(f"{where}: cannot tell the size of factor {name} of {text!r}")
-                if name not in factors or whole:
-                    factors[name] = Factor(name, sizes[name], rule.why_whole if whole else "")
+                if name not in factors or bracket:
+                    factors[name] = Factor(name, sizes[name], rule.why_whole if bracket == _WHOLE else "", bracket == _RUNS)
     found: list[tuple[DimFactors, ...]] = []
     for row, (_, shape) in zip(spread, operands):
         dims_found: list[DimFactors] = []

@@ -44,7 +44,10 @@ class Refusal:
 
 
 def factor_cuts(signature: Signature, input_cuts: tuple[tuple[Cuts, ...], ...], output_cuts: tuple[tuple[Cuts, ...], ...]) -> dict[str, Cuts]:
-    """The inner sizes at which each factor may be cut, from the cuts of the dims that it is part of."""
+    """The inner sizes at which each factor may be cut, from the cuts of the dims that it is part of.
+
+    One whose pieces are runs of neighbours (`Factor.runs`) has them too: its outer part is split, and no further than the inner one.
+    """
     found: dict[str, set[int]] = {f.name: set() for f in signature.factors}
     size = {f.name: f.size for f in signature.factors}
     for dims, cuts in zip((*signature.inputs, *signature.outputs), (*input_cuts, *output_cuts)):
@@ -79,7 +82,7 @@ def axis_choices(signature: Signature, cuts: dict[str, Cuts], names: tuple[str, 
     for factor in signature.factors:
         if factor.whole:
             continue
-        blocks = (*cuts.get(factor.name, ()), factor.size)
+        blocks = (*(() if factor.runs else cuts.get(factor.name, ())), factor.size)
         choices += [factor.name if upper == factor.size else f"{factor.name}@{upper}" for upper in reversed(blocks)]
     for together in signature.linear:
         text = f"P({' '.join(together)})"
@@ -110,6 +113,7 @@ class _Splits:
         self.names = input_names(site.node)
         self.size = {f.name: f.size for f in signature.factors}
         self.whole = {f.name: f.whole for f in signature.factors}
+        self.runs = frozenset(f.name for f in signature.factors if f.runs)
         self.shapes = (*site.inputs, *site.outputs)
         count = len(signature.inputs) + len(signature.outputs)
         self.replicated: Row = (REPLICATE,) * count
@@ -136,6 +140,8 @@ class _Splits:
         factor, upper, lower = self._digits[choice]
         if self.whole[factor]:
             return f"{factor} stays whole: {self.whole[factor]}"
+        if factor in self.runs and upper != self.size[factor]:
+            return f"{factor} is split into runs of neighbours, and {choice} leaves gaps"
         stride = used.get((factor, upper), upper)
         if stride % (n * lower):
             what = f"{upper // lower}" if lower > 1 or upper != self.size[factor] else f"{self.size[factor]}"

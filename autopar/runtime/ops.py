@@ -1,7 +1,7 @@
 """The ops that are ours, and how any op of a graph is called on real tensors.
 
 In: tensors and plain arguments. Out: tensors. Imports torch only: emitted programs use it. Views are reshapes here: a shard need not be
-contiguous. Attention runs the device's own kernel; both kernels give (out, logsumexp) in the same meaning.
+contiguous.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from ..graph.strides import READS_PACKED
+from .attention import attention, attention_backward, row_numbers
 from .lists import columns as columns
 from .parcels import as_they_come as as_they_come
 from .parcels import lots as lots
@@ -36,70 +37,6 @@ def linear_weight_grad(grad: torch.Tensor, input: torch.Tensor, transposed: bool
     """Gradient of `linear`'s weight, summed over all leading dims of `grad [..., o]` and `input [..., i]`."""
     flat_grad, flat_input = grad.reshape(-1, grad.shape[-1]), input.reshape(-1, input.shape[-1])
     return flat_input.t().mm(flat_grad) if transposed else flat_grad.t().mm(flat_input)
-
-
-def attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scaled dot product attention on `[batch, heads, seq, head_dim]`; returns (out, logsumexp [batch, heads, seq])."""
-    query, key, value = _packed(query), _packed(key), _packed(value)
-    if query.device.type == "cpu":
-        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)
-        return out, lse
-    if attn_mask is not None or query.dtype not in (torch.float16, torch.bfloat16):
-        mask = _cuda_mask(query, key, attn_mask)
-        out = _aten._scaled_dot_product_efficient_attention(query, key, value, mask, True, 0.0, is_causal, scale=scale)
-        return out[0], out[1][..., : query.shape[-2]]
-    out = _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, False, scale=scale)
-    return out[0], out[1]
-
-
-def _packed(x: torch.Tensor) -> torch.Tensor:
-    """The kernels read rows of the last dim and do not look at its stride: on a shard with another they read what is not there."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _cuda_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
-    if mask is None:
-        return None
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
-    return mask.expand(*query.shape[:-1], key.shape[-2])
-
-
-def attention_backward(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    is_causal: bool = False,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value."""
-    grad_out, query, key, value, out = _packed(grad_out), _packed(query), _packed(key), _packed(value), _packed(out)
-    if query.device.type == "cpu":
-        return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_out, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
-        )
-    empty = torch.zeros((), dtype=torch.int64, device=query.device)
-    if attn_mask is not None or query.dtype not in (torch.float16, torch.bfloat16):
-        rows = query.shape[-2]
-        padded = torch.nn.functional.pad(logsumexp, (0, -rows % 32), value=float("inf"))
-        return _aten._scaled_dot_product_efficient_attention_backward(
-            grad_out, query, key, value, _cuda_mask(query, key, attn_mask), out, padded, empty, empty, 0.0,
-            [True, True, True, False], is_causal, scale=scale,
-        )[:3]  # fmt: skip
-    return _aten._scaled_dot_product_flash_attention_backward(
-        grad_out, query, key, value, out, logsumexp, None, None, query.shape[-2], key.shape[-2], 0.0, is_causal, empty, empty, scale=scale
-    )
 
 
 def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=None, bias=None, output_mask=(True, True, True)):
@@ -154,6 +91,7 @@ _OWN = {
     "autopar.linear_weight_grad": linear_weight_grad,
     "autopar.attention": attention,
     "autopar.attention_backward": attention_backward,
+    "autopar.row_numbers": row_numbers,
     "autopar.uniform": uniform,
     "autopar.poisson": poisson,
     "autopar.embedding": embedding,

@@ -1,7 +1,8 @@
 """Layouts: the ways to divide the devices among pipeline stages and, inside of each stage, among axes with roles; and the batch into microbatches.
 
 In: the cluster's size, the model's roles and units, constraints. Out: `Layout`s, each with a time that no plan of it beats. Inside a stage an axis
-splits the batch (dp) and another, between the devices that are closest, anything else (tp): the search space of a layout is named by that.
+splits the batch (dp) and another, between the devices that are closest, anything else (tp): the search space of a layout is named by that. One for the sequence
+(sp) is between the two, where its degree is named.
 """
 
 from __future__ import annotations
@@ -68,33 +69,34 @@ def layout_ranks(layout: Layout) -> tuple[int, ...]:
 
 
 def list_places(num_devices: int, devices_per_host: int, num_units: int, constraints: Constraints, spare: int = 1) -> tuple[Place, ...]:
-    """Every number of stages that the devices and the units allow, and every dp x tp inside, tp within a host unless its degree is named.
+    """Every number of stages that the devices and the units allow, and every dp x tp inside, tp within a host unless its degree is named; sp as it is named.
 
     Args:
         spare: so many times as many devices as there are split anything.
     """
     degrees = dict(constraints.degrees)
-    needed = _needed_roles(constraints)
+    needed, sp = _needed_roles(constraints), degrees.get(SEQUENCE, 1)
     found = []
     for stages in divisors(num_devices):
         inside = num_devices // stages
-        if inside % spare:
+        if inside % (spare * sp):
             continue
         if not least_stages(constraints) <= stages <= num_units or degrees.get(PIPELINE, stages) != stages or (inside % devices_per_host and devices_per_host % inside):
             continue
-        for tp in divisors(inside // spare):
-            dp = inside // spare // tp
+        for tp in divisors(inside // spare // sp):
+            dp = inside // spare // sp // tp
             near = devices_per_host % tp == 0
             if degrees.get(TENSOR, tp) != tp or degrees.get(DATA, dp) != dp or not (near or TENSOR in degrees):
                 continue
             rows = {row.number: row for row in constraints.stage_degrees}
             every = all(s in rows for s in range(stages))  # then no stage is left to be divided as the others
-            if rows and (any(row.dp * row.tp != inside for row in rows.values()) or spare > 1 or (every and tp != rows[0].tp)):
+            if rows and (any(row.dp * row.tp != inside for row in rows.values()) or spare * sp > 1 or (every and tp != rows[0].tp)):
                 continue
-            if any({DATA: dp, TENSOR: tp, PIPELINE: stages}.get(role, 1) == 1 for role in needed) or (constraints.only is not None and tp > 1):
+            if any({DATA: dp, TENSOR: tp, SEQUENCE: sp, PIPELINE: stages}.get(role, 1) == 1 for role in needed) or (constraints.only is not None and tp > 1):
                 continue
             axes = [MeshAxis(SPARE, spare, "inside" if devices_per_host % inside == 0 else "across")] if spare > 1 else []
-            axes += [MeshAxis(DATA, dp, "inside" if devices_per_host % (tp * dp) == 0 else "across")] if dp > 1 else []
+            axes += [MeshAxis(DATA, dp, "inside" if devices_per_host % (tp * sp * dp) == 0 else "across")] if dp > 1 else []
+            axes += [MeshAxis(SEQUENCE, sp, "inside" if devices_per_host % (tp * sp) == 0 else "across")] if sp > 1 else []
             axes += [MeshAxis(TENSOR, tp, "inside" if near else "across")] if tp > 1 else []
             if not rows:
                 found.append(Place(stages, Mesh(tuple(axes))))
@@ -122,7 +124,7 @@ def _divide(ranks: int, tps: Sequence[int], devices_per_host: int) -> tuple[Mesh
 
 
 def _needed_roles(constraints: Constraints) -> frozenset[str]:
-    """Roles that a layout must have. There is none with an axis of its own for the sequence."""
+    """Roles that a layout must have."""
     found = [*constraints.require, *(role for role, degree in constraints.degrees if degree > 1), *(pin.on for pin in constraints.pins if pin.on in ROLES)]
     found += [DATA] * bool(constraints.zero) + [TENSOR] * bool(constraints.sequence_parallel)
     found += [PIPELINE] * ((constraints.vpp or 1) > 1 or constraints.schedule is not None or least_stages(constraints) > 1)

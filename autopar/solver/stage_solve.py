@@ -75,7 +75,7 @@ class StageAnswer:
 
 
 def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool, tp_takes_sequence: bool = True) -> Sharding:
-    """How a value crosses: the batch along dp, then each other axis takes the largest dim that divides.
+    """How a value crosses: the batch along dp, the sequence along sp, then each other axis takes the largest dim that divides.
 
     Args:
         dp_takes_any: dp does so, too, where the value has no batch (a gradient), with any dim but the sequence.
@@ -88,9 +88,9 @@ def crossing_sharding(value: Value, mesh: Mesh, roles: Roles, dp_takes_any: bool
     for k, axis in enumerate(mesh.axes):
         if axis.name == SPARE or not dp_takes_any and axis_role(axis.name) == DATA and not batch:
             continue
-        of_batch = axis_role(axis.name) == DATA and bool(batch)
+        own = {DATA: {dim for dim, _ in batch}, SEQUENCE: sequence}.get(axis_role(axis.name), set())
         taken = {dim for dim, _ in batch} | (sequence if axis_role(axis.name) == DATA or not tp_takes_sequence else set())
-        dims = [dim for dim, _ in batch] if of_batch else [d for d in range(len(left)) if d not in taken]
+        dims = list(own) if own else [d for d in range(len(left)) if d not in taken]
         for dim in sorted(dims, key=lambda d: -left[d]):
             stride = left[dim] // axis.size
             placements[k] = Shard(dim, stride) if stride and left[dim] % axis.size == 0 else REPLICATE

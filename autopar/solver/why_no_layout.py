@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
-from ..constraints import DATA, FORWARD_ONLY, PIPELINE, TENSOR, Constraints, print_constraints
+from ..constraints import DATA, FORWARD_ONLY, PIPELINE, SEQUENCE, TENSOR, Constraints, print_constraints
 from ..errors import ScheduleError
 from ..graph.mesh import print_mesh
 from ..graph.schedules.known import grid_sizes, is_grid, kind_name, runs_backward, why_impossible
@@ -34,7 +34,7 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
             more = f"{least_stages(constraints)} stages or more" + (", each of dp x tp devices of which tp divides that of the others" if constraints.stage_degrees else "")
             return f"{said}: needs {more}; {_offer(map(_print_place, there))}"
     if not places:
-        named = [(role, degree) for role, degree in constraints.degrees if role in (PIPELINE, DATA, TENSOR) and degree > 1]
+        named = [(role, degree) for role, degree in constraints.degrees if role in (PIPELINE, DATA, TENSOR, SEQUENCE) and degree > 1]
         free = replace(constraints, degrees=tuple((role, degree) for role, degree in constraints.degrees if (role, degree) not in named))
         said = " x ".join(f"{role}={degree}" for role, degree in named)
         total = prod(degree for _, degree in named)

@@ -106,7 +106,7 @@ def test_what_was_steered_is_right(call_json, gpt, fix):
         (("--fix", "pp=64,dp=16,tp=8", "--no-price"), "dp=16 x tp=8 x pp=64 make 8192 ranks, the cluster has 4"),
         (("--fix", "pp=2,dp=2,microbatches=3", "--no-price"), "microbatches=3: the batch of 8 samples does not divide so; what there is: pp=2 dp=2 with 1, 2, 4 microb"),
         (("--fix", "dp=2,microbatches=4,microbatch=8", "--no-price"), "no plan was found: microbatches=4 x microbatch=8 x dp=2 are 64 samples, the batch has 8; what there is: "),
-        (("--fix", "pp=2,sp=2"), "ConstraintError: --fix: sp=2 and pp=2: plans in stages or in several microbatches have no axis"),
+        (("--fix", "pp=2,sp=2,dp=2", "--no-price"), "dp=2 x sp=2 x pp=2 make 8 ranks, the cluster has 4"),
         (("--fix", "zero=7"), "ConstraintError: --fix: zero: expected 0, 1, 2 or 3, found 7"),
         (("--constraints", "/nowhere/c.toml"), "ConstraintError: /nowhere/c.toml: cannot be read: No such file or directory"),
         (("--constraints", "{toml}"), "ConstraintError: pin blocks.*.uq.weight R: names no value of tiny-gpt; near names: "),

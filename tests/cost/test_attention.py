@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autopar.cluster import list_devices
-from autopar.cost.attention import attention_seconds, default_attention, list_attention_kernels
+from autopar.cost.attention import attention_seconds, default_attention, list_attention_kernels, visible_pairs
 from autopar.cost.attention_table import ROWS, SEQUENCES
 from autopar.cost.matmul import find_matmul_rates, list_matmul_rates, matmul_level
 from autopar.errors import ClusterError
@@ -80,6 +80,28 @@ def test_interpolation_lies_between_its_points():
     assert reached[0] < between[0] < _tflops("A100-80GB", "flash2", False, 128, "forward", np.array([1024]))[0]
     causal = _tflops("H100-80GB", "cudnn", True, 128, "forward", np.array([2048, 3072, 4096]))
     assert causal[0] < causal[1] < causal[2]
+
+
+def test_rows_of_a_split_sequence():
+    """All runs together have the pairs of the whole; the last run of n has 2 - 1/n times the mean."""
+    s, keys = 4096, np.array(4096.0)
+    for n in (1, 2, 4, 8):
+        q = s / n
+        runs = [float(visible_pairs(np.array(q), keys, q * k)) for k in range(n)]
+        assert sum(runs) == s * s / 2 and runs == sorted(runs) and runs[-1] / (s * s / 2 / n) == pytest.approx(2 - 1 / n)
+    few, many = np.array(1024.0), np.array(8192.0)  # rows behind the keys see all of them, keys behind the rows are seen by none
+    assert visible_pairs(np.array(512.0), few, 2048.0) == 512 * 1024 and visible_pairs(np.array(512.0), many, 0.0) == 512 * 512 / 2
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_last_run_takes_longest_and_never_less_than_its_share(backward):
+    kw = dict(causal=True, kernel="cudnn", backward=backward)
+    rates = find_matmul_rates("H100-80GB")
+    whole = attention_seconds(rates, 1, 32, 32768, 32768, 128, "bfloat16", **kw)
+    for n in (2, 4, 8):
+        runs = [attention_seconds(rates, 1, 32, 32768 / n, 32768, 128, "bfloat16", **kw, first=32768 / n * k) for k in range(n)]
+        assert runs == sorted(runs) and runs[-1] > whole / n
+        assert runs[-1] == pytest.approx((2 - 1 / n) * whole / n, rel=0.05)
 
 
 def test_a_causal_mask_saves_less_than_half():

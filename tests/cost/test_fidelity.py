@@ -362,12 +362,16 @@ def test_what_rows_say_by_name():
     assert (device.memory_bytes, device.memory_bytes_per_s, device.power_w) == (96 * 2**30, 2.4e12, 500.0)
 
 
-def test_context_parallel_runs_are_refused_before_anything_is_traced():
+def test_context_parallel_runs_are_predicted():
+    """Both an axis of the sequence beside stages and the same sequence on one rank of it; split among two it takes half, and what keys and values travel."""
     run = Run(
-        "r", "torchtitan", framework="torchtitan", model="Llama 3.1 8B", family="dense", layers=32, hidden=4096, heads=32, vocab=128256, seq_len=65536, n_gpus=8, dp=4,
-        tp=1, pp=1, cp=2, micro_bs=1, hardware="H100-96GB", precision="bf16",
+        "r", "nemo2407", framework="NeMo", model="gpt", family="dense", layers=4, hidden=1024, heads=8, vocab=1024, seq_len=16384, n_gpus=4, dp=1, tp=1, pp=2, cp=2, vpp=1,
+        micro_bs=1, global_bs=4, zero_stage="0", recompute="none", hardware="DGX-H100", precision="bf16",
     )  # fmt: skip
-    assert "context parallelism over 2 ranks splits the queries of causal attention; our programs keep them whole" in SearchPredictor()(run).why
+    predict = SearchPredictor()
+    split, whole = predict(run), predict(replace(run, row_id="q", cp=1, n_gpus=2))
+    assert split.why == "pp=2 sp=2, 4 microbatches, 1f1b" and whole.why == "pp=2 1 rank, 4 microbatches, 1f1b"
+    assert 0.5 < split.seconds / whole.seconds < 0.7
 
 
 def test_degrees_that_a_framework_says():

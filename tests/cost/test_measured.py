@@ -20,7 +20,7 @@ from autopar.cost.wires import AxisLink, axis_link, estimate_comm_s
 from autopar.graph.case import build_case
 from autopar.graph.graph import value_table
 from autopar.graph.mesh import Mesh, MeshAxis
-from autopar.graph.node import Node, Phase
+from autopar.graph.node import Node, Phase, Ref
 from autopar.graph.partition import node_cuts
 from autopar.graph.reshard import StepKind
 from autopar.graph.rule import Site
@@ -111,6 +111,15 @@ X, W, Y, WT = (2, 64, 512), (256, 512), (2, 64, 256), (512, 256)  # 128 tokens, 
 )  # fmt: skip
 def test_which_rows_price_an_op(name, inputs, outputs, args, expected):
     assert [found[:2] for found in parts_of(site(name, inputs, outputs, args))] == expected
+
+
+def test_the_last_rank_of_a_split_sequence_has_most_of_causal_attention():
+    node = Node("n", "autopar.attention", tuple("abcd"), (("query", Ref(0)), ("key", Ref(1)), ("value", Ref(2)), ("is_causal", True), ("rows", Ref(3))), ("o", "p"), Phase.FORWARD)
+    s = Site(node, ((2, 4, 64, 32),) * 3 + ((64,),), ((2, 4, 64, 32), (2, 4, 64)), ("float32",) * 3 + ("int64",))
+    split, heads = (2 * 4 * 32 * 32, 2 * 4 * 64 * 32, 2 * 4 * 64 * 32, 32), (4 * 64 * 32,) * 3 + (64,)
+    (part,) = node_parts(node.op, s, np.array([split, heads]).T, 4, np.zeros(2), np.zeros(2))
+    assert part.family == "attention" and part.shapes[:, 0].tolist() == [8, 4]
+    assert part.shapes[:, 1] ** 2 == pytest.approx([64 * 64 * 0.75, 64 * 64])  # three quarters of the pairs on the last of two
 
 
 def test_convolutions_are_squares_with_their_own_flops():

@@ -134,11 +134,6 @@ def test_two_together():
         ("only=data,schedule=1f1b", "--fix: schedule=1f1b: of a pipeline, but only=data leaves one stage; give pp, or leave it out"),
         ("vpp=2,schedule=1f1b", "--fix: vpp=2 and schedule=1f1b: several chunks on a stage and interleaved or zbv go together; leave one out"),
         ("vpp=1,schedule=interleaved", "--fix: vpp=1 and schedule=interleaved: several chunks on a stage and interleaved or zbv go together; leave one out"),
-        (
-            "sp=2,pp=2,microbatch=1",
-            "--fix: sp=2 and microbatch=1, pp=2: plans in stages or in several microbatches have no axis of their own for the sequence "
-            "(tp splits it beside its matmuls, sequence_parallel=1); leave one out",
-        ),
         ("tp=1,sequence_parallel=1", "--fix: sequence_parallel=1 is about the axes of tp, but there are none; give tp, or leave sequence_parallel out"),
     ],
 )
@@ -165,6 +160,11 @@ def test_a_file_without_a_schedule(tmp_path):
         ("whole = [3]", "whole: expected names or globs without spaces, found 3"),
         ('forbid = ["ep"]', "forbid: expected roles (dp, tp, sp, pp), found 'ep'"),
         ('tp = 2\nforbid = ["tp"]', "forbid: tp is 1 here and 2 elsewhere; leave one out"),
+        (
+            'microbatch = 1\npp = 2\nrequire = ["sp"]',
+            "require sp and microbatch=1, pp=2: plans in stages or in several microbatches have an axis of their own for the sequence only where its degree is named; "
+            "give sp=2, say, or leave one out",
+        ),
         ('forbid = ["tp"]\nrequire = ["tp"]', "tp is both required and forbidden (degree 1); leave one out"),
         ("[[pin]]\nvalue = 'w'", "pin[0].sharding: expected R, P, Pmax, Pmin, S<dim> or S<dim>/<stride>, or one per mesh axis joined by commas, found None"),
         ("[[pin]]\nsharding = 'R'", "pin[0].value: expected names or globs without spaces, found None"),

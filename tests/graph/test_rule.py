@@ -46,12 +46,13 @@ def shown(signature):
         ("a -> a, a", [(4,)], [(4,), (4,)], "a -> a, a", "a=4"),
         ("a b -> a b, {a} b", [(4, 6)], [(4, 6), (6,)], "a b -> a b, b", "a=4 b=6"),
         ("a b -> a b", [(4, 0)], [(4, 0)], "a 1 -> a 1", "a=4"),  # a dim of nothing has no factor
+        ("<s> [d], s -> <s> [d]", [(4, 6), (4,)], [(4, 6)], "s d, s -> s d", "<s>=4 [d]=6"),  # runs in one place are runs in all
     ],
 )
 def test_texts(text, inputs, outputs, wanted, sizes):
     signature, _ = apply(text, inputs, outputs)
     assert shown(signature) == wanted
-    assert " ".join(f"[{f.name}]={f.size}" if f.whole else f"{f.name}={f.size}" for f in signature.factors) == sizes
+    assert " ".join(f"[{f.name}]={f.size}" if f.whole else f"<{f.name}>={f.size}" if f.runs else f"{f.name}={f.size}" for f in signature.factors) == sizes
 
 
 def test_named_operands_may_be_left_out():

@@ -52,6 +52,16 @@ def test_choices_are_the_factors_and_the_linear_sets():
     assert axis_choices(signature, {"o": (2, 8)}, ("self",)) == ("R", "o", "o@8", "o@2")
 
 
+def test_runs_of_neighbours_have_no_inner_digits():
+    text, cuts = ("<s> d, <s> -> <s> d", [(24, 6), (24,)], [(24, 6)]), {"s": (2, 8)}
+    signature, _ = apply(*text)
+    assert axis_choices(signature, cuts, ("self", "other")) == ("R", "s", "d")
+    assert build(*text, "s", (3,), cuts) == "S0/8 S0/8 -> S0/8"
+    assert build(*text, "s;s", (2, 3)) == "S0/12,S0/4 S0/12,S0/4 -> S0/12,S0/4"  # the second axis splits each run
+    assert build(*text, "s@8", (2,), cuts) == "s is split into runs of neighbours, and s@8 leaves gaps"
+    assert build(*text, "s", (2,), cuts) == "s of size 3 does not divide by 2"
+
+
 def test_partial_passes_where_the_op_is_linear():
     row = {"linear": (("self", "other"),)}
     assert build("..., ... -> ...", [(4,), (4,)], [(4,)], "P(self other)", (2,), **row) == "P P -> P"

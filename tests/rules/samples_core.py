@@ -279,6 +279,7 @@ def creation_samples() -> Iterator[Sample]:
     yield make_sample("aten.new_ones", x, [4, 6])
     yield make_sample("aten.new_empty", x, [4, 6], compare="shapes")
     yield make_sample("aten.arange", 12)
+    yield make_sample("autopar.row_numbers", 12)
     yield make_sample("aten.arange.start_step", 3, 24, 2)
     yield make_sample("aten.linspace", 0.0, 1.0, 12)
     yield make_sample("aten.logspace", 0.0, 1.0, 12)

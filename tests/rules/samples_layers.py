@@ -50,6 +50,9 @@ def attention_samples() -> Iterator[Sample]:
         "causal": ((2, 6, 9, 4), (2, 6, 9, 4), None, True),
         "grouped": ((2, 12, 6, 4), (2, 2, 9, 4), None, False),
         "grouped causal": ((2, 6, 6, 4), (2, 3, 6, 4), None, True),
+        "causal long": ((1, 2, 12, 4), (1, 2, 12, 4), None, True),
+        "causal more keys": ((2, 2, 6, 4), (2, 2, 8, 4), None, True),
+        "causal fewer keys": ((2, 2, 6, 4), (2, 2, 4, 4), None, True),
         "one key head": ((2, 6, 6, 4), (2, 1, 9, 4), None, False),
         "full mask": ((2, 6, 6, 4), (2, 6, 9, 4), (2, 6, 6, 9), False),
         "broadcast mask": ((2, 6, 6, 4), (2, 6, 9, 4), (2, 1, 6, 9), False),
@@ -61,10 +64,12 @@ def attention_samples() -> Iterator[Sample]:
         q, k, v = (_normal(shape, seed) for seed, shape in enumerate((q_shape, k_shape, k_shape)))
         mask = None if mask_shape is None else _normal(mask_shape, 9)
         scale = 0.3 if label == "plain" else None
-        sample = make_sample("autopar.attention", q, k, v, mask, causal, scale, label=label)
-        yield sample
-        out, lse = sample.outputs
-        yield make_sample("autopar.attention_backward", _normal(out.shape, 8), q, k, v, out, lse, causal, mask, scale, label=label)
+        for rows in (None, torch.arange(q_shape[2])) if causal else (None,):
+            name = f"{label} rows" if rows is not None else label
+            sample = make_sample("autopar.attention", q, k, v, mask, causal, scale, rows, label=name)
+            yield sample
+            out, lse = sample.outputs
+            yield make_sample("autopar.attention_backward", _normal(out.shape, 8), q, k, v, out, lse, causal, mask, scale, rows, label=name)
 
 
 def _conv(

@@ -167,6 +167,14 @@ WRONG = {
         "autopar.attention causal",
         {"text": "b h s [d], b h [t] [d], b h [t] [d] -> b h s [d], b h s"},
     ),
+    "rows with gaps are no run": (
+        "autopar.attention causal long rows",
+        {"text": "b h s [d], b h [t] [d], b h [t] [d], s -> b h s [d], b h s"},
+    ),
+    "gradients of keys are sums over rows": (
+        "autopar.attention_backward causal long rows",
+        {"text": "b h <s> [d], b h <s> [d], b h [t] [d], b h [t] [d], b h <s> [d], b h <s>, <s> -> b h <s> [d], b h {s} [t] [d], b h {s} [t] [d]"},
+    ),
     "keys need their softmax": ("autopar.attention plain", {"text": "b h s [d], b h t [d], b h t [d] -> b h s [d], b h s"}),
     "grouped heads have an order": (
         "autopar.attention grouped",

@@ -109,7 +109,9 @@ def test_a_pin_holds_for_the_copies_of_a_tied_parameter():
     ("words", "places"),
     [
         ({}, {(1, "dp=4"), (1, "tp=4"), (1, "dp=2 tp=2"), (2, "dp=2"), (2, "tp=2"), (4, "1 rank")}),
-        ({"sp": 2}, set()),
+        ({"sp": 2}, {(1, "dp=2 sp=2"), (1, "sp=2 tp=2"), (2, "sp=2")}),
+        ({"sp": 2, "dp": 1, "zero": 0, "pp": 1}, {(1, "sp=2 tp=2")}),
+        ({"sp": 4, "microbatches": 2}, {(1, "sp=4")}),
         ({"schedule": "1f1b"}, {(2, "dp=2"), (2, "tp=2"), (4, "1 rank")}),
         ({"vpp": 2, "zero": 1}, {(2, "dp=2")}),
         ({"require": ["tp"]}, {(1, "tp=4"), (1, "dp=2 tp=2"), (2, "tp=2")}),

@@ -16,6 +16,9 @@ from ..partition import node_cuts
 from ..rule import Signature, Site
 
 
+_GAPS = "its pieces are runs of neighbours"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Digit:
     """A part of a dim: the indices `(i // lower) % (upper // lower)`. The whole dim where `lower` is 1 and `upper` its size."""
@@ -147,5 +150,6 @@ def _letters(signature: Signature, cuts: dict[str, tuple[int, ...]]) -> tuple[Le
     for factor in signature.factors:
         for digit in _digits(0, factor.size, cuts.get(factor.name, ())):
             row = tuple(None if s is None else Digit(s[0], digit.lower * s[1], digit.upper * s[1]) for s in spots[factor.name])
-            found.append(Letter(factor.name, factor.whole, row[:split], row[split:]))
+            gaps = _GAPS if factor.runs and digit.upper != factor.size else ""
+            found.append(Letter(factor.name, factor.whole or gaps, row[:split], row[split:]))
     return tuple(found)

@@ -1,21 +1,24 @@
-"""Attention: `autopar.attention(query, key, value, attn_mask, is_causal, scale) -> out, logsumexp` and its backward.
+"""Attention: `autopar.attention(query, key, value, attn_mask, is_causal, scale, rows) -> out, logsumexp` and its backward.
 
 query [b, h, s, d], key [b, g, t, d], value [b, g, t, e]; h is a multiple of g (grouped queries: head h reads group h // (h/g)). Batch
-and heads split; the rows of queries too unless the mask is causal, which counts positions from the start of what it is given. The keys
-stay whole: a softmax over a part of them needs its own maximum and sum.
+and heads split; the rows of queries too, so gradients of keys and values are sums over who has which rows (context parallelism). A causal
+mask counts positions: its rows are told where they are by `rows`, their numbers, and are split into runs of neighbours, for which there are
+kernels; without `rows`, or where queries are more than keys, they stay whole. The keys stay whole: a softmax over a part of them needs its own maximum and sum.
 """
 
 from __future__ import annotations
 
+from ..node import input_names
 from ..rule import Rule, Shape, Site
 
-_WHOLE = "the softmax runs over all keys, and a causal mask counts the positions of queries and keys from the start"
+_WHOLE = "the softmax runs over all keys, and a causal mask without row numbers, or of more queries than keys, counts from the first query"
 
 
 def _operands(site: Site, query: Shape, key: Shape, value: Shape) -> dict[str, tuple[str, ...]]:
     """Texts of the dims of each operand."""
     heads, groups = ("h", "h") if query[1] == key[1] else (f"(g:{key[1]} r:{query[1] // key[1]})", "g")
-    row = "[s]" if site.arg("is_causal", False) else "s"
+    numbered = "rows" in input_names(site.node) and query[2] <= key[2]  # then rows that are as many as the keys are all of them (`runtime.attention`)
+    row = "s" if not site.arg("is_causal", False) else "<s>" if numbered else "[s]"
     inner = "[d]" if value[3] == query[3] else "[e]"
     return {
         "query": ("b", heads, row, "[d]"),
@@ -24,29 +27,30 @@ def _operands(site: Site, query: Shape, key: Shape, value: Shape) -> dict[str, t
         "out": ("b", heads, row, inner),
         "logsumexp": ("b", heads, row),
         "attn_mask": ("b", heads, row, "[t]"),
+        "rows": (row,),
     }
 
 
-def _join(texts: dict[str, tuple[str, ...]], names: tuple[str, ...], mask: tuple[Shape, ...]) -> str:
+def _join(site: Site, texts: dict[str, tuple[str, ...]]) -> str:
     """Named operands; the mask, where there is one, aligns from the right and broadcasts its dims of size one."""
-    found = [f"{name}: {' '.join(texts[name])}" for name in names]
-    for shape in mask:
-        dims = texts["attn_mask"][4 - len(shape) :]
-        found.append("attn_mask: " + " ".join("1" if size == 1 else dim for dim, size in zip(dims, shape)))
+    found = []
+    for name, shape in zip(input_names(site.node), site.inputs):
+        dims = texts["out" if name == "grad_out" else name]
+        if name == "attn_mask":
+            dims = tuple("1" if size == 1 else dim for dim, size in zip(dims[4 - len(shape) :], shape))
+        found.append(f"{name}: {' '.join(dims)}")
     return ", ".join(found)
 
 
 def _attention(site: Site) -> str:
     texts = _operands(site, *site.inputs[:3])
-    left = _join(texts, ("query", "key", "value"), site.inputs[3:])
-    return f"{left} -> {' '.join(texts['out'])}, {' '.join(texts['logsumexp'])}"
+    return f"{_join(site, texts)} -> {' '.join(texts['out'])}, {' '.join(texts['logsumexp'])}"
 
 
 def _attention_backward(site: Site) -> str:
     texts = _operands(site, *site.inputs[1:4])
-    left = _join(texts, ("query", "key", "value", "out", "logsumexp"), site.inputs[6:])
     right = ", ".join(" ".join(texts[name]) for name in ("query", "key", "value"))
-    return f"grad_out: {' '.join(texts['out'])}, {left} -> {right}"
+    return f"{_join(site, texts)} -> {right}"
 
 
 def _points(query: Shape, value: Shape, key: Shape, site: Site) -> float:

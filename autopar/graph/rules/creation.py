@@ -30,7 +30,7 @@ ROWS = (
         for name in ("full", "zeros", "ones", "empty")
     ),
     *(
-        Rule(f"aten.{name}", _whole, flops=0, why_whole=_POSITION)
-        for name in ("arange", "linspace", "logspace", "eye", "tril_indices", "triu_indices")
+        Rule(name, _whole, flops=0, why_whole=_POSITION)
+        for name in ("aten.arange", "aten.linspace", "aten.logspace", "aten.eye", "aten.tril_indices", "aten.triu_indices", "autopar.row_numbers")
     ),
 )

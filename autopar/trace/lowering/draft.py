@@ -141,9 +141,15 @@ class Draft:
 
         Its node stands in the preamble, in the root module. Uses are kept apart so that sizes that are equal by chance are not tied.
         """
+        return self._list("aten.arange.start_step", (("start", 0), ("end", n), ("step", 1), ("dtype", const(torch.int64))), n, use)
+
+    def row_numbers(self, n: int) -> Val:
+        """As `positions`, on the host: of the rows of causal attention, whose kernels are called by where they begin."""
+        return self._list("autopar.row_numbers", (("n", n),), n, "causal")
+
+    def _list(self, op: str, args: tuple, n: int, use: str) -> Val:
         if (n, use) not in self._positions:
-            args = (("start", 0), ("end", n), ("step", 1), ("dtype", const(torch.int64)))
-            node = DraftNode("aten.arange.start_step", args, Phase.FORWARD, "", self.source)
+            node = DraftNode(op, args, Phase.FORWARD, "", self.source)
             node.outs = [Val((n,), torch.int64, node)]
             self.preamble.append(node)
             self._positions[n, use] = node.outs[0]

@@ -174,13 +174,13 @@ LINEAR_RULES: dict[str, Rule] = {
 
 
 def rule_attention(b: Draft, a: dict) -> object:
-    """Scaled dot product attention, whatever the device calls it."""
+    """Scaled dot product attention, whatever the device calls it; a causal one knows the numbers of its rows."""
     out, lse = b.specs
     args = {k: a[k] for k in ("query", "key", "value")}
     if a.get("attn_mask") is not None:
         args["attn_mask"] = a["attn_mask"]
     if a["is_causal"]:
-        args["is_causal"] = True
+        args |= {"is_causal": True, "rows": b.row_numbers(a["query"].shape[2])}
     if a.get("scale") is not None:
         args["scale"] = a["scale"]
     return b.emit("autopar.attention", args, [out, lse])
@@ -190,7 +190,7 @@ def rule_attention_backward(b: Draft, a: dict) -> object:
     """Its gradient."""
     args = {k: a[k] for k in ("grad_out", "query", "key", "value", "out", "logsumexp")}
     if a["is_causal"]:
-        args["is_causal"] = True
+        args |= {"is_causal": True, "rows": b.row_numbers(a["query"].shape[2])}
     if a.get("attn_mask") is not None:
         args["attn_mask"] = a["attn_mask"]
     if a.get("scale") is not None:
