@@ -481,7 +481,7 @@ def answer_of(
 
 def model_info(case: Case, workload: Workload, precision: str, source: ModelInfo | None) -> ModelInfo:
     """The plan's record of the model."""
-    info = ModelInfo(workload.name or case.graph.name, count_params(case.graph), graph_hash(case.graph), precision, norm_turns=workload.norm_turns)
+    info = ModelInfo(workload.name or case.graph.name, count_params(case.graph), graph_hash(case.graph), precision, norm_turns=workload.norm_turns, sequences=case.graph.sequences)
     return info if source is None else replace(info, source=source.source, args=source.args, batch=source.batch, seq=source.seq)
 
 

@@ -55,7 +55,7 @@ def _shift_of_states(mine: Graph, theirs: Graph) -> dict[str, int] | None:
     shift: dict[str, int] = {}
     pairs = [(a.storage, b.storage) for a, b in zip(mine.values, theirs.values) if a.name in mine.inputs and a.kind in STATE_KINDS]
     for a, b in pairs:
-        here, there = block_of(a.rpartition(":")[2]), block_of(b.rpartition(":")[2])
+        here, there = (block_of(name.rpartition(":")[2], mine.sequences) for name in (a, b))
         if a != b and (here is None or there is None or here[0] != there[0]):
             return None
         if here is not None and there is not None and shift.setdefault(here[0], here[1] - there[1]) != here[1] - there[1]:

@@ -196,7 +196,7 @@ def print_states(program: Program, facts: ModelFacts) -> list[str]:
             rows.setdefault(key, []).append(value.storage)
     lines = ["STATES = expand_states({"]
     for (kind, shape, dtype, sharding, init, _, _), names in rows.items():
-        for folded in fold_names(names):
+        for folded in fold_names(names, program.graph.sequences):
             shown = ("copy", folded.partition(":")[2]) if init[:1] == ("copy",) else init
             kept = ", persistent=False" if names[0] in facts.transient else ""
             lines.append(f'    "{folded}": State("{kind}", {shape!r}, "{dtype}", "{sharding}", {print_literal(shown)}{kept}),')

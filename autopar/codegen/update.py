@@ -91,7 +91,7 @@ def _name_functions(graph: Graph, groups: Sequence[tuple[Part, ...]]) -> list[st
 
 def _print_group(frame: Frame, writer: Writer, title: str, group: tuple[Part, ...], shared: frozenset[str]) -> list[str]:
     """The functions of a group of equal updates; the lines that call them go to `writer`."""
-    names = f"expand_names({', '.join(map(_quoted, fold_names([part.param for part in group])))})"
+    names = f"expand_names({', '.join(map(_quoted, fold_names([part.param for part in group], frame.graph.sequences)))})"
     if len(group) > 1 and _waits(frame, group[0]):
         names = f"ops.as_they_come(grads, {names})"
     split = name_crossing(frame, group[0]) if len(group) > 1 else None
@@ -124,7 +124,7 @@ def _print_join(frame: Frame, writer: Writer, node: Node, shared: frozenset[str]
     fresh = len({*node.inputs}) == len(node.inputs) and not any(name in writer.names or name in shared for name in node.inputs)
     if packet_of(node.op) not in ("aten.cat", "aten.stack") or len(keys) < 2 or len(ends) != 1 or not all(ends) or not fresh:
         return False
-    names = ", ".join(map(_quoted, fold_in_order([key.partition("~")[0] for key in keys])))
+    names = ", ".join(map(_quoted, fold_in_order([key.partition("~")[0] for key in keys], frame.graph.sequences)))
     rest = "".join(f", {key}={value!r}" for key, value in node.args if key != "tensors")
     taken = f'grads.pop(f"{{name}}~{ends.pop()}")'
     writer.line(f"{writer.bind(node.outputs[0], wish_of(node, 0))} = {node.op}([{taken} for name in expand_names({names})]{rest})")

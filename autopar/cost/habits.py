@@ -32,7 +32,7 @@ def rest_of_blocks_seconds(program: Program, seconds: Mapping[str, float]) -> fl
     again = {origin.value or node.name for node, origin in rows if node.phase is Phase.BACKWARD}
     rest = []
     for node, origin in rows:
-        if node.phase is not Phase.FORWARD or block_of(node.path) is None:
+        if node.phase is not Phase.FORWARD or block_of(node.path, program.graph.sequences) is None:
             continue
         if origin.value and transfer_of(values[origin.value]) is not Transfer.BLOCKING:
             continue

@@ -128,7 +128,7 @@ def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
         turns = plan.num_microbatches if phase in (Phase.FORWARD, Phase.BACKWARD) else 1
         pieces: list[Piece] = []
         for node in nodes:
-            place = block_of(node.path)
+            place = block_of(node.path, plan.model.sequences)
             block = f"{place[0]}.{place[1]}" if place is not None else ""
             rows: list[NodePlan | CommPlan] = [*before.get(node.name, ()), node, *after.get(node.name, ())]
             for row in rows:

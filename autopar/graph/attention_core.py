@@ -56,7 +56,7 @@ class _Cores:
     def __init__(self, graph: Graph, signatures: Sequence[Signature]) -> None:
         self.graph, self.signatures = graph, signatures
         self.values, self.makers, self.uses = value_table(graph), producer_table(graph), use_table(graph)
-        self.blocks = [block_of(node.path) for node in graph.nodes]
+        self.blocks = [block_of(node.path, graph.sequences) for node in graph.nodes]
 
     def find(self) -> set[int]:
         """Numbers of the nodes."""
@@ -119,7 +119,7 @@ class _Cores:
         while todo:
             i = todo.pop()
             node = self.graph.nodes[i]
-            own = node.phase is Phase.FORWARD and self.blocks[i] == self.blocks[min(way)]
+            own = node.phase is Phase.FORWARD and self.blocks[i] == self.blocks[min(way)] and bool(node.path or node.inputs)  # constants of no module may be anybody's
             if i in way or i in found or not own or is_contraction(self.signatures[i]):
                 continue
             if all(j in way or j in found for j in self._after(i) if self.graph.nodes[j].phase is Phase.FORWARD):

@@ -3,7 +3,7 @@
 In: a graph with its signatures. Out: groups of nodes, and per node its `Traffic`. Cost prices the groups that codegen emits, so both ask here.
 The law:
 
-* a group is of one run of nodes of one phase and one numbered module (`h.3`), so a model may be cut between modules, and equal blocks have equal groups; in the update
+* a group is of one run of nodes of one phase and one block (`h.3`), so a model may be cut between modules, and equal blocks have equal groups; in the update
   the nodes of a run need not stand together, as long as no way leads from one to another through other modules (a norm of all gradients), and one node is a group, too;
 * its nodes read what others of it made, and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
   have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
@@ -85,7 +85,7 @@ def find_groups(
                 makers.update((out, makers[node.inputs[0]]) for out in node.outputs if out)
             continue
         makers.update((out, i) for out in node.outputs if out)
-        here = (node.phase, block_of(node.path), None if parts is None else parts[i])
+        here = (node.phase, block_of(node.path, graph.sequences), None if parts is None else parts[i])
         if node.phase is Phase.UPDATE and node.op != "state.write":
             late[i] = frozenset(makers[name] for name in node.inputs if makers.get(name, i) != i) & late.keys()
             key = None
@@ -121,7 +121,7 @@ def _update_runs(graph: Graph, reads: Mapping[int, frozenset[int]], parts: Seque
 
 def _module(graph: Graph, i: int) -> object:
     """Of a node of the update: parameters of one module are updated together."""
-    return block_of(graph.nodes[i].path) or graph.nodes[i].path
+    return block_of(graph.nodes[i].path, graph.sequences) or graph.nodes[i].path
 
 
 class _Run:

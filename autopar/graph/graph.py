@@ -34,6 +34,7 @@ class Graph:
         loss: name of the scalar loss, or "" for a forward-only graph.
         outputs: names of the values that the user gets back beside the loss (forward-only: the model's outputs).
         grads: (parameter input, its final gradient) for every parameter that has one.
+        sequences: paths of numbered containers (`net` of `net.0`, `net.1`) whose entries are no blocks (`graph.sequences`).
     """
 
     name: str
@@ -44,6 +45,7 @@ class Graph:
     loss: str = ""
     outputs: tuple[str, ...] = ()
     grads: tuple[tuple[str, str], ...] = ()
+    sequences: tuple[str, ...] = ()
 
     def to_networkx(self) -> networkx.MultiDiGraph:
         """The graph for your own analyses.
@@ -96,7 +98,7 @@ def graph_hash(graph: Graph) -> str:
         digest.update(f"{v.name}|{v.shape}|{v.dtype}|{v.kind.value}\n".encode())
     for n in graph.nodes:
         digest.update(f"{n.op}|{n.inputs}|{n.args}|{n.outputs}|{n.phase.value}\n".encode())
-    digest.update(repr((graph.inputs, graph.updates, graph.loss, graph.outputs)).encode())
+    digest.update(repr((graph.inputs, graph.updates, graph.loss, graph.outputs, *graph.sequences)).encode())
     return digest.hexdigest()[:16]
 
 

@@ -284,6 +284,7 @@ def _as_graph(whole: Graph, local: Graph, count: int) -> Graph:
         renamed.get(local.loss, local.loss),
         tuple(renamed.get(name, name) for name in local.outputs[: len(whole.outputs)]),  # then come gradients
         (),
+        whole.sequences,
     )
     if count_microbatches(graph) != count:
         raise MicrobatchError(f"{whole.name} cannot run in {count} microbatches: nothing that it computes depends on one sample more than on another")

@@ -107,7 +107,7 @@ def _places(graph: Graph, sections: Sequence[Section]) -> list[tuple]:
     """For each node its section and block; where it is in no block, the run of such nodes that it is in."""
     found: list[tuple] = []
     for i, (node, section) in enumerate(zip(graph.nodes, sections)):
-        block = block_of(node.path)
+        block = block_of(node.path, graph.sequences)
         if block is not None:
             found.append((section, *block))
         elif found and found[-1][0] == section and found[-1][1] is None:

@@ -224,7 +224,7 @@ def partition(
     kept = tuple(leaving[g, grads[g]] for _, g in graph.grads) if keep_grads else ()
     outputs = tuple(leaving[o, whole] for o in graph.outputs) + kept
     loss = leaving[graph.loss, whole] if graph.loss else ""
-    local_graph = Graph(graph.name, tuple(build.values), tuple(build.nodes), graph.inputs, updates, loss, outputs)
+    local_graph = Graph(graph.name, tuple(build.values), tuple(build.nodes), graph.inputs, updates, loss, outputs, sequences=graph.sequences)
     return Program(local_graph, assignment.mesh, tuple(build.origins), tuple(build.shardings), tuple((v.name, v.shape) for v in graph.values))
 
 

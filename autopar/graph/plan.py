@@ -22,7 +22,7 @@ FORMAT = "autopar-plan-1"
 class ModelInfo:
     """Which model: `source` and `args` say how to make it again (`file.py:factory`), "" where it came as an object.
 
-    `norm_turns`: so many microbatches have statistics of batch norm of their own.
+    `norm_turns`: so many microbatches have statistics of batch norm of their own; `sequences`: numbered containers whose entries are no blocks (`Graph`).
     """
 
     name: str
@@ -34,6 +34,7 @@ class ModelInfo:
     batch: int | None = None
     seq: int | None = None
     norm_turns: int = 1
+    sequences: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

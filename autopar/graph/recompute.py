@@ -52,7 +52,7 @@ def list_recomputable(graph: Graph, signatures: Sequence[Signature]) -> tuple[st
         signatures: of each node (`cuts.resolve_all`).
     """
     base, uses = storage_bases(graph), use_table(graph)
-    blocks = [block_of(node.path) for node in graph.nodes]
+    blocks = [block_of(node.path, graph.sequences) for node in graph.nodes]
     readers: dict[str, list[int]] = defaultdict(list)  # base value -> nodes that read it, itself or as a view
     for name, places in uses.items():
         readers[base[name]] += [i for i, _ in places if not (is_view(graph.nodes[i].op) and graph.nodes[i].phase is Phase.FORWARD)]

@@ -4,7 +4,8 @@ In: a graph (whole, or a program's local one), flat. Out: groups of equal blocks
 stands for it. A block is the nodes of one numbered module (`transformer.h.3`, outermost number first) in one phase, in order. Two
 blocks are equal when their signatures are: the same ops, arguments, shapes and dtypes, reading at each place the same own node,
 own state (by its name inside the block), or outside value (by order of first use). Unfolding is exact by construction: every node
-keeps its own entry, the fold only says who decides for it.
+keeps its own entry, the fold only says who decides for it. Entries of a container that is no row of blocks (`graph.sequences`) decide for
+themselves, as modules with names would, unless `MANY` are equal: nobody gives so many a name each, and a plan of a hundred heads takes its time.
 
 It does not cut the graph or reorder it; loops are made where the program is printed (`codegen`).
 """
@@ -13,13 +14,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from .graph import Graph, value_table
 from .node import Phase
 
-_NUMBER = re.compile(r"^(.*?)(?:^|(?<=\.))(\d+)(?=\.|$)")
+MANY = 16
+_NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,17 @@ class Fold:
     value_class: dict[str, str]
 
 
-def block_of(path: str) -> tuple[str, int] | None:
-    """(family, number) of the outermost numbered module on a path: `h.3.attn` -> (`h`, 3); None where there is none."""
-    match = _NUMBER.match(path)
-    return (match.group(1).rstrip("."), int(match.group(2))) if match else None
+def block_of(path: str, sequences: Collection[str] = ()) -> tuple[str, int] | None:
+    """(family, number) of the outermost numbered module on a path: `h.3.attn` -> (`h`, 3); None where there is none.
+
+    Args:
+        sequences: containers whose entries are no blocks (`Graph.sequences`); their numbers are passed over.
+    """
+    for match in _NUMBER.finditer(path):
+        family = path[: match.start()].rstrip(".")
+        if family not in sequences:
+            return family, int(match.group())
+    return None
 
 
 def relative_name(name: str, family: str, index: int) -> str | None:
@@ -70,18 +79,18 @@ def relative_name(name: str, family: str, index: int) -> str | None:
 def shift_name(name: str, shift: Mapping[str, int]) -> str:
     """A state's name (`exp_avg:h.3.w`) or a path, its block's number moved on by what its family says; as it is where none is named."""
     lead, colon, own = name.rpartition(":")
-    place = block_of(own)
-    if place is None or place[0] not in shift:
-        return name
-    prefix = f"{place[0]}." if place[0] else ""
-    return f"{lead}{colon}{prefix}{place[1] + shift[place[0]]}{own[len(prefix) + len(str(place[1])) :]}"
+    for match in _NUMBER.finditer(own):
+        add = shift.get(own[: match.start()].rstrip("."))
+        if add is not None:
+            return f"{lead}{colon}{own[: match.start()]}{int(match.group()) + add}{own[match.end() :]}"
+    return name
 
 
 def find_repeats(graph: Graph) -> tuple[Repeat, ...]:
     """Groups of at least two equal blocks, in order of their first node."""
     members: dict[tuple[Phase, str, int], list[int]] = {}
     for i, node in enumerate(graph.nodes):
-        place = block_of(node.path)
+        place = block_of(node.path, graph.sequences) or block_of(node.path)
         if place is not None:
             members.setdefault((node.phase, *place), []).append(i)
     values = value_table(graph)
@@ -93,7 +102,7 @@ def find_repeats(graph: Graph) -> tuple[Repeat, ...]:
     found = [
         Repeat(family, phase, tuple(sorted(blocks, key=lambda b: b.index)))
         for (phase, family, _), blocks in groups.items()
-        if len(blocks) > 1
+        if len(blocks) >= (MANY if family in graph.sequences else 2)
     ]
     return tuple(sorted(found, key=lambda r: min(b.nodes[0] for b in r.blocks)))
 

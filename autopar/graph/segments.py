@@ -1,7 +1,7 @@
 """Segments: the longest stretches of a program's nodes that a compiler of plain torch may have as a whole.
 
 In: a program's local graph, the section of each node. Out: groups of nodes, matmuls and all, between collectives. The law is that of `graph.fusion` as far as it
-is about order: one phase, one numbered module, one section, and nothing outside lies on a way from one node to another. The update is left to `fusion`.
+is about order: one phase, one block, one section, and nothing outside lies on a way from one node to another. The update is left to `fusion`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def find_segments(graph: Graph, sections: Sequence[object]) -> tuple[tuple[int, 
     for i, node in enumerate(graph.nodes):
         if node.phase is Phase.UPDATE:
             continue
-        here = (sections[i], block_of(node.path) or node.path.partition(".")[0])
+        here = (sections[i], block_of(node.path, graph.sequences) or node.path.partition(".")[0])
         joins = node.op.startswith(("aten.", "autopar.")) and node.op not in _APART and bool(node.inputs)
         if joins and (here != key or after.intersection(node.inputs)):
             key, mine, after = here, set(), set()

@@ -30,6 +30,7 @@ from ..errors import PlanError
 from .graph import Graph, producer_table, use_table, value_table
 from .node import Const, Node, Phase, Ref
 from .parted_sums import parted_sum, sum_parts
+from .repeats import block_of
 from .tensor import STATE_KINDS, Kind, Value
 from .turns import GROWN, LOOP, RECEIVE, SEND, count_microbatches
 
@@ -56,7 +57,7 @@ class Stage:
 
 
 def list_units(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """The forward pass as a row of units between which it may be cut: runs of nodes of one numbered module (`h.3`), and of what lies between.
+    """The forward pass as a row of units between which it may be cut: runs of nodes of one block (`h.3`), and of what lies between.
 
     Returns:
         indices of the forward nodes of each unit, in order. Nodes that run on every stage that reads them are in none.
@@ -66,7 +67,7 @@ def list_units(graph: Graph) -> tuple[tuple[int, ...], ...]:
     for i, node in enumerate(graph.nodes):
         if node.phase is not Phase.FORWARD or i in free:
             continue
-        key = _unit_of(node.path)
+        key = _unit_of(node.path, graph.sequences)
         if units and (units[-1][0] == key or key == ("",)):
             units[-1][1].append(i)
         else:
@@ -74,12 +75,12 @@ def list_units(graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(nodes) for _, nodes in units)
 
 
-def _unit_of(path: str) -> tuple[str, ...]:
-    """The path as far as its first number, or its first name where there is none."""
+def _unit_of(path: str, sequences: Sequence[str]) -> tuple[str, ...]:
+    """The path as far as the block's number, or its first number where it is in none, or its first name where there is none."""
+    block = block_of(path, sequences) or block_of(path)
+    if block is not None:
+        return (*filter(None, block[0].split(".")), str(block[1]))
     parts = path.split(".")
-    for k, part in enumerate(parts):
-        if part.isdigit():
-            return tuple(parts[: k + 1])
     return (parts[0],) if len(parts) == 1 else tuple(parts[:2])
 
 
@@ -346,7 +347,8 @@ class Cutter:
         grads = tuple((p, g) for p, g in graph.grads if g in made and s == self._grad_home(p, g))
         loss = graph.loss if graph.loss in made else ""
         outputs = tuple(o for o in graph.outputs if s == self._output_home(o))
-        cut = Graph(graph.name, (*(self.values[name] for name in entering), *values), nodes, tuple(entering), updates, loss, outputs, grads)
+        everything = (*(self.values[name] for name in entering), *values)
+        cut = Graph(graph.name, everything, nodes, tuple(entering), updates, loss, outputs, grads, graph.sequences)
         received = (*self.received[s].values(), *self.late[s].values())
         return Stage(self._rename(cut, s), received, tuple(c for rows in self.sent[s].values() for c in rows))
 

@@ -13,6 +13,7 @@
 
     loss loss_0
     outputs max_0
+    sequences net
     updates
       h.0.w@0 <- h.0.w@1
     grads
@@ -51,6 +52,8 @@ _INT = re.compile(r"-?\d+(?![\w.@:~/+*-])", re.ASCII)
 _FLOAT = re.compile(r"(?:-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf)|nan)(?![\w.@:~/+*-])", re.ASCII)
 _QUOTED = re.compile(r"`(?:[^`\\]|\\.)*`")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_SECTIONS = ("inputs", "nodes", "loss", "outputs", "sequences", "updates", "grads")
+_NAMED = f"{', '.join(_SECTIONS[:-1])} or {_SECTIONS[-1]}"
 _WORDS: Mapping[str, Arg] = {"None": None, "True": True, "False": False}
 
 T = TypeVar("T")
@@ -105,6 +108,7 @@ def parse_graph(text: str) -> Graph:
     values: list[Value] = []
     nodes: list[Node] = []
     outputs: tuple[str, ...] = ()
+    sequences: tuple[str, ...] = ()
     loss = ""
     pairs: dict[str, list[tuple[str, str]]] = {"updates": [], "grads": []}
     for number, line in enumerate(text.split("\n"), 1):
@@ -125,20 +129,23 @@ def parse_graph(text: str) -> Graph:
                 at.expect(" <- ", "` <- `")
                 pairs[section].append((old, at.name("a value")))
             else:
-                at.fail("a section: inputs, nodes, loss, outputs, updates or grads")
+                at.fail(f"a section: {_NAMED}")
         else:
-            section = at.choose(("inputs", "nodes", "loss", "outputs", "updates", "grads"), "a section: inputs, nodes, loss, outputs, updates or grads")
+            section = at.choose(_SECTIONS, f"a section: {_NAMED}")
             if section == "loss":
                 at.expect(" ", "a space")
                 loss = at.name("the name of the loss")
             elif section == "outputs":
                 at.expect(" ", "a space")
                 outputs = tuple(at.many(lambda: at.name("the name of an output"), ", "))
+            elif section == "sequences":
+                at.expect(" ", "a space")
+                sequences = tuple(at.many(lambda: at.name("the path of a container"), ", "))
         at.end()
     if name is None:
         raise GraphError("graph text, line 1: expected `graph NAME` on the first line, found the end")
     everything = (*inputs, *values)
-    return Graph(name, everything, tuple(nodes), tuple(v.name for v in inputs), tuple(pairs["updates"]), loss, outputs, tuple(pairs["grads"]))
+    return Graph(name, everything, tuple(nodes), tuple(v.name for v in inputs), tuple(pairs["updates"]), loss, outputs, tuple(pairs["grads"]), sequences)
 
 
 # ---------------------------------------------------------------- printing
@@ -198,6 +205,7 @@ def _print_arg(arg: Arg, names: list[str]) -> str:
 def _print_tail(graph: Graph) -> list[str]:
     lines = [f"loss {_quote(graph.loss)}"] if graph.loss else []
     lines += [f"outputs {', '.join(map(_quote, graph.outputs))}"] if graph.outputs else []
+    lines += [f"sequences {', '.join(map(_quote, graph.sequences))}"] if graph.sequences else []
     for title, pairs in (("updates", graph.updates), ("grads", graph.grads)):
         lines += [title, *(f"  {_quote(old)} <- {_quote(new)}" for old, new in pairs)] if pairs else []
     return lines

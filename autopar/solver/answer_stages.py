@@ -18,6 +18,7 @@ from ..graph.graph import Graph, count_params
 from ..graph.mesh import Mesh, MeshAxis
 from ..graph.node import Phase
 from ..graph.plan import Certificate, ClusterInfo, Cost, ModelInfo, ParamPlan, Pipeline, Plan, StagePlan
+from ..graph.repeats import block_of
 from ..graph.schedules.known import build_order, kind_name
 from ..graph.stage_programs import crossing_chunks
 from ..graph.stages import COPY, stage_table
@@ -150,16 +151,15 @@ def _modules(case: Case, staged: Staged, stage: int) -> tuple[str, ...]:
     table = stage_table(graph, staged.starts)
     found = []
     for chunk in (k for k, rank in enumerate(layout_ranks(staged.layout)) if rank == stage):
-        paths = [_block(node.path) for node, s in zip(graph.nodes, table) if s == chunk and node.phase is Phase.FORWARD and node.path]
+        paths = [_block(node.path, graph.sequences) for node, s in zip(graph.nodes, table) if s == chunk and node.phase is Phase.FORWARD and node.path]
         names = list(dict.fromkeys(paths)) or ["the model itself"]
         found.append(names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}")
     return tuple(found)
 
 
-def _block(path: str) -> str:
-    parts = path.split(".")
-    numbers = [k for k, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbers[0] + 1]) if numbers else parts[0]
+def _block(path: str, sequences: Sequence[str]) -> str:
+    place = block_of(path, sequences) or block_of(path)
+    return path.partition(".")[0] if place is None else f"{place[0]}.{place[1]}" if place[0] else str(place[1])
 
 
 def _join_params(plans: Sequence[Plan]) -> tuple[ParamPlan, ...]:

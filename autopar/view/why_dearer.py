@@ -6,7 +6,7 @@ out sum to the difference of the two steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
@@ -76,7 +76,7 @@ def list_costs(graph: Graph, program: Program, seconds: Mapping[str, float]) -> 
                 what, place = f"what {print_op(maker.op)} makes in ", maker.path or maker.name
         else:
             own = nodes.get(origin.node)
-            sort, axis, what, place = COMPUTE, "", "", _module(own.path if own is not None else "")
+            sort, axis, what, place = COMPUTE, "", "", _module(own.path if own is not None else "", graph.sequences)
         found.setdefault(CostRow(sort, axis, node.phase.value, what, place), []).append(seconds[node.name])
     return {row: fsum(parts) for row, parts in found.items()}
 
@@ -113,9 +113,9 @@ def compare_costs(chosen: Mapping[CostRow, float], other: Mapping[CostRow, float
     return Difference(tuple(sorted(sums, key=lambda c: -c.seconds)), tuple(told), extra_s - fsum(c.seconds for c in told))
 
 
-def _module(path: str) -> str:
+def _module(path: str, sequences: Collection[str]) -> str:
     """The numbered block that a module is in, or itself: ops of one block are told together."""
-    block = block_of(path)
+    block = block_of(path, sequences)
     return path if block is None else f"{block[0]}.{block[1]}" if block[0] else str(block[1])
 
 

@@ -135,7 +135,7 @@ nodes
     ("old", "new", "message"),
     [
         ("graph g", "plan g", "line 1: expected `graph NAME` on the first line, found 'plan g'"),
-        ("inputs", "input", "line 3: expected a section: inputs, nodes, loss, outputs, updates or grads, found 'input'"),
+        ("inputs", "input", "line 3: expected a section: inputs, nodes, loss, outputs, sequences, updates or grads, found 'input'"),
         ("inputs", "inputs x", "line 3: expected the end of the line, found ' x'"),
         ("x: f32", "x f32", "line 4: expected `: ` and a type such as f32[8,12], found ' f32[2] batch'"),
         ("x: f32[2]", "x: 3", "line 4: expected a type such as f32[8,12], found '3 batch'"),
@@ -158,7 +158,7 @@ nodes
         (" a.py:1", "", "line 7: expected the source line, - where unknown, found the end of the line"),
         ("a.py:1", "a.py:1 for y", "line 7: expected the end of the line, found ' for y'"),
         ("a.py:1\n", "a.py:1\n\nupdates\n  x -> y\n", "line 10: expected ` <- `, found ' -> y'"),
-        ("a.py:1\n", "a.py:1\nloss y\n  z\n", "line 9: expected a section: inputs, nodes, loss, outputs, updates or grads, found 'z'"),
+        ("a.py:1\n", "a.py:1\nloss y\n  z\n", "line 9: expected a section: inputs, nodes, loss, outputs, sequences, updates or grads, found 'z'"),
         ("x: f32[2]", "`x: f32[2]", "line 4: expected the name of a value, found '`x: f32[2] batch'"),
     ],
 )  # fmt: skip

@@ -97,6 +97,11 @@ SPELLINGS = {
     "matmul": (lambda m, x: m.b(m.a(x)), lambda m, x: m.a(x) @ m.b.weight.T + m.b.bias),
     "in_place": (lambda m, x: m.b(F.relu(m.a(x))), lambda m, x: m.b(F.relu_(m.a(x)))),
     "addmm": (lambda m, x: m.b(m.a(x)), lambda m, x: torch.addmm(m.b.bias, m.a(x), m.b.weight.t())),
+    "einsum": (lambda m, x: m.b(m.a(x)), lambda m, x: torch.einsum("bi,oi->bo", m.a(x), m.b.weight) + m.b.bias),
+    "einsum of a turned weight": (lambda m, x: m.b(m.a(x)), lambda m, x: torch.einsum("...i,io->...o", m.a(x), m.b.weight.T) + m.b.bias),
+    "einsum, the weight first": (lambda m, x: m.b(m.a(x)), lambda m, x: torch.einsum("oi,bi->bo", m.b.weight, m.a(x)) + m.b.bias),
+    "tensordot": (lambda m, x: m.b(m.a(x)), lambda m, x: torch.tensordot(m.a(x), m.b.weight.T, 1) + m.b.bias),
+    "a batch of one": (lambda m, x: m.b(m.a(x)), lambda m, x: torch.bmm(m.a(x)[None], m.b.weight.T[None])[0] + m.b.bias),
 }
 
 

@@ -223,6 +223,14 @@ def _any_all(kind: str):
     return rule
 
 
+def _select_backward(b: Draft, a: dict) -> object:
+    """The gradient of the only entry of a dim is a view."""
+    sizes = tuple(a["input_sizes"])
+    if sizes[a["dim"]] == 1:
+        return b.view(a["grad_output"], sizes)
+    return b.call("aten.select_backward.default", a["grad_output"], sizes, a["dim"], a["index"])
+
+
 RULES = {
     **{f"aten.{n}": _filled(0) for n in (
         "zeros.default", "zeros_like.default", "new_zeros.default", "empty.memory_format", "empty_like.default", "new_empty.default",
@@ -234,7 +242,7 @@ RULES = {
     **{f"aten.arange.{n}": _arange for n in ("default", "start", "start_step")},
     "aten.clone.default": _identity, "aten._to_copy.default": _to_copy, "aten.positive.default": _identity,
     "aten.repeat.default": _repeat, "aten.stack.default": _stack, "aten.cat.default": _cat,
-    "aten.index_select.default": _index_select,
+    "aten.index_select.default": _index_select, "aten.select_backward.default": _select_backward,
     "aten.add.Scalar": _tensor_form("aten.add.Tensor"), "aten.sub.Scalar": _tensor_form("aten.sub.Tensor"),
     "aten.mul.Scalar": _tensor_form("aten.mul.Tensor"), "aten.div.Scalar": _tensor_form("aten.div.Tensor"),
     "aten.true_divide.Tensor": _tensor_form("aten.div.Tensor"),

@@ -196,21 +196,28 @@ class Draft:
         return self.emit_one("aten.view.default", {"self": x, "size": shape}, shape, x.dtype)
 
     def permute(self, x: Val, dims: list[int] | tuple[int, ...]) -> Val:
-        """`x` with its dims reordered."""
+        """`x` with its dims reordered. Where dims of size 1 change places with others, nothing moves: that is a view."""
         dims = tuple(d % len(x.shape) for d in dims)
         if x.node is not None and x.node.op == "aten.permute.default":
             inner = dict(x.node.args)
             x, dims = inner["self"], tuple(inner["dims"][d] for d in dims)
         if dims == tuple(range(len(dims))):
             return x
-        return self.emit_one("aten.permute.default", {"self": x, "dims": dims}, tuple(x.shape[d] for d in dims), x.dtype)
+        shape, wide = tuple(x.shape[d] for d in dims), [k for k, size in enumerate(x.shape) if size != 1]
+        order = tuple(wide.index(d) for d in dims if d in wide)
+        if order == tuple(range(len(wide))):
+            return self.view(x, shape)
+        thin = tuple(x.shape[k] for k in wide)
+        if thin != x.shape and any(base.shape == thin for base in view_chain(x)):  # the ones were put in
+            return self.view(self.permute(self.view(x, thin), order), shape)
+        return self.emit_one("aten.permute.default", {"self": x, "dims": dims}, shape, x.dtype)
 
     def expand(self, x: Val, shape: Shape | list[int]) -> Val:
         """`x` broadcast to `shape`."""
         missing = len(shape) - len(x.shape)
         full = tuple(x.shape[k - missing] if s == -1 else s for k, s in enumerate(shape))
-        if x.shape == full:
-            return x
+        if prod(x.shape) == prod(full):  # dims of size 1 at most
+            return self.view(x, full)
         return self.emit_one("aten.expand.default", {"self": x, "size": full}, full, x.dtype)
 
     def cast(self, x: Val, dtype: torch.dtype) -> Val:
@@ -240,6 +247,8 @@ class Draft:
         if not x.shape:
             return self.cast(x, out_dtype)
         shape = tuple(1 if k in dims else s for k, s in enumerate(x.shape) if keepdim or k not in dims)
+        if all(x.shape[k] == 1 for k in dims):
+            return self.view(self.cast(x, out_dtype), shape)
         args: dict[str, object] = {"self": x, "dim": tuple(dims)}
         if keepdim:
             args["keepdim"] = True

@@ -6,11 +6,15 @@ each state that was written has exactly one final value `NAME@1`, and each param
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import torch
 
 from ...graph.graph import Graph, check_graph
 from ...graph.node import Arg, Node, Phase, Ref
 from ...graph.rules.random_numbers import STATE as RANDOM_STATE
+from ...graph.sequences import find_sequences
 from ...graph.tensor import Kind, Value
 from .draft import Draft, DraftNode, Val
 
@@ -38,7 +42,7 @@ def finish_graph(
     updates, grads = _own_values(draft, updates, grads, loss, outputs)
     inputs, updates = _drop_idle_counter(draft, inputs, updates, [*grads.values(), *outputs, *([loss] if loss is not None else [])])
     roots = [*updates.values(), *grads.values(), *outputs, *([loss] if loss is not None else [])]
-    nodes = _live_nodes([*draft.preamble, *draft.nodes], roots)
+    nodes = _turn_weight_grads(_live_nodes([*draft.preamble, *draft.nodes], roots), roots)
     if _collapse_views(nodes, roots):
         nodes = _live_nodes(nodes, roots)
     _place_updates(nodes, owners, grads)
@@ -58,6 +62,7 @@ def finish_graph(
         tuple(names.name(v) for v in outputs),
         tuple((names.name(inputs[p]), names.name(g)) for p, g in grads.items()),
     )
+    graph = replace(graph, sequences=find_sequences(graph))
     check_graph(graph)
     return graph
 
@@ -122,6 +127,23 @@ def _live_nodes(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNode]:
             live.append(node)
             needed |= {id(v.node) for v in node_inputs(node) if v.node is not None}
     return live[::-1]
+
+
+def _turn_weight_grads(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNode]:
+    """The gradient of a weight of which only the turned form is read comes turned."""
+    uses = Counter(id(value) for value in [*roots, *(v for n in nodes for v in node_inputs(n))])
+    gone = set()
+    for node in nodes:
+        args = dict(node.args)
+        made = args["self"].node if node.op == "aten.permute.default" and args["dims"] == (1, 0) else None
+        if made is not None and made.op == "autopar.linear_weight_grad" and uses[id(args["self"])] == 1:
+            kept = tuple((key, value) for key, value in made.args if key != "transposed")
+            made.args = kept if len(kept) < len(made.args) else (*kept, ("transposed", True))
+            made.outs = list(node.outs)
+            for value in node.outs:
+                value.node = made
+            gone.add(id(node))
+    return [node for node in nodes if id(node) not in gone]
 
 
 def _collapse_views(nodes: list[DraftNode], roots: list[Val]) -> bool:

@@ -1,10 +1,10 @@
-"""Linears made whole: what tracing flattened (view, t, mm, view) is again one op on `[..., i]`.
+"""Linears made whole: what tracing flattened (view, t, mm, view; of an einsum a bmm of one) is again one op on `[..., i]`.
 
     autopar.linear(input [..., i], weight [o, i], bias [o]) -> [..., o]
     autopar.linear_input_grad(grad [..., o], weight) -> [..., i]
     autopar.linear_weight_grad(grad [..., o], input [..., i]) -> weight's shape
 
-`transposed=True`: the weight is stored [i, o]. In: `mm` and `addmm` calls of forward and backward. Batch and sequence stay separate dims,
+`transposed=True`: the weight is stored [i, o]. In: `mm`, `addmm` and `bmm` calls of forward and backward. Batch and sequence stay separate dims,
 whatever the model's author flattened. In the update (Muon) products of matrices stay `aten.mm`.
 """
 
@@ -113,6 +113,24 @@ def rule_addmm(b: Draft, a: dict) -> object:
     return b.add(product if alpha == 1 else b.mul(product, alpha), bias if beta == 1 else b.mul(bias, beta))
 
 
+def rule_bmm(b: Draft, a: dict) -> object:
+    """Products of a batch; of a batch of one (`torch.einsum` of an activation with a weight makes it) as that of two matrices."""
+    left, right = a["self"], a["mat2"]
+    if left.shape[0] != 1 or b.phase is Phase.UPDATE:
+        return b.call("aten.bmm.default", left, right)
+    product = rule_mm(b, {"self": _only(b, left), "mat2": _only(b, right)})
+    return b.view(product, (1, *product.shape))
+
+
+def _only(b: Draft, x: Val) -> Val:
+    """The only matrix of [1, n, k]; where that is made of another one by turning it, a turned one, too."""
+    if x.node is not None and x.node.op == "aten.permute.default":
+        args = dict(x.node.args)
+        if args["dims"] == (0, 2, 1):
+            return b.permute(b.view(args["self"], args["self"].shape[1:]), (1, 0))
+    return b.view(x, x.shape[1:])
+
+
 def rule_add(b: Draft, a: dict) -> object:
     """`linear(x) + bias` written as two ops is one linear with a bias."""
     x, bias, alpha = a["self"], a["other"], a["alpha"]
@@ -164,6 +182,7 @@ def rule_sum_dims(b: Draft, a: dict) -> object:
 LINEAR_RULES: dict[str, Rule] = {
     "aten.mm.default": rule_mm,
     "aten.addmm.default": rule_addmm,
+    "aten.bmm.default": rule_bmm,
     "aten.add.Tensor": rule_add,
     "aten.mv.default": rule_mv,
     "aten.dot.default": rule_dot,

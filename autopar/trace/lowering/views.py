@@ -111,6 +111,8 @@ def apply_view(b: Draft, x: Val, step: View) -> Val:
     if step.kind == "select":
         dim, index = step.params
         shape = x.shape[:dim] + x.shape[dim + 1 :]
+        if x.shape[dim] == 1:
+            return b.view(x, shape)
         return b.emit_one("aten.select.int", {"self": x, "dim": dim, "index": index}, shape, x.dtype)
     if step.kind == "strided":
         return b.view(b.call("aten.index.Tensor", x, [_strided_index(b, *step.params)]), step.params[0])
@@ -152,6 +154,8 @@ def invert_view(b: Draft, base: Val, step: View, new: Val) -> Val:
             return new
         return b.call("aten.slice_scatter.default", base, new, dim, start, end, stride)
     if step.kind == "select":
+        if base.shape[step.params[0]] == 1:
+            return b.view(new, base.shape)
         return b.call("aten.select_scatter.default", base, new, *step.params)
     if step.kind == "strided" and _are_apart(*step.params):
         return b.call("aten.index_put.default", base, [_strided_index(b, *step.params)], b.view(new, (-1,)))
