@@ -38,6 +38,7 @@ from benchmarks.published_rows import (
     read_rows,
     select_rows,
     sizes_of,
+    with_half_rates,
 )  # fmt: skip
 
 TABLE = Path(__file__).parent / "data" / "experts.csv"
@@ -102,7 +103,7 @@ def compare(row: Row, time_limit_s: float, verbose: bool = False) -> Compared:
         return Compared(row.id, row.get("model"), row.get("n_gpus"), "", str(error))
     published_s, is_certain = published_seconds(row, sizes)
     case = build_case(trace_step(build_workload(sizes), precision).graph)
-    model = build_cost_model(cluster)
+    model = with_half_rates(build_cost_model(cluster))
     found = [solve(case, model, c, time_limit_s, verbose) for c in (constraints, Constraints())]
     asked = ",".join(print_constraints(constraints))
     return Compared(row.id, row.get("model"), cluster.spec, asked, "", published_s, is_certain, *found, time_limit_s)
