@@ -114,8 +114,12 @@ def solve(case, model, constraints, time_limit_s: float, verbose: bool) -> Solve
     from autopar.errors import AutoparError
     from autopar.solver.decide import Ask, decide
 
-    report = (lambda line: print(line, file=sys.stderr, flush=True)) if verbose else (lambda line: None)
-    began = time.process_time()
+    began, began_s = time.process_time(), time.monotonic()
+
+    def report(line: str) -> None:
+        if verbose:
+            print(f"{time.monotonic() - began_s:5.0f} s  {line}", file=sys.stderr, flush=True)
+
     try:
         decision = decide(Ask(case, model, constraints, model.cluster.device.memory_bytes, time_limit_s, None, report))
     except AutoparError as error:
@@ -287,7 +291,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="wall time of each solve (default: 60)")
     parser.add_argument("--row-limit", type=float, default=1800.0, metavar="S", help="a row is stopped then (default: 1800)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="what is found is kept in this JSON file, and not solved again")
-    parser.add_argument("--verbose", action="store_true", help="what each mesh and layout gave")
+    parser.add_argument("--verbose", action="store_true", help="what each mesh and layout gave, and when (wall time)")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(words)
     rows = select_rows(read_rows(asked.rows), asked.ids)

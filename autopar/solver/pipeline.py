@@ -173,6 +173,10 @@ class PipelineSearch:
             self._follow_all(self.places)
         self.wall_s += time.monotonic() - began
 
+    def has_proven_none(self) -> bool:
+        """There is no plan of any layout."""
+        return all(each.gone for each in self.every)
+
     def result(self) -> StagedResult:
         """What was found; the plan is one of the whole graph."""
         bound = min([inf, *(e.bound_s for e in self.every if not e.gone)])
