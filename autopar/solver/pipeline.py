@@ -51,6 +51,7 @@ _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many sol
 _SPARE_BETTER = 2  # and for so many to try a guess that is better than the best plan, though such guesses have proved too low
 _LARGE = 3000  # nodes
 _GLANCE = 0.35  # of the time, for a first price of every place
+_HURRY = 0.4  # of the time: who has no plan by then solves the layout that is expected to be best, without looking closer at others
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
 _MOST_LATE = 2  # when time is up and there is no plan
 
@@ -137,6 +138,7 @@ class PipelineSearch:
     seen: dict[tuple[bool, _Step], list[float]] = field(default_factory=dict)  # whether ranks of a stage share work, step -> what it multiplied guesses by
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
+    hurry: float = inf  # from then on a plan comes before better guesses
     every: list[_Open] = field(default_factory=list)
     places: list[_Place] = field(default_factory=list)
     wall_s: float = 0.0
@@ -148,6 +150,7 @@ class PipelineSearch:
     def run(self, cutoff_s: float) -> None:
         """Search. Plans that take `cutoff_s` or longer are of no interest."""
         began, self.best_s = time.monotonic(), cutoff_s
+        self.hurry = began + _HURRY * (self.deadline - began)
         self.every = self.list_open()
         self.places = _by_place(self.every)
         if self.prices.is_launch_bound(num_devices(self.model.cluster)):  # then what crosses between stages takes long, and is known without a price
@@ -325,8 +328,8 @@ class PipelineSearch:
     # --- plans
 
     def _follow_guesses(self, places: list[_Place]) -> None:
-        """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan. Where no plan is known when
-        time is up, the best guess is solved in any case: the user asked for a plan."""
+        """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan. Where no plan is known after
+        a part of the time, it is solved at once, and when time is up, in any case: the user asked for a plan."""
         trust = _WORTH if self.price_only else _TRUST
         while self.num_solved < _MOST and (time.monotonic() < self.deadline or self.best_s == inf):
             grows = {shared: self._list_growths(shared) for shared in (False, True)}
@@ -342,9 +345,10 @@ class PipelineSearch:
                     self._solve(*min(self._list_hopes(places), key=lambda row: row[1].guess_s))
                     continue
                 return
-            step, before = _next_step(place, each), each.guess_s
+            hurries = self.best_s == inf and time.monotonic() >= self.hurry
+            step, before = _Step.SOLVE if hurries else _next_step(place, each), each.guess_s
             self._take_step(step, place, each)
-            if not each.gone:
+            if not (each.gone or hurries):
                 self.seen.setdefault((_shares_work(place), step), []).append(each.guess_s / before)
 
     def _follow_all(self, places: list[_Place]) -> None:
