@@ -112,6 +112,12 @@ def _next_step(place: _Place, each: _Open) -> _Step:
     return _Step.SIMULATE if not each.simulated and each.layout.place.num_stages > 1 else _Step.SOLVE
 
 
+def _is_own_price(place: _Place, each: _Open) -> bool:
+    """The place is priced for as many microbatches and chunks as this layout has: nothing more is asked for it alone."""
+    first = place.rows[0].layout
+    return (each.layout.num_microbatches, each.layout.chunks) == (first.num_microbatches, first.chunks)
+
+
 def _shares_work(place: _Place) -> bool:
     """Ranks of a stage divide its work. Where none does, nothing is resharded, and a guess is nearly exact: it says nothing of the others."""
     return working_ranks(place.place) > 1
@@ -332,10 +338,10 @@ class PipelineSearch:
         a part of the time, it is solved at once, and when time is up, in any case: the user asked for a plan."""
         trust = _WORTH if self.price_only else _TRUST
         while self.num_solved < _MOST and (time.monotonic() < self.deadline or self.best_s == inf):
-            grows = {shared: self._list_growths(shared) for shared in (False, True)}
+            grows = {(shared, alone): self._list_growths(shared, alone) for shared in (False, True) for alone in (False, True)}
 
             def expect(place: _Place, each: _Open) -> float:
-                return each.guess_s * grows[_shares_work(place)][_next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
+                return each.guess_s * grows[_shares_work(place), _is_own_price(place, each)][_next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
 
             place, each = min(self._list_hopes(places), key=lambda row: expect(*row), default=(None, None))
             if place is None or each is None or trust * expect(place, each) >= self.best_s:
@@ -375,11 +381,13 @@ class PipelineSearch:
         else:
             self._solve(place, each, None if _shares_work(place) else each.cuts)
 
-    def _list_growths(self, shared: bool) -> list[float]:
-        """Per step what it and all that follow have usually multiplied a guess by, of places whose ranks share the work of a stage or do not."""
+    def _list_growths(self, shared: bool, own: bool) -> list[float]:
+        """Per step what it and all that follow have usually multiplied a guess by, of places whose ranks share the work of a stage or do not; `own`: of layouts
+        for which the prices of their place are made (`_is_own_price`)."""
         weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
         first = _USUAL if shared else _ALONE
         usual = [median((*weight * (first[step],), *self.seen.get((shared, step), ())) or (first[step],)) for step in _Step]
+        usual = [1.0 if own and step in (_Step.OWN, _Step.CHUNKS) else grows for step, grows in zip(_Step, usual)]
         return [prod(usual[step:]) for step in _Step]
 
     def _simulate(self, place: _Place, each: _Open) -> None:
