@@ -38,6 +38,7 @@ from benchmarks.published_rows import (
     read_rows,
     select_rows,
     sizes_of,
+    with_half_rates,
 )  # fmt: skip
 
 TABLE = Path(__file__).parent / "data" / "experts.csv"
@@ -102,7 +103,7 @@ def compare(row: Row, time_limit_s: float, verbose: bool = False) -> Compared:
         return Compared(row.id, row.get("model"), row.get("n_gpus"), "", str(error))
     published_s, is_certain = published_seconds(row, sizes)
     case = build_case(trace_step(build_workload(sizes), precision).graph)
-    model = build_cost_model(cluster)
+    model = with_half_rates(build_cost_model(cluster))
     found = [solve(case, model, c, time_limit_s, verbose) for c in (constraints, Constraints())]
     asked = ",".join(print_constraints(constraints))
     return Compared(row.id, row.get("model"), cluster.spec, asked, "", published_s, is_certain, *found, time_limit_s)
@@ -113,8 +114,12 @@ def solve(case, model, constraints, time_limit_s: float, verbose: bool) -> Solve
     from autopar.errors import AutoparError
     from autopar.solver.decide import Ask, decide
 
-    report = (lambda line: print(line, file=sys.stderr, flush=True)) if verbose else (lambda line: None)
-    began = time.process_time()
+    began, began_s = time.process_time(), time.monotonic()
+
+    def report(line: str) -> None:
+        if verbose:
+            print(f"{time.monotonic() - began_s:5.0f} s  {line}", file=sys.stderr, flush=True)
+
     try:
         decision = decide(Ask(case, model, constraints, model.cluster.device.memory_bytes, time_limit_s, None, report))
     except AutoparError as error:
@@ -286,7 +291,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="wall time of each solve (default: 60)")
     parser.add_argument("--row-limit", type=float, default=1800.0, metavar="S", help="a row is stopped then (default: 1800)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="what is found is kept in this JSON file, and not solved again")
-    parser.add_argument("--verbose", action="store_true", help="what each mesh and layout gave")
+    parser.add_argument("--verbose", action="store_true", help="what each mesh and layout gave, and when (wall time)")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(words)
     rows = select_rows(read_rows(asked.rows), asked.ids)

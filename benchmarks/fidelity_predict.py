@@ -15,10 +15,9 @@ from math import inf
 from pathlib import Path
 
 from autopar.constraints import SEQUENCE, Constraints
-from autopar.cost.matmul import MatmulRates
 from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
-from benchmarks.published_rows import NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, sizes_of, zero_of
+from benchmarks.published_rows import NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, sizes_of, with_half_rates, zero_of
 
 # Megatron-LM before FlashAttention: attention multiplied out with a fused softmax (arXiv:2104.04473 section 4.2; arXiv:2205.05198 section 3), dropout
 # in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
@@ -135,8 +134,7 @@ class SearchPredictor:
                 model = replace(model, bucket_bytes=2 * max(_MCORE_BUCKET, _MCORE_BUCKET_A_RANK * run.dp))
             if run.source_id in EAGER:
                 model = replace(model, fuses=False)
-            if model.rates is not None:
-                model = replace(model, rates=_between(model.rates, narrow_gain(run)))
+            model = with_half_rates(model, narrow_gain(run))
             case = self._case(row, run.source_id in MEGATRON or UNFUSED in run.hardware)
             limit = cluster.device.memory_bytes - model.reserve_bytes
 
@@ -215,15 +213,6 @@ def band_of(run: Run) -> float | None:
     narrow = (gain - 1) / (gain + 1) + _ROW_BAND if gain > 1 else 0.0
     power = _POWER_BAND + _ROW_BAND if re.search(r"\d+W\b|power limited", run.hardware) else 0.0
     return max(narrow, power) or _UNKNOWN_BAND
-
-
-def _between(rates: MatmulRates, gain: float) -> MatmulRates:
-    """Rates of 16 bits, bfloat16 as float16 (V100 has no bfloat16), whose seconds are the middle of these and of `gain` times faster ones.
-
-    Attention keeps its own: its level is that of float16.
-    """
-    levels = dict(rates.flops_per_s)
-    return replace(rates, flops_per_s=tuple({**levels, "bfloat16": levels["float16"] * 2 / (1 + 1 / gain)}.items()))
 
 
 def _together_seconds(best, run: Run) -> float:  # noqa: ANN001

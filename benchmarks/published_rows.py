@@ -14,6 +14,7 @@ from pathlib import Path
 
 from autopar.cluster import Cluster, Device, Link, parse_cluster
 from autopar.constraints import Constraints, constrain
+from autopar.cost.model import CostModel
 from autopar.errors import ConstraintError
 
 # Layers of Llama-like models that tables do not print: (hidden, layers) -> feed-forward width, key-value heads.
@@ -149,6 +150,18 @@ def _as_worded(device: Device, words: str) -> Device:
     if found is None:
         return device
     return replace(device, memory_bytes=int(found[1]) * 2**30, memory_bytes_per_s=float(found[2]) * 1e12, power_w=float(found[3]))
+
+
+def with_half_rates(model: CostModel, gain: float = 1.0) -> CostModel:
+    """The cost model with rates of 16 bits, bfloat16 as float16 (V100 has no bfloat16), whose seconds are the middle of these and of `gain` times faster ones.
+
+    Attention keeps its own: its level is that of float16.
+    """
+    if model.rates is None:
+        return model
+    levels = dict(model.rates.flops_per_s)
+    flops = tuple({**levels, "bfloat16": levels["float16"] * 2 / (1 + 1 / gain)}.items())
+    return replace(model, flops_per_s=flops, rates=replace(model.rates, flops_per_s=flops))
 
 
 def zero_of(row: Row) -> int | None:

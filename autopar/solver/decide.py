@@ -24,9 +24,10 @@ from ..errors import ConstraintError, InfeasibleError
 from ..graph.case import Case
 from ..graph.choice import Assignment
 from ..graph.mesh import Mesh
-from ..graph.plan import Certificate
+from ..graph.plan import Certificate, Pruned
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
+from .infeasible import MemoryShortage
 from .layout_cases import LayoutCases
 from .layout_solve import Staged
 from .layouts import least_stages, num_samples
@@ -108,7 +109,7 @@ class _Decide:
         if staged and (not plain or num_devices(self.ask.model.cluster) >= _MANY_DEVICES):
             share = _LAYOUT_SHARE if plain else 1.0
             self._search_layouts(inf, self.ask.time_limit_s * share)
-        if plain:
+        if plain and not self._is_late():
             found = self._search_plain(staged and self.layouts is None)
             if staged and self.layouts is None:
                 self._search_layouts(found.certificate.objective_s, max(1.0, self.deadline - time.monotonic()))
@@ -124,6 +125,14 @@ class _Decide:
         self.meshes: tuple[Mesh, ...] = label_meshes(self.meshes, constraints, steer.roles)
 
     def _search_plain(self, may_ask: bool) -> SearchResult:
+        try:
+            return self._search_meshes(may_ask)
+        except MemoryShortage as error:
+            if error.proven and self.layouts is not None and not self.layouts.has_proven_none():
+                raise MemoryShortage(error.limit_bytes, error.memory, error.assignment, False, error.nearest) from None
+            raise
+
+    def _search_meshes(self, may_ask: bool) -> SearchResult:
         case, ask = self.case, self.ask
         question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, ask.limit_bytes, ask.model.reserve_bytes, self.steer)
         found = search(
@@ -154,6 +163,10 @@ class _Decide:
         )  # fmt: skip
         self.layouts.run(cutoff_s)
 
+    def _is_late(self) -> bool:
+        """Time is up and there is a plan: not even the tables of one mesh are made."""
+        return self._known_s() < inf and time.monotonic() >= self.deadline
+
     def _known_s(self) -> float:
         return self.layouts.best.step_s if self.layouts is not None and self.layouts.best is not None else inf
 
@@ -173,6 +186,8 @@ class _Decide:
         phases = found.certificate.phases if found is not None else ()
         phases = (*phases, ("layouts_s", layouts.wall_s)) if layouts is not None else phases
         pruned = (*(found.certificate.pruned if found is not None else ()), *(layouts.pruned if layouts is not None else ()))
+        if found is None and _asks_plain(self.ask):
+            pruned = (*pruned, Pruned("meshes whose axes are free to do anything anywhere", "time was up; not part of the search space, --time-limit gives more"))
         count = max([found.certificate.num_variables if found is not None else 0, *(s.found.num_variables for s in (staged.stages if staged else ()))])
         gap = (objective - bound) / objective if objective > 0 else 0.0
         certificate = Certificate(objective, bound, gap, time.monotonic() - began, phases, count, "; and ".join(spaces), pruned)

@@ -48,13 +48,14 @@ class MemoryShortage(InfeasibleError):
         missing_bytes: by how much that is too much.
         holders: (who, bytes) at that peak, largest first.
         proven: it is proven that nothing fits the limit (else time ran out).
+        nearest: what is said of them.
         changes: that were solved with, what fits and is nearest first; () where nobody asked.
     """
 
     def __init__(
         self, limit_bytes: int, memory: Memory, assignment: Assignment, proven: bool, nearest: str, changes: tuple[Change, ...] = ()
     ) -> None:
-        self.memory, self.changes = memory, changes
+        self.memory, self.nearest, self.changes = memory, nearest, changes
         self.limit_bytes, self.minimum_bytes = limit_bytes, memory.peak_bytes
         self.missing_bytes = memory.peak_bytes - limit_bytes
         self.holders = tuple(sorted(((h.name, h.bytes) for h in memory.holders), key=lambda h: -h[1]))

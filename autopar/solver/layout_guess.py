@@ -111,7 +111,7 @@ def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit
     stages, table = layout.place.num_stages, likely_segments(costs)
     once, loop, ranks = [0.0] * stages, [0.0] * stages, layout_ranks(layout)
     for k, (a, b) in enumerate(zip((0, *cuts), (*cuts, len(costs.step_s)))):
-        first = sum(costs.once_s[a:b])
+        first = _after_turns(layout, costs, a, b)
         once[ranks[k]] += first
         loop[ranks[k]] += max(0.0, float(table[a, b]) - first)
     turns = [s / layout.num_microbatches for s in loop]
@@ -123,15 +123,20 @@ def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limi
     """The guess with the schedule simulated: chunks as long as their units, a third of it forward (where there is a backward)."""
     stages = layout.place.num_stages
     ends, table = list(zip((0, *cuts), (*cuts, len(costs.step_s)))), likely_segments(costs)
-    sums = [max(0.0, float(table[a, b]) - sum(costs.once_s[a:b])) / layout.num_microbatches for a, b in ends]
+    last = [_after_turns(layout, costs, a, b) for a, b in ends]
+    sums = [max(0.0, float(table[a, b]) - s) / layout.num_microbatches for (a, b), s in zip(ends, last)]
     order = build_order(layout.schedule, stages, layout.num_microbatches, layout.chunks)
     share = 1 / 3 if runs_backward(layout.schedule) else 1.0
     forward, backward = tuple(s * share for s in sums), tuple(s * (1 - share) for s in sums)
     line = simulate(order, Durations(forward, backward, forward if splits_backward(layout.schedule) else ()))
-    once = [sum(costs.once_s[a:b]) for a, b in ends]
     ranks = layout_ranks(layout)
-    after = [sum(o for o, rank in zip(once, ranks) if rank == r) for r in range(stages)]
+    after = [sum(s for s, rank in zip(last, ranks) if rank == r) for r in range(stages)]
     return max(end + update for end, update in zip(line.end_s, after)) * memory_factor(layout, costs, cuts, limit_bytes)
+
+
+def _after_turns(layout: Layout, costs: UnitCosts, first: int, end: int) -> float:
+    """Seconds of a chunk beside the turns of other stages. A single turn sums its gradients over dp in its backward, for which the stages before wait."""
+    return sum(costs.once_s[first:end]) if layout.num_microbatches > 1 or layout.place.num_stages == 1 else 0.0
 
 
 def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:

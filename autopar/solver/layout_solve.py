@@ -274,7 +274,8 @@ def _starts_of(case: Case, cuts: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], layout: Layout) -> list[StageKind] | None:
-    """The kinds of stages in order of their first; None where one kind does not come in one row, or a unit outside of the run is in its midst."""
+    """The kinds of stages in order of their first; None where one kind does not come in one row. Units outside of the run are each on one stage, which
+    is the only one of its kind: so they stand in the shorter graph where they stand in the model."""
     found: list[StageKind] = []
     for stage in range(layout.place.num_stages):
         kind = _kind_of_stage(cuts, num_units, run, layout_ranks(layout), stage)
@@ -282,11 +283,7 @@ def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int]
             return None
         if kind not in found:
             found.append(kind)
-    chunks = _chunks_of(found, layout)
-    inner = [units for units, _, _ in chunks[1:-1]]
-    first, last = chunks[0][0], chunks[-1][0]
-    fine = not any(inner) and (len(chunks) == 1 or (all(k < run[0] for k in first) and all(k >= run[1] for k in last)))
-    return found if fine else None
+    return found
 
 
 def _chunks_of(kinds: list[StageKind], layout: Layout) -> list[ChunkKind]:

@@ -51,6 +51,7 @@ _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many sol
 _SPARE_BETTER = 2  # and for so many to try a guess that is better than the best plan, though such guesses have proved too low
 _LARGE = 3000  # nodes
 _GLANCE = 0.35  # of the time, for a first price of every place
+_HURRY = 0.4  # of the time: who has no plan by then solves the layout that is expected to be best, without looking closer at others
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
 _MOST_LATE = 2  # when time is up and there is no plan
 
@@ -111,6 +112,12 @@ def _next_step(place: _Place, each: _Open) -> _Step:
     return _Step.SIMULATE if not each.simulated and each.layout.place.num_stages > 1 else _Step.SOLVE
 
 
+def _is_own_price(place: _Place, each: _Open) -> bool:
+    """The place is priced for as many microbatches and chunks as this layout has: nothing more is asked for it alone."""
+    first = place.rows[0].layout
+    return (each.layout.num_microbatches, each.layout.chunks) == (first.num_microbatches, first.chunks)
+
+
 def _shares_work(place: _Place) -> bool:
     """Ranks of a stage divide its work. Where none does, nothing is resharded, and a guess is nearly exact: it says nothing of the others."""
     return working_ranks(place.place) > 1
@@ -137,6 +144,7 @@ class PipelineSearch:
     seen: dict[tuple[bool, _Step], list[float]] = field(default_factory=dict)  # whether ranks of a stage share work, step -> what it multiplied guesses by
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
+    hurry: float = inf  # from then on a plan comes before better guesses
     every: list[_Open] = field(default_factory=list)
     places: list[_Place] = field(default_factory=list)
     wall_s: float = 0.0
@@ -148,6 +156,7 @@ class PipelineSearch:
     def run(self, cutoff_s: float) -> None:
         """Search. Plans that take `cutoff_s` or longer are of no interest."""
         began, self.best_s = time.monotonic(), cutoff_s
+        self.hurry = began + _HURRY * (self.deadline - began)
         self.every = self.list_open()
         self.places = _by_place(self.every)
         if self.prices.is_launch_bound(num_devices(self.model.cluster)):  # then what crosses between stages takes long, and is known without a price
@@ -172,6 +181,10 @@ class PipelineSearch:
             self._raise_bounds(self.places)
             self._follow_all(self.places)
         self.wall_s += time.monotonic() - began
+
+    def has_proven_none(self) -> bool:
+        """There is no plan of any layout."""
+        return all(each.gone for each in self.every)
 
     def result(self) -> StagedResult:
         """What was found; the plan is one of the whole graph."""
@@ -321,14 +334,14 @@ class PipelineSearch:
     # --- plans
 
     def _follow_guesses(self, places: list[_Place]) -> None:
-        """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan. Where no plan is known when
-        time is up, the best guess is solved in any case: the user asked for a plan."""
+        """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan. Where no plan is known after
+        a part of the time, it is solved at once, and when time is up, in any case: the user asked for a plan."""
         trust = _WORTH if self.price_only else _TRUST
         while self.num_solved < _MOST and (time.monotonic() < self.deadline or self.best_s == inf):
-            grows = {shared: self._list_growths(shared) for shared in (False, True)}
+            grows = {(shared, alone): self._list_growths(shared, alone) for shared in (False, True) for alone in (False, True)}
 
             def expect(place: _Place, each: _Open) -> float:
-                return each.guess_s * grows[_shares_work(place)][_next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
+                return each.guess_s * grows[_shares_work(place), _is_own_price(place, each)][_next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
 
             place, each = min(self._list_hopes(places), key=lambda row: expect(*row), default=(None, None))
             if place is None or each is None or trust * expect(place, each) >= self.best_s:
@@ -338,9 +351,10 @@ class PipelineSearch:
                     self._solve(*min(self._list_hopes(places), key=lambda row: row[1].guess_s))
                     continue
                 return
-            step, before = _next_step(place, each), each.guess_s
+            hurries = self.best_s == inf and time.monotonic() >= self.hurry
+            step, before = _Step.SOLVE if hurries else _next_step(place, each), each.guess_s
             self._take_step(step, place, each)
-            if not each.gone:
+            if not (each.gone or hurries):
                 self.seen.setdefault((_shares_work(place), step), []).append(each.guess_s / before)
 
     def _follow_all(self, places: list[_Place]) -> None:
@@ -367,11 +381,13 @@ class PipelineSearch:
         else:
             self._solve(place, each, None if _shares_work(place) else each.cuts)
 
-    def _list_growths(self, shared: bool) -> list[float]:
-        """Per step what it and all that follow have usually multiplied a guess by, of places whose ranks share the work of a stage or do not."""
+    def _list_growths(self, shared: bool, own: bool) -> list[float]:
+        """Per step what it and all that follow have usually multiplied a guess by, of places whose ranks share the work of a stage or do not; `own`: of layouts
+        for which the prices of their place are made (`_is_own_price`)."""
         weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
         first = _USUAL if shared else _ALONE
         usual = [median((*weight * (first[step],), *self.seen.get((shared, step), ())) or (first[step],)) for step in _Step]
+        usual = [1.0 if own and step in (_Step.OWN, _Step.CHUNKS) else grows for step, grows in zip(_Step, usual)]
         return [prod(usual[step:]) for step in _Step]
 
     def _simulate(self, place: _Place, each: _Open) -> None:

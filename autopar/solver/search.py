@@ -91,8 +91,8 @@ def search(
     Args:
         prices_for_mesh: the cost model.
         cutoff_s: of a plan that is known; only what beats it is of interest.
-        ask_others: called before time is spent on meshes whose fastest plan does not fit: the seconds of a plan that somebody else has, infinity where there
-            is none.
+        ask_others: called before time is spent on meshes whose fastest plan does not fit, and where no mesh gave a plan: the seconds of a plan that somebody
+            else has, infinity where there is none.
         bound_mesh: told a mesh and how many columns may be solved: seconds that no plan there beats, and columns. Asked where a plan is known, before the
             tables of a mesh are built.
         report: told what is going on, one line each.
@@ -150,7 +150,7 @@ class _Search:
         for left, each in _countdown(tries):
             self.relax(each, left if self.known_s() < inf else min(left, _THICK))
         tight = sorted((each for each in tries if each.answer.status == "tight"), key=lambda t: t.bound_s)
-        if tight and ask_others is not None:
+        if (tight or self.best is None) and ask_others is not None:
             self.cutoff_s = min(self.cutoff_s, ask_others())
         # as long as there is no plan at all, time goes to a few meshes in thick slices: thin ones would be too thin for any
         if self.recompute == "free":

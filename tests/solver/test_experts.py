@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from autopar.constraints import print_constraints
-from autopar.cost.model import build_cost_model
+from autopar.cost.model import build_cost_model, matmul_flops_per_s
 from autopar.graph.case import build_case
 from autopar.trace import trace_step
 from benchmarks import experts
@@ -26,6 +26,7 @@ from benchmarks.published_rows import (
     read_rows,
     select_rows,
     sizes_of,
+    with_half_rates,
 )
 
 pytestmark = pytest.mark.torch
@@ -155,6 +156,15 @@ def test_clusters_of_the_table():
     assert dict(dgx2.device.flops_per_s)["bfloat16"] == 125e12
     p3 = cluster_of(row(hardware="V100-16GB AWS p3.16xlarge, 25 Gb/s between nodes", n_gpus="16"))
     assert p3.spec == "2x8xV100-16GB" and p3.across.bandwidth_bytes_per_s == pytest.approx(0.390625e9)
+
+
+def test_half_precision_of_v100_is_that_of_float16_in_prices_and_in_floors():
+    """A floor by float32's rate would be above the price, and rule out what is best."""
+    cluster = cluster_of(row(hardware="V100-SXM3-32GB DGX-2 + 8x100Gb IB/node", gpus_per_node="16", n_gpus="32"))
+    plain, model = build_cost_model(cluster), with_half_rates(build_cost_model(cluster))
+    half = dict(model.rates.flops_per_s)["float16"]
+    assert matmul_flops_per_s(plain, "bfloat16") < half / 5
+    assert dict(model.rates.flops_per_s)["bfloat16"] == matmul_flops_per_s(model, "bfloat16") == half
 
 
 def test_published_seconds_are_those_of_equation_3():
