@@ -243,7 +243,7 @@ def _cached_product(rates: MatmulRates, batch: float, m: float, n: float, k: flo
 def _attention_seconds(model: CostModel, rates: MatmulRates, packet: str, site: Site, elements: np.ndarray, dtype: str) -> np.ndarray:
     place, backward = _ATTENTION[packet]
     query, keys = site.inputs[place], site.inputs[place + 1]
-    rows, dim = query[2], query[3]
+    dim = query[3]
     kernel = model.attention
     if "attn_mask" in input_names(site.node):
         kernel = "efficient"

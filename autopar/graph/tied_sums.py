@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .graph import producer_table, use_table, value_table
+from .graph import producer_table, value_table
 from .node import Node, Ref, get_arg
 from .own import find_own
 from .program import Program
@@ -28,7 +28,7 @@ def add_rows_in_place(program: Program, sections: Sequence[Section]) -> tuple[Pr
         the program, and the section of each of its nodes.
     """
     graph = program.graph
-    values, makers, uses, own = value_table(graph), producer_table(graph), use_table(graph), find_own(graph)
+    values, makers, own = value_table(graph), producer_table(graph), find_own(graph)
     new: dict[int, Node] = {}
     gone: dict[int, str] = {}
     for i, node in enumerate(graph.nodes):

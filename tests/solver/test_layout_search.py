@@ -11,8 +11,8 @@ import pytest
 from autopar.cluster import parse_cluster
 from autopar.constraints import Constraints, constrain
 from autopar.cost.model import build_cost_model
-from autopar.solver.layout_cases import LayoutCases
 from autopar.solver import layout_cases
+from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_guess import bound_layout, cut_evenly, cut_units, guess_seconds, simulate_guess
 from autopar.solver.layout_prices import Tier
 from autopar.solver.layout_solve import LayoutSolver, Staged, Unsolved, _handed_over

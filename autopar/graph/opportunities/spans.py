@@ -15,7 +15,6 @@ from ..graph import Graph
 from ..partition import node_cuts
 from ..rule import Signature, Site
 
-
 _GAPS = "its pieces are runs of neighbours"
 
 
