@@ -89,7 +89,7 @@ def fuse_program(
         key = kernel_key(kernel)
         if key not in kernels:
             first = graph.nodes[group.members[0]]
-            name = suggest_name(kernel) if not segments or first.phase is Phase.UPDATE else segment_name(first)
+            name = suggest_name(kernel) if not segments or first.phase is Phase.UPDATE else segment_name(first, graph.sequences)
             kernels[key] = replace(kernel, name=fresh_name(name, names))
         stands[group.members[-1]] = kernel_node(kernels[key], arguments, group.outside, graph.nodes[group.members[-1]])
     gone = {i for group in groups for i in (*group.members, *group.writes)}

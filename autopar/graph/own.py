@@ -1,6 +1,6 @@
 """Own: values whose bytes are nobody else's, so that their one reader may write over them: a sum over turns takes them over, an all-reduce puts its result there.
 
-In: a graph. Out: names. Only ops that make large gradients are looked at, each of which makes new bytes for its results whatever it is given.
+In: a graph. Out: names. Only ops that make large gradients are looked at: each makes new bytes for its results whatever it is given, or writes over an input that was own itself.
 """
 
 from __future__ import annotations

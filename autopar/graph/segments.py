@@ -7,7 +7,7 @@ is about order: one phase, one block, one section, and nothing outside lies on a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from .graph import Graph
 from .liveness import is_view
@@ -44,8 +44,8 @@ def find_segments(graph: Graph, sections: Sequence[object]) -> tuple[tuple[int, 
     return tuple(tuple(nodes) for nodes in found if sum(not is_view(graph.nodes[i].op) for i in nodes) > 1)
 
 
-def segment_name(node: Node) -> str:
-    """`forward_blocks`: the phase, and the family of blocks or the module."""
-    block = block_of(node.path)
+def segment_name(node: Node, sequences: Collection[str] = ()) -> str:
+    """`forward_blocks`: the phase, and the family of blocks or the module. `sequences`: of the graph."""
+    block = block_of(node.path, sequences)
     family = block[0] if block is not None else node.path.partition(".")[0]
-    return "_".join(filter(None, [node.phase.value, re.sub(r"\\W+", "_", family.rpartition(".")[2])]))
+    return "_".join(filter(None, [node.phase.value, re.sub(r"\W+", "_", family.rpartition(".")[2])]))

@@ -57,9 +57,9 @@ def check_obeyed(
         found += _node_faults(steer, laws, index, node, site, signature, node_cuts(site, signature, cuts), strategies[node.name])
     found += _pin_faults(steer, graph, assignment, made)
     found += _zero_faults(steer, laws, graph, storages)
-    for node, site, signature in zip(graph.nodes, sites, signatures):
+    for index, (node, site, signature) in enumerate(zip(graph.nodes, sites, signatures)):
         if node.op == ACCUMULATE and not _is_named(steer, node):
-            found += _sum_faults(steer, laws, node, site, signature, node_cuts(site, signature, cuts), strategies[node.name], made[node.inputs[0]])
+            found += _sum_faults(steer, laws, index, node, site, signature, node_cuts(site, signature, cuts), strategies[node.name], made[node.inputs[0]])
     found += _recompute_faults(steer, graph, signatures, assignment)
     return tuple(found)
 
@@ -245,7 +245,15 @@ def _zero_faults(steer: Steer, laws: AxisLaws, graph: Graph, storages: Mapping[s
 
 
 def _sum_faults(
-    steer: Steer, laws: AxisLaws, node: Node, site: Site, signature: Signature, cuts: dict[str, tuple[int, ...]], strategy: Strategy, part: Sharding
+    steer: Steer,
+    laws: AxisLaws,
+    index: int,
+    node: Node,
+    site: Site,
+    signature: Signature,
+    cuts: dict[str, tuple[int, ...]],
+    strategy: Strategy,
+    part: Sharding,
 ) -> Iterator[str]:
     """Of what the turns add up, whether it is whole or in pieces along dp, and reduced when they are over. `part`: how that of one turn is made."""
     zero, made = steer.constraints.zero, strategy.outputs[0]
@@ -257,7 +265,9 @@ def _sum_faults(
         if zero in (2, 3) and not isinstance(made.placements[a], Shard):
             for factor in (f.name for f in signature.factors if not f.whole):
                 other = build_strategy(signature, site, (*strategy.choices[:a], factor, *strategy.choices[a + 1 :]), laws.sizes, cuts)
-                if isinstance(other, Strategy) and isinstance(other.outputs[0].placements[a], Shard):
+                if not isinstance(other, Strategy) or not isinstance(other.outputs[0].placements[a], Shard):
+                    continue
+                if not why_role(steer, laws, node, index, other, tuple(role_of_choice(steer.roles, node, other, b, n) for b, n in enumerate(laws.sizes))):
                     yield f"zero={zero}: {node.outputs[0]} is added up as {made}, whole along dp, although {factor} can be split there"
                     break
 

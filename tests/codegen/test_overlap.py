@@ -6,10 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.graph import overlap, small_reductions  # noqa: E402
+from autopar.graph import overlap, overlap_memory, small_reductions  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
-from autopar.graph.overlap_memory import extra_bytes, overlap_within  # noqa: E402
+from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
 from autopar.graph.program import STARTS, WAIT, check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.graph.tensor import Kind  # noqa: E402
@@ -153,6 +153,18 @@ def test_the_sum_of_a_gradient_lies_where_the_gradient_does_unless_others_read_i
     choices = {f"{op}_{i}": choice for op, choice in SPLIT.items() for i in range(BLOCKS)} | {"loss": "d0", "ones": "d0", "more": "P(self)"}
     program = assigner.program(assigner.assign({"input:0": "S0/4"}, choices))
     assert starts(program) == [((f"dw_{i}",), () if i == 3 else (0,)) for i in reversed(range(BLOCKS))]
+
+
+def test_on_gloo_what_is_reduced_where_it_lies_is_held_once(monkeypatch):
+    graph = overlapped(zero_program(0, in_pairs())).graph
+    starts = {i for i, n in enumerate(graph.nodes) if n.op == "comm.start_all_reduce"}
+    assert len(starts) == 2
+    held = []
+    for least in (1, 2**40):
+        monkeypatch.setattr(overlap_memory, "IN_PLACE_BYTES", least)
+        held.append(held_over_time(graph, backend_copies=True))
+    assert [b - a for a, b in zip(*held)] == [2 * WIDTH * WIDTH * 8 * (i in starts) for i in range(len(graph.nodes))]
+    assert held_over_time(graph) == held[1]  # elsewhere they are packed, however large
 
 
 def test_new_parameters_are_gathered_while_the_next_are_updated():
