@@ -26,6 +26,7 @@ from ..graph.choice import Assignment
 from ..graph.mesh import Mesh
 from ..graph.plan import Certificate, Pruned
 from ..graph.stages import list_units
+from ..graph.tensor import STATE_KINDS, size_bytes
 from ..graph.turns import has_backward
 from .infeasible import MemoryShortage
 from .layout_cases import LayoutCases
@@ -101,7 +102,8 @@ class _Decide:
 
     def run(self) -> Decision:
         began = time.monotonic()
-        plain, staged = _asks_plain(self.ask), _asks_layouts(self.ask)
+        plain = _asks_plain(self.ask)
+        staged = _asks_layouts(self.ask) and (not plain or self._has_room_for_states())
         check_words(self.ask.case.graph, self.ask.case.signatures, self.ask.constraints)
         if plain and self.ask.constraints:
             self._steer()
@@ -162,6 +164,12 @@ class _Decide:
             price_only=ask.price_only,
         )  # fmt: skip
         self.layouts.run(cutoff_s)
+
+    def _has_room_for_states(self) -> bool:
+        """False where no plan of any kind fits: parameters, buffers and optimizer states are somewhere from the start of a step to its end."""
+        states = sum(size_bytes(v) for v in self.ask.case.graph.values if v.kind in STATE_KINDS and v.version == 0)
+        room = self.ask.limit_bytes - self.ask.model.reserve_bytes
+        return states <= room * num_devices(self.ask.model.cluster)
 
     def _is_late(self) -> bool:
         """Time is up and there is a plan: not even the tables of one mesh are made."""

@@ -1,0 +1,27 @@
+"""Where not even the states fit, no plan of any kind does: that is proven at once, without a look at stages."""
+
+import pytest
+
+from autopar.cluster import parse_cluster
+from autopar.constraints import Constraints
+from autopar.cost.model import build_cost_model
+from autopar.graph.tensor import STATE_KINDS, size_bytes
+from autopar.solver.decide import Ask, _Decide
+from autopar.solver.infeasible import MemoryShortage
+
+from .blocks import build_block_case
+
+DEVICES = 4
+
+
+@pytest.mark.parametrize(("share", "asked"), [(0.5, False), (1.2, True)])
+def test_states_that_fit_nowhere_are_a_proof(share, asked):
+    case = build_block_case(blocks=2, width=64, hidden=128, batch=64, vocab=128, momentum=True)
+    model = build_cost_model(parse_cluster(f"1x{DEVICES}xH100-80GB"))
+    states = sum(size_bytes(v) for v in case.graph.values if v.kind in STATE_KINDS and v.name in case.graph.inputs)
+    limit = model.reserve_bytes + int(states * share / DEVICES)
+    decision = _Decide(Ask(case, model, Constraints(), limit, 20.0, None, lambda line: None))
+    with pytest.raises(MemoryShortage) as told:
+        decision.run()
+    assert (decision.layouts is not None) == asked
+    assert told.value.proven or asked
