@@ -73,7 +73,7 @@ def pack_whole(xs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
 
 
 def pack_around(xs: Sequence[Tensor], own: Sequence[int]) -> list[tuple[Tensor, dict[int, Tensor]]]:
-    """What travels, flat, and of each the tensors in it by their places in `xs`: first what goes alone and is no copy, then the rest, packed.
+    """What travels, flat, and of each the tensors in it by their places in `xs`: first what goes alone, no copy unless it has gaps, then the rest, packed.
 
     Args:
         own: places of tensors that may be written over. On a CPU the large ones go alone: what their copies would cost is more than another message does

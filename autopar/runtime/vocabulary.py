@@ -56,12 +56,14 @@ def embedding_backward_onto(
     """`sum [v, d]` with `embedding_backward` of the rest added in place."""
     if sum.device.type != "cpu" or sum.dtype != grad.dtype or sum.dtype.itemsize < 4:  # a sum of many small ones in 16 bits rounds too often, and elsewhere their order would be any
         return sum.add_(embedding_backward(grad, indices, rows, num_rows, padding_idx))
-    place, grad, counts = indices.flatten(), grad.reshape(-1, grad.shape[-1]), None
+    wanted, grad = indices.flatten(), grad.reshape(-1, grad.shape[-1])
+    place = wanted
     if rows.shape[0] != num_rows:
-        place, counts = _find(place, rows, num_rows)
+        place, here = _find(wanted, rows, num_rows)
+        grad = grad.masked_fill(~here[:, None], 0)
     if padding_idx >= 0:
-        counts = indices.flatten() != padding_idx if counts is None else counts & (indices.flatten() != padding_idx)
-    return sum.index_add_(0, place, grad if counts is None else grad.masked_fill(~counts[:, None], 0))
+        grad = grad.masked_fill((wanted == padding_idx)[:, None], 0)
+    return sum.index_add_(0, place, grad)
 
 
 def _blocks(logits: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:

@@ -184,7 +184,7 @@ def _node_faults(
     steer: Steer, laws: AxisLaws, index: int, node: Node, site: Site, signature: Signature, cuts: dict[str, tuple[int, ...]], strategy: Strategy
 ) -> Iterator[str]:
     constraints = steer.constraints
-    roles = tuple(role_of_choice(steer.roles, node, strategy, a, n) for a, n in enumerate(laws.sizes))
+    roles = _split_roles(steer, laws, node, strategy)
     if any(names_node(glob, node) for glob in constraints.alike) and any(c != REPLICATED for c in strategy.choices):
         yield f"alike: {node.name} ({node.path}) chooses {' '.join(strategy.choices)}"
     why = why_role(steer, laws, node, index, strategy, roles)
@@ -209,6 +209,11 @@ def _node_faults(
             if isinstance(other, Strategy) and role_of_choice(steer.roles, node, other, a, laws.sizes[a]) == role:
                 yield f"{role}: {node.name} ({node.path}) chooses {' '.join(strategy.choices)}, although {factor} can be split there"
                 break
+
+
+def _split_roles(steer: Steer, laws: AxisLaws, node: Node, strategy: Strategy) -> tuple[str, ...]:
+    """By what a strategy splits a node, per axis."""
+    return tuple(role_of_choice(steer.roles, node, strategy, a, n) for a, n in enumerate(laws.sizes))
 
 
 def _is_named(steer: Steer, node: Node) -> bool:
@@ -267,7 +272,7 @@ def _sum_faults(
                 other = build_strategy(signature, site, (*strategy.choices[:a], factor, *strategy.choices[a + 1 :]), laws.sizes, cuts)
                 if not isinstance(other, Strategy) or not isinstance(other.outputs[0].placements[a], Shard):
                     continue
-                if not why_role(steer, laws, node, index, other, tuple(role_of_choice(steer.roles, node, other, b, n) for b, n in enumerate(laws.sizes))):
+                if not why_role(steer, laws, node, index, other, _split_roles(steer, laws, node, other)):
                     yield f"zero={zero}: {node.outputs[0]} is added up as {made}, whole along dp, although {factor} can be split there"
                     break
 
