@@ -178,18 +178,22 @@ class Roofline:
     Args:
         loop_s, loop_start_s: of one turn of forward and backward.
         once_s, once_start_s: of everything else.
+        forward_s, forward_start_s: of the forward of a turn.
     """
 
     loop_s: float
     once_s: float
     loop_start_s: float
     once_start_s: float
+    forward_s: float
+    forward_start_s: float
 
 
 def estimate_roofline(model: CostModel, case: Case) -> Roofline:
     """Of a graph, whole or of a stage; what a stage only has a copy of (`graph.stages`), sends and receives count nothing."""
     values = value_table(case.graph)
     work, starts = {True: 0.0, False: 0.0}, {True: 0, False: 0}
+    forward, forward_starts = 0.0, 0
     known: dict[int, float] = {}
     for node, root in zip(case.graph.nodes, case.fold.node_class):
         if is_view(node.op) or node.op in (SEND, RECEIVE) or COPY in node.name:
@@ -197,11 +201,15 @@ def estimate_roofline(model: CostModel, case: Case) -> Roofline:
         site = case.sites[root]
         if root not in known:
             known[root] = least_node_s(model, case.signatures[root], site, site_dtypes(case.graph.nodes[root], values))
+        begins = not model.fuses or site.traffic is None or site.traffic.starts
         work[node.phase in LOOP] += known[root]
-        starts[node.phase in LOOP] += not model.fuses or site.traffic is None or site.traffic.starts
+        starts[node.phase in LOOP] += begins
+        if node.phase is Phase.FORWARD:
+            forward, forward_starts = forward + known[root], forward_starts + begins
     kept = rewritten_states(case.graph, case.sites)
     for old, new in case.graph.updates:
         if old != new and COPY not in old and not model.fuses and old not in kept:
             work[False] += least_write_s(model, size_bytes(values[old]))
             starts[False] += 1
-    return Roofline(work[True], work[False], model.launch_s * starts[True], model.launch_s * starts[False])
+    launch = model.launch_s
+    return Roofline(work[True], work[False], launch * starts[True], launch * starts[False], forward, launch * forward_starts)

@@ -146,10 +146,10 @@ class _Decide:
             require_obeyed(case.graph, case.sites, case.signatures, case.cuts, found.assignment, self.steer)
         return found
 
-    def _bound_mesh(self, mesh: Mesh, most_columns: int) -> tuple[float, int]:
+    def _bound_mesh(self, mesh: Mesh, most_columns: int, enough_s: float) -> tuple[float, int]:
         """By the model with few of its equal blocks; 0 where it has few anyway."""
         case, unit, more = self.cases.shorten(FEW)
-        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns) if more else (0.0, 0)
+        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns, enough_s) if more else (0.0, 0)
 
     def _ask_layouts(self) -> float:
         """The fastest plan of some mesh does not fit with one microbatch in one stage."""

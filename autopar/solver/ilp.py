@@ -68,7 +68,7 @@ def join_rows(parts: list[Rows]) -> Rows:
 
 
 def solve_program(
-    program: LinearProgram, *, relaxed: bool, time_limit_s: float, relative_gap: float = 1e-4, presolved: bool = True
+    program: LinearProgram, *, relaxed: bool, time_limit_s: float, relative_gap: float = 1e-4, presolved: bool = True, enough: float = math.inf
 ) -> Solution:
     """Solve.
 
@@ -76,11 +76,14 @@ def solve_program(
         relaxed: drop the integrality (a plain LP).
         relative_gap: a MIP may stop at this gap.
         presolved: HiGHS makes the program smaller first, which takes longer than solving a small LP.
+        enough: a bound that is as high is not raised further, and nothing else is wanted then (`Solution.status` is unknown).
     """
     limit = timedelta(seconds=max(0.05, time_limit_s))
     settings = {} if relaxed else {"relative_gap_tolerance": relative_gap, "absolute_gap_tolerance": 0.0}
     if not presolved:
         settings["presolve"] = mathopt.Emphasis.OFF
+    if enough < math.inf:
+        settings["best_bound_limit"] = enough
     # straight to the solver: a `mathopt.Model`, and a solution over its variables, cost more than many of these programs
     with _quiet_stdout():
         result = solver.solve(

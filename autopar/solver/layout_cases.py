@@ -134,7 +134,8 @@ class LayoutCases:
 
     def refine(self, case: Case) -> Case:
         """The case in which nodes decide together only where the same names are about them."""
-        return replace(case, fold=refine_fold(case.graph, case.fold, self.constraints))
+        fold = refine_fold(case.graph, case.fold, self.constraints)
+        return case if fold is case.fold else replace(case, fold=fold)
 
 
 def _longest_run(kinds: Sequence) -> tuple[int, int]:

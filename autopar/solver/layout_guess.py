@@ -1,7 +1,7 @@
 """What a layout may take: a bound that holds for every plan of it, and a guess by which the next to be solved is chosen.
 
-In: a layout, the costs of its units (`layout_prices`). Out: seconds. Invariant: the bound holds wherever one cuts, of several chunks per stage at the
-cuts that these costs give; a guess promises nothing.
+In: a layout, the costs of its units (`layout_prices`). Out: seconds. Invariant: the bound holds wherever one cuts, but for `bound_at_cuts`; a guess promises
+nothing.
 """
 
 from __future__ import annotations
@@ -57,20 +57,23 @@ def _tables(costs: UnitCosts, segments: np.ndarray, ranks: Sequence[int]) -> lis
     return [known[rank] for rank in ranks]
 
 
-def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> tuple[float, tuple[int, ...] | None]:
-    """`bound_layout`, with what drains at the end; of several chunks per stage at the cuts that their costs give (`cut_units`), which alone are searched.
+def has_given_cuts(layout: Layout) -> bool:
+    """Several chunks per stage: searched at one way to cut alone, the one that their costs give."""
+    return layout.chunks > 1 and layout.schedule == "interleaved"
 
-    Args:
-        costs, phases: for the layout's own number of microbatches, where it has several chunks; `costs` then also for that number.
+
+def bound_at_cuts(layout: Layout, costs: UnitCosts, phases: PhaseCosts, cuts: Sequence[int]) -> float:
+    """No plan of a layout in several chunks that is cut there is faster."""
+    return bound_turns(costs.in_chunks(layout.chunks).segments_by_phase(phases), cuts, layout.place.num_stages)
+
+
+def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> tuple[float, tuple[int, ...] | None]:
+    """`bound_layout`, with what drains at the end.
+
     Returns:
         Seconds, and the cuts that hold the bound down, of one chunk per stage; None where it is not known of which.
     """
     stages, costs = layout.place.num_stages, costs.in_chunks(layout.chunks)
-    if layout.chunks > 1 and layout.schedule == "interleaved":
-        cuts = cut_units(costs, layout_ranks(layout))
-        if cuts is None:
-            return inf, None
-        return max(bound_layout(layout, costs), bound_turns(costs.segments_by_phase(phases), cuts, stages)), None
     if layout.chunks > 1 or splits_backward(layout.schedule) or not runs_backward(layout.schedule) or stages == 1 or stages > len(costs.step_s):
         return bound_layout(layout, costs), None
     segments = costs.segments_by_phase(phases)

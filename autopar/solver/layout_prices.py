@@ -1,5 +1,6 @@
 """What the units of a model cost on a place with so many microbatches, as exactly as was asked for so far.
 
+    NONE    nothing was asked for
     FLOOR   the work of the ops divided among all devices, and the start of each: nothing is priced
     MAIN    the most common kind of unit is priced, the others have their floor
     ALL     every kind is priced
@@ -36,7 +37,7 @@ _MOST_KEPT = 24  # programs of kinds and of runs, each
 class Tier(IntEnum):
     """How much is priced."""
 
-    FLOOR, MAIN, ALL, RUN = range(4)
+    NONE, FLOOR, MAIN, ALL, RUN = range(5)
 
 
 @dataclass(slots=True)
@@ -235,7 +236,17 @@ class LayoutPrices:
         if len(rows) != len(self._turned(count).units.cases):
             return [(0.0,) * len(COST_FIELDS)] * len(self._turned(count).units.cases)
         once = [r.once_s / ranks + r.once_start_s for r in rows]
-        return [(base * r.loop_s / ranks + count * r.loop_start_s + o, 0.0, o, 0.0, 0.0, 0.0) for r, o in zip(rows, once)]
+        fill = [base * r.forward_s / ranks / count + r.forward_start_s for r in rows]
+        return [(base * r.loop_s / ranks + count * r.loop_start_s + o, f, o, 0.0, 0.0, 0.0) for r, o, f in zip(rows, once, fill)]
+
+    def floor_phases(self, place: Place, count: int) -> PhaseCosts:
+        """Costs of the units by phase, nothing priced; of what is done once nothing."""
+        ranks, base, rows = working_ranks(place), self._base(count), self._roofline(count)
+        turned = self._turned(base)
+        loop = [base * r.loop_s / ranks + count * r.loop_start_s for r in rows]
+        drain = [base * (r.loop_s - r.forward_s) / ranks / count + r.loop_start_s - r.forward_start_s for r in rows]
+        none = [0.0] * len(rows)
+        return PhaseCosts(*(turned.expand([row[kind] for kind in turned.units.kinds]) for row in (none, loop, drain, none)))
 
 
 def _of_ends(found: Crossings, turned: Turned) -> Crossings:

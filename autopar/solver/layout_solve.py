@@ -241,8 +241,8 @@ class LayoutSolver:
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, among: Among,
         known: StageAnswer | None,
     ) -> StageAnswer:
-        case = self.cases.refine(build_case(stages[number].graph, self.cases.case.rules))
-        place = layout.place
+        graph, place = stages[number].graph, layout.place
+        case = whole if graph is whole.graph else self.cases.refine(build_case(graph, self.cases.case.rules))
         steer = Steer(inner_constraints(self.cases.constraints, place.stage_mesh(number)), part_roles(roles, whole, case))
         left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
         found = solve_stage(case, place.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=place.stage_mesh, among=among)

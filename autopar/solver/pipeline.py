@@ -24,7 +24,7 @@ from ..graph.plan import Pruned
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
 from .layout_cases import LayoutCases, Turned
-from .layout_guess import Cut, bound_layout, cut_units, guess_seconds, memory_factor, sharpen_bound, simulate_guess
+from .layout_guess import Cut, bound_at_cuts, bound_layout, cut_units, guess_seconds, has_given_cuts, memory_factor, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
 from .layouts import (
@@ -50,7 +50,9 @@ _WORTH = 1.01  # where only a price is asked for: what is expected to be less th
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
 _SPARE_BETTER = 2  # and for so many to try a guess that is better than the best plan, though such guesses have proved too low
 _LARGE = 3000  # nodes
-_GLANCE = 0.35  # of the time, for a first price of every place
+_GLANCE = 0.35  # of the time, for a first price of every place that may be good
+_HOPELESS = 1.5  # who takes at least so many times as long as the fastest of a place may is not what its prices are for
+_FAR = 1.1  # who takes more than so many times the best guess has none yet
 _HURRY = 0.4  # of the time: who has no plan by then solves the layout that is expected to be best, without looking closer at others
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
 _MOST_LATE = 2  # when time is up and there is no plan
@@ -73,25 +75,38 @@ class _Open:
     """A layout, with what is known of it so far: `guess_s` only once its place was priced; `tier`: of the prices for its own number of microbatches."""
 
     layout: Layout
-    bound_s: float
+    any_s: float  # no plan is faster, wherever it is cut
+    at_cuts_s: float = 0.0  # nor one that is cut as given
+    given: tuple[int, ...] | None = None  # where the prices so far say to cut it, if it is searched there alone (`has_given_cuts`)
     guess_s: float = inf
-    tier: Tier = Tier.FLOOR
+    tier: Tier = Tier.NONE
     own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
-    cuts: tuple[int, ...] | None = None  # those that hold the bound down, by the prices for its own number of microbatches
+    cuts: tuple[int, ...] | None = None  # those that hold the bound down
     tried: tuple[int, ...] | None = None  # of these, those that it was solved with
     simulated: bool = False
     solved: bool = False
     gone: bool = False  # there is no such plan
 
+    @property
+    def bound_s(self) -> float:
+        """No plan of it that is searched is faster."""
+        return max(self.any_s, self.at_cuts_s)
+
 
 @dataclass(slots=True)
 class _Place:
-    """A place with its layouts, fewest microbatches first, and how much of its prices for the fewest is known."""
+    """A place with its layouts, fewest microbatches first, and how much of its prices is known: for the fewest that may be good (`count`)."""
 
     place: Place
     rows: list[_Open]
-    tier: Tier = Tier.FLOOR
+    tier: Tier = Tier.NONE
+    count: int = 0
     chunks: set[int] = field(default_factory=set)  # for which runs were priced
+
+    @property
+    def first_chunks(self) -> int:
+        """Of the first layout with so many microbatches."""
+        return next((row.layout.chunks for row in self.rows if row.layout.num_microbatches >= self.count), 1)
 
 
 class _Step(IntEnum):
@@ -114,8 +129,7 @@ def _next_step(place: _Place, each: _Open) -> _Step:
 
 def _is_own_price(place: _Place, each: _Open) -> bool:
     """The place is priced for as many microbatches and chunks as this layout has: nothing more is asked for it alone."""
-    first = place.rows[0].layout
-    return (each.layout.num_microbatches, each.layout.chunks) == (first.num_microbatches, first.chunks)
+    return (each.layout.num_microbatches, each.layout.chunks) == (place.count, place.first_chunks)
 
 
 def _shares_work(place: _Place) -> bool:
@@ -245,25 +259,33 @@ class PipelineSearch:
     # --- prices
 
     def _glance(self, places: list[_Place], began: float) -> None:
-        """The price of the main unit of each place that is not beaten, in the order of bounds; where no plan is known, of one in any case."""
-        for place in places:
-            if time.monotonic() > began + _GLANCE * (self.deadline - began) and (self.best_s < inf or self._list_hopes(places)):
+        """The price of the main unit of each place whose bound is below all guesses so far, in the order of bounds; where no plan is known, of one in any case."""
+        while True:
+            hopes = self._list_hopes(places)
+            if time.monotonic() > began + _GLANCE * (self.deadline - began) and (self.best_s < inf or hopes):
                 return
-            if place.tier < Tier.MAIN:
-                self._price_place(place, Tier.MAIN)
+            place = min((p for p in places if p.tier < Tier.MAIN and not self._is_over(p)), key=_least_bound, default=None)
+            if place is None or (hopes and _least_bound(place) > _FAR * min(each.guess_s for _, each in hopes)):
+                return
+            self._price_place(place, Tier.MAIN if place.tier is Tier.FLOOR else Tier.FLOOR)
 
     def _price_place(self, place: _Place, tier: Tier, chunks: int | None = None) -> None:
-        """Raise the bounds of a place's layouts by prices for the fewest microbatches, and guess what they take. Without turns the units of a small
-        graph may be others: then by prices for one microbatch, and for the fewest beyond that.
+        """Raise the bounds of a place's layouts by prices for the fewest microbatches that may be good, and guess what they take. Without turns the units of a
+        small graph may be others: then by prices for one microbatch, and for the fewest beyond that.
 
         Args:
             chunks: that runs are priced for; None: as many as the first layout has.
         """
-        if all(self._is_beaten(e) or e.gone for e in place.rows):
+        if self._is_over(place):
             return
+        if place.tier < Tier.MAIN <= tier:
+            most = _HOPELESS * _least_bound(place)
+            place.count = min(each.layout.num_microbatches for each in place.rows if each.bound_s <= most and not each.gone)
         place.tier, fewest, together = tier, 0, ()
         costs: UnitCosts | None = None
         for count, rows in _by_count(place.rows):
+            if count < place.count:
+                continue
             if costs is None or not self.prices.may_stretch(fewest, count):
                 together = self._chunks_with(place, chunks or rows[0].layout.chunks)
                 fewest, costs = count, self._costs(place, count, tier, together)
@@ -298,11 +320,22 @@ class PipelineSearch:
         phases: PhaseCosts | None = None
         for each in rows:
             layout, count = each.layout, each.layout.num_microbatches
-            if tier < Tier.ALL or place.place.num_stages == 1 or each.gone or self._is_beaten(each) or (layout.chunks > 1 and (each.tier < Tier.RUN or count != priced)):
+            given = has_given_cuts(layout)
+            if (tier < Tier.ALL and not given) or place.place.num_stages == 1 or each.gone or self._is_beaten(each):
                 continue
-            phases = phases or self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
+            if phases is None and tier < Tier.ALL:
+                phases = self.prices.floor_phases(place.place, count)
+            elif phases is None:
+                phases = self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
+            if given and each.own and count != priced:
+                continue
+            if given:
+                cuts = self.cut(costs.in_chunks(layout.chunks), layout_ranks(layout))
+                bound = bound_at_cuts(layout, costs, phases, cuts) if cuts is not None else inf
+                each.at_cuts_s, each.given = max(bound, each.at_cuts_s if cuts == each.given else 0.0), cuts
+                continue
             bound, each.cuts = sharpen_bound(layout, costs, phases)
-            each.bound_s = max(each.bound_s, bound)
+            each.any_s = max(each.any_s, bound)
             if each.cuts is not None and not _shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
                 each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), count == priced
 
@@ -323,7 +356,7 @@ class PipelineSearch:
             return None
 
     def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts, guesses: bool = True) -> None:
-        each.bound_s = max(each.bound_s, bound_layout(each.layout, costs))
+        each.any_s = max(each.any_s, bound_layout(each.layout, costs))
         costs, cut_by = costs.in_chunks(each.layout.chunks), cut_by.in_chunks(each.layout.chunks)
         chunks = each.layout.place.num_stages * each.layout.chunks
         cuts = self.cut(cut_by, layout_ranks(each.layout)) if chunks <= len(costs.step_s) else None
@@ -450,7 +483,7 @@ class PipelineSearch:
             self._prune(print_layout(each.layout), staged.why)
             return
         if each.layout.place.num_stages == 1:
-            each.bound_s = max(each.bound_s, staged.stages[0].found.bound_s)
+            each.any_s = max(each.any_s, staged.stages[0].found.bound_s)
         self.report(f"{print_layout(each.layout)}: {staged.step_s:.4g} s, guessed {each.guess_s:.4g} s, at least {each.bound_s:.4g} s")
         each.guess_s, each.tried = staged.step_s, staged.cuts
         if staged.step_s < self.best_s:
@@ -458,6 +491,9 @@ class PipelineSearch:
 
     def _is_beaten(self, each: _Open) -> bool:
         return each.bound_s >= self.best_s * (1 - _GAP)
+
+    def _is_over(self, place: _Place) -> bool:
+        return all(each.gone or self._is_beaten(each) for each in place.rows)
 
     def _prune(self, what: str, why: str) -> None:
         self.pruned[Pruned(what, why)] = None
@@ -468,7 +504,11 @@ def _by_place(every: list[_Open]) -> list[_Place]:
     found: dict[Place, list[_Open]] = {}
     for each in sorted(every, key=lambda e: (e.layout.num_microbatches, e.layout.chunks)):
         found.setdefault(each.layout.place, []).append(each)
-    return sorted((_Place(place, rows) for place, rows in found.items()), key=lambda p: min(e.bound_s for e in p.rows))
+    return sorted((_Place(place, rows) for place, rows in found.items()), key=_least_bound)
+
+
+def _least_bound(place: _Place) -> float:
+    return min((each.bound_s for each in place.rows if not each.gone), default=inf)
 
 
 def _by_count(rows: list[_Open]) -> Iterable[tuple[int, list[_Open]]]:

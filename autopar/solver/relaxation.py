@@ -45,22 +45,23 @@ class Relaxation:
         """Of seconds, as a share: by how much a bound may be too high."""
         return _EXACT if self.rest is None else _TOLERANCE
 
-    def solve(self, problem: Problem | None = None) -> float:
+    def solve(self, problem: Problem | None = None, enough_s: float = inf) -> float:
         """Seconds that no plan beats.
 
         Args:
             problem: with other seconds; None: the relaxation's own.
+            enough_s: more need not be shown.
         """
-        return self._run(problem or self.problem, decides=False)[0]
+        return self._run(problem or self.problem, False, enough_s)[0]
 
     def find(self, problem: Problem | None = None) -> tuple[float, list[int] | None]:
         """Seconds that no plan beats, and the option of each chooser that the fastest plan (or mix of plans: the most of it) has; None where it was not
         found in time. Args: as of `solve`."""
-        return self._run(problem or self.problem, decides=True)
+        return self._run(problem or self.problem, True, inf)
 
-    def _run(self, problem: Problem, decides: bool) -> tuple[float, list[int] | None]:
+    def _run(self, problem: Problem, decides: bool, enough_s: float) -> tuple[float, list[int] | None]:
         reduced = self.elimination.run(problem, decides)
-        rest_s, chosen = self.rest.solve(problem, reduced) if self.rest is not None else (0.0, [])
+        rest_s, chosen = self.rest.solve(problem, reduced, enough_s - reduced.constant_s) if self.rest is not None else (0.0, [])
         decisions = self.elimination.decide(reduced, chosen) if decides and chosen is not None else None
         return max(reduced.constant_s + rest_s, 0.0), decisions
 
@@ -85,11 +86,12 @@ class _Rest:
         endpoints = tuple(e if e.chooser == WHOLE else replace(e, chooser=self.place[e.chooser]) for e in group.endpoints)
         return replace(group, source=(self.place[group.source[0]], group.source[1]), endpoints=endpoints)
 
-    def solve(self, problem: Problem, reduced: Reduced) -> tuple[float, list[int] | None]:
+    def solve(self, problem: Problem, reduced: Reduced, enough_s: float) -> tuple[float, list[int] | None]:
         """(seconds at least, the option of each that a mix of plans has most of).
 
         Args:
             problem, reduced: of the objective.
+            enough_s: more need not be shown.
         """
         seconds = [row.copy() for row in reduced.seconds]
         tables: list[tuple[tuple[int, ...], np.ndarray]] = []
@@ -106,7 +108,8 @@ class _Rest:
         cost = self.form.seconds_of(replace(rest, choosers=tuple(replace(c, seconds=np.where(u, s, 0.0)) for c, s, u in zip(rest.choosers, seconds, uppers))))
         program = self._with_tables(replace(self.program, cost=cost), tables, uppers)
         scale = 1000.0 / low if low > 0 else 1.0
-        found = solve_program(replace(program, cost=program.cost * scale), relaxed=True, time_limit_s=self.time_limit_s, presolved=False)
+        scaled = replace(program, cost=program.cost * scale)
+        found = solve_program(scaled, relaxed=True, time_limit_s=self.time_limit_s, presolved=False, enough=enough_s * scale)
         if found.status == "infeasible":
             return inf, None
         if found.status != "optimal" or found.values is None:

@@ -115,11 +115,12 @@ def unit_names(case: Case, unit: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, most_columns: int) -> tuple[float, int]:
+def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, most_columns: int, enough_s: float) -> tuple[float, int]:
     """(seconds that no plan of a whole model on a mesh beats, memory aside, columns of its program); 0 seconds where there are too many to be solved.
 
     Args:
         case: shortened: the model has `more` units like number `unit`, which is neither the first nor the last of its run.
+        enough_s: more need not be shown.
     """
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices)
@@ -127,7 +128,7 @@ def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, m
     if count > most_columns:
         return 0.0, count
     relaxation = Relaxation(problem)
-    return relaxation.solve(_with_more(problem, unit_names(case, unit), more)), count
+    return relaxation.solve(_with_more(problem, unit_names(case, unit), more), enough_s), count
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ def search(
     time_limit_s: float = 60.0,
     cutoff_s: float = inf,
     ask_others: Callable[[], float] | None = None,
-    bound_mesh: Callable[[Mesh, int], tuple[float, int]] | None = None,
+    bound_mesh: Callable[[Mesh, int, float], tuple[float, int]] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the fastest plan that fits.
@@ -93,8 +93,8 @@ def search(
         cutoff_s: of a plan that is known; only what beats it is of interest.
         ask_others: called before time is spent on meshes whose fastest plan does not fit, and where no mesh gave a plan: the seconds of a plan that somebody
             else has, infinity where there is none.
-        bound_mesh: told a mesh and how many columns may be solved: seconds that no plan there beats, and columns. Asked where a plan is known, before the
-            tables of a mesh are built.
+        bound_mesh: told a mesh, how many columns may be solved and seconds that are enough: seconds that no plan there beats, and columns. Asked where a plan is
+            known, before the tables of a mesh are built.
         report: told what is going on, one line each.
 
     Raises:
@@ -129,7 +129,7 @@ def _countdown(tries: Sequence[_Try]) -> Iterator[tuple[int, _Try]]:
 class _Search:
     """One search; lives for one call. First every mesh without memory limits (few programs need more), then the tight ones, best bound first."""
 
-    def __init__(self, question: Question, prices_for_mesh: Callable[[Mesh], Prices], time_limit_s: float, report: Callable[[str], None], cutoff_s: float, bound_mesh: Callable[[Mesh, int], tuple[float, int]] | None) -> None:
+    def __init__(self, question: Question, prices_for_mesh: Callable[[Mesh], Prices], time_limit_s: float, report: Callable[[str], None], cutoff_s: float, bound_mesh: Callable[[Mesh, int, float], tuple[float, int]] | None) -> None:
         self.cutoff_s, self.bound_mesh = cutoff_s, bound_mesh
         self.question, self.prices_for_mesh, self.report = question, prices_for_mesh, report
         self.started = time.monotonic()
@@ -200,12 +200,12 @@ class _Search:
         """By its bound, before anything of it is built. Its columns are noted in `few`."""
         if self.bound_mesh is None or self.cutoff_s == inf:
             return False
-        bound, count = self.bound_mesh(mesh, _MOST_COLUMNS)
+        bound, count = self.bound_mesh(mesh, _MOST_COLUMNS, self.cutoff_s)
         if bound < self.cutoff_s * (1 - _GAP):
             return False
         few[len(mesh.axes)] = min(few.get(len(mesh.axes), count), count)
         self.answers.append((mesh, MeshAnswer("dominated", (), inf, bound, 0, 0, 0, 0, "relaxation")))
-        self.pruned[Pruned(f"mesh {print_mesh(mesh)}", f"its relaxation takes {bound:.4g} s, the best plan {self.cutoff_s:.4g} s")] = None
+        self.pruned[Pruned(f"mesh {print_mesh(mesh)}", f"its relaxation takes {min(bound, self.cutoff_s):.4g} s or more, the best plan {self.cutoff_s:.4g} s")] = None
         return True
 
     def drop_large(self, problems: list[Problem]) -> list[Problem]:

@@ -24,7 +24,7 @@ from autopar.graph.stages import cut_stages, list_units
 from autopar.solver.build import build_problem
 from autopar.solver.judge import evaluate_seconds, held_bytes
 from autopar.solver.layout_cases import LayoutCases
-from autopar.solver.layout_guess import bound_layout, sharpen_bound
+from autopar.solver.layout_guess import bound_at_cuts, bound_layout, has_given_cuts, sharpen_bound
 from autopar.solver.layout_prices import Tier
 from autopar.solver.layout_solve import Staged
 from autopar.solver.layouts import least_seconds, print_layout
@@ -147,6 +147,16 @@ def each_bound(search, layout, few):
     return max(floor, drained, *(bound_layout(layout, row) for row in rows))
 
 
+def each_bound_at(search, layout, few, cuts):
+    """The bounds at these cuts, by what is known without prices, and by prices for fewer microbatches and for its own number."""
+    place, turns, prices = layout.place, layout.num_microbatches, search.prices
+    floor, own = prices.floor_phases(place, turns), prices.phases(place, turns)
+    stretched = prices.stretch_phases(prices.phases(place, few), few, turns)
+    rows = [(prices.stretch(prices.costs(place, few, tier, (layout.chunks,)), few, turns), phases) for tier in Tier for phases in (floor, stretched)]
+    rows += [(prices.costs(place, turns, tier, (layout.chunks,)), own) for tier in Tier]
+    return [bound_at_cuts(layout, costs, phases, cuts) for costs, phases in rows]
+
+
 def bound_by_pieces(search, layout):
     """With the stages of the cuts that hold the bound down priced as one piece, until none is left."""
     place, turns, prices = layout.place, layout.num_microbatches, search.prices
@@ -173,6 +183,8 @@ def list_gaps(spec, in_turns, **shape):
         sharp = sharpen_bound(layout, costs, search.prices.phases(place, turns))[0]
         bounds = (each_bound(search, layout, few), bound_layout(layout, costs), sharp, bound_by_pieces(search, layout))
         assert bounds[0] <= staged.step_s * (1 + 1e-6) and bounds[1] <= bounds[2] <= bounds[3] * (1 + 1e-3)
+        if has_given_cuts(layout):
+            bounds += tuple(each_bound_at(search, layout, few, staged.cuts))
         found[print_layout(layout)] = max(bounds) / staged.step_s
     assert len(found) > 3
     return found
