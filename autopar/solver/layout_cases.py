@@ -15,7 +15,7 @@ from ..graph.roles import Roles
 from ..graph.shorten import drop_units, unit_members
 from ..graph.stages import list_units
 from .run_costs import RunParts
-from .steer import refine_fold
+from .steer import names_some, refine_fold
 from .unit_costs import Units, find_units
 from .unit_stages import unit_homes
 
@@ -93,7 +93,7 @@ class LayoutCases:
 
     def _make_short(self, keep: int) -> tuple[Case, int, int]:
         graph, fold = self.case.graph, self.case.fold
-        if len(graph.nodes) < _SHORTER or self.names_some() or self.constraints.module_stages:
+        if len(graph.nodes) < _SHORTER or names_some(self.constraints) or self.constraints.module_stages:
             return self.case, -1, 0
         rows = list_units(graph)
         members = unit_members(graph, rows)
@@ -126,11 +126,6 @@ class LayoutCases:
         if id(case) not in self._roles:
             self._roles[id(case)] = (case, case_roles(case))
         return self._roles[id(case)][1]
-
-    def names_some(self) -> bool:
-        """Constraints speak of single modules or values: then equal blocks may have to differ."""
-        c = self.constraints
-        return bool(c.pins or c.whole or c.alike or c.modules)
 
     def refine(self, case: Case) -> Case:
         """The case in which nodes decide together only where the same names are about them."""

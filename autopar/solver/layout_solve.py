@@ -26,7 +26,7 @@ from .layout_cases import LayoutCases
 from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .stage_solve import StageAnswer, align, holds_as_many, place_among, solve_stage
-from .steer import Steer
+from .steer import Steer, names_some
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
 
@@ -315,7 +315,7 @@ def _transfer(other: Stage, stage: Stage, found: StageAnswer, cases: LayoutCases
     """The answer of a stage for one that is like it."""
     if other is stage:
         return found
-    if cases.names_some():
+    if names_some(cases.constraints):
         return None
     names = align(other, stage)
     if names is None or found.assignment is None:

@@ -35,10 +35,12 @@ class Lighter:
     Args:
         decisions: the fastest that fit; None where none was found.
         bound_s: no decisions that fit are faster.
+        heavy: those that did not fit.
     """
 
     decisions: Decisions | None
     bound_s: float
+    heavy: tuple[Decisions, ...]
 
 
 def lighten(
@@ -58,7 +60,7 @@ def lighten(
     points, low, high = [int(held.argmax())], 0.0, inf
     multiplier = 0.1 * (seconds or 1.0) / float(held.max())
     best: tuple[float, Decisions] | None = None
-    bound = 0.0
+    bound, over = 0.0, {tuple(heavy): None}
     seen: dict[Decisions, bool] = {}
     for _ in range(_MOST_TRIES):
         if not has_time() or high < low * _CLOSE:
@@ -69,6 +71,8 @@ def lighten(
             break
         decisions = tuple(found)
         took, held = evaluate_seconds(problem, decisions), held_bytes(problem, decisions)
+        if held.max() > limit_bytes:
+            over[decisions] = None
         if held.max() > limit_bytes and int(held.argmax()) not in points and len(points) < _MOST_POINTS:
             points.append(int(held.argmax()))
             continue
@@ -81,7 +85,7 @@ def lighten(
         else:
             low = multiplier
         multiplier = multiplier * _STEEP if high == inf else sqrt(low * high) if low else high / _STEEP
-    return Lighter(best[1] if best is not None else None, bound)
+    return Lighter(best[1] if best is not None else None, bound, tuple(over))
 
 
 def _priced(problem: Problem, points: Sequence[int], multiplier: float) -> Problem:

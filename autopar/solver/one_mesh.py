@@ -57,6 +57,8 @@ class MeshAnswer:
         decisions: option per chooser; () where there is none.
         bound_s: no plan on this mesh is faster; infinity where none fits.
         peak_bytes: by the judge.
+        heavy: decisions that do not fit.
+        apart_s: `bound_s` of plans in which equal blocks decide apart.
     """
 
     status: str
@@ -68,6 +70,8 @@ class MeshAnswer:
     num_rounds: int
     memory_rows: int
     how: str
+    heavy: tuple[Decisions, ...] = ()
+    apart_s: float = 0.0
 
 
 def solve_mesh(
@@ -119,6 +123,8 @@ class _Work:
         self.rounds, self.how, self.tightened = 0, "", False
         self.hides_too_much = False  # the last decisions broke an overlap row that was not asked for before
         self.relaxed: Solution | None = None  # of the rows so far
+        self.heavy: tuple[Decisions, ...] = ()
+        self.apart_s = 0.0
 
     @property
     def form(self) -> Formulation:
@@ -189,6 +195,7 @@ class _Work:
 
         found = lighten(self.problem, relaxation, self.decisions, self.limit, self._is_within, has_time)
         self._raise_bound(found.bound_s * self.scale)
+        self.heavy, self.apart_s = found.heavy, self.bound
         if found.decisions is not None:
             peak = int(held_bytes(self.problem, found.decisions).max())
             self.best = _Found(found.decisions, evaluate_seconds(self.problem, found.decisions), peak, "bytes priced by a multiplier")
@@ -312,7 +319,7 @@ class _Work:
             bound = min(self.bound, best.objective_s)
             return MeshAnswer(
                 "solved", best.decisions, best.objective_s, bound, best.peak_bytes,
-                self.num_variables, self.rounds, rows, best.how,
+                self.num_variables, self.rounds, rows, best.how, self.heavy, min(self.apart_s, best.objective_s),
             )  # fmt: skip
         bound = float("inf") if status == "infeasible" else self.bound
         return MeshAnswer(status, (), float("inf"), bound, 0, self.num_variables, self.rounds, rows, "")

@@ -22,17 +22,18 @@ from ..graph.mesh import Mesh, print_mesh
 from ..graph.partition import partition
 from ..graph.plan import Certificate, Pruned
 from ..graph.recompute import recompute_all
-from ..graph.repeats import Fold
+from ..graph.repeats import Fold, find_repeats
 from ..graph.rule import Signature, Site
 from .build import build_problem
 from .formulate import count_columns
 from .infeasible import MemoryShortage, describe_nearest
 from .judge import evaluate_seconds
+from .mixed import mix_answer
 from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
 from .prices import Prices
 from .problem import Problem
 from .skeleton import Skeleton
-from .steer import Steer, describe_space
+from .steer import Steer, describe_space, names_some
 
 _GAP = 1e-3
 _NOT_TRIED = MeshAnswer("unknown", (), inf, 0.0, 0, 0, 0, 0, "")
@@ -220,12 +221,12 @@ class _Search:
                 self.pruned[Pruned(f"mesh {print_mesh(problem.mesh)}", why)] = None
         return kept
 
-    def build(self, mesh: Mesh, recompute: str | None = None) -> Problem:
+    def build(self, mesh: Mesh, recompute: str | None = None, fold: Fold | None = None) -> Problem:
         began = time.monotonic()
         q = self.question
         prices, said = self.prices_for_mesh(mesh), recompute or ("none" if self.recompute == "free" else self.recompute)
         problem = build_problem(
-            q.graph, q.sites, q.signatures, q.cuts, q.fold, mesh, prices, steer=q.steer, recompute=said, skeletons=self.skeletons
+            q.graph, q.sites, q.signatures, q.cuts, fold or q.fold, mesh, prices, steer=q.steer, recompute=said, skeletons=self.skeletons if fold is None else []
         )
         for pruned in problem.pruned:
             self.pruned[Pruned(f"{pruned.what} on mesh {print_mesh(mesh)}", pruned.why)] = None
@@ -298,11 +299,27 @@ class _Search:
             found = self.solve(each, wide, meshes_left, False)
             if found.status == "unknown" and self.best is None and wide is not each.problem:
                 kept = self.solve(each, each.problem, meshes_left, False)
-                found = replace(kept, bound_s=min(found.bound_s, kept.bound_s)) if kept.status == "solved" else found
+                found, wide = (replace(kept, bound_s=min(found.bound_s, kept.bound_s)), each.problem) if kept.status == "solved" else (found, wide)
+            found = self.mix(each, wide, found)
         each.bound_s = max(each.bound_s, found.bound_s)
         if each.full is not None and each.full.status == "solved" and each.full.objective_s < found.objective_s:
             found = each.full
         each.answer = replace(found, bound_s=min(each.bound_s, found.objective_s))
+
+    def mix(self, each: _Try, problem: Problem, answer: MeshAnswer) -> MeshAnswer:
+        """The answer with blocks of two kinds, where that is faster; taken if it is the best so far."""
+        q, room = self.question, self.free_bytes()
+        if answer.status != "solved" or room is None or (q.steer is not None and names_some(q.steer.constraints)):
+            return answer
+        form = "free" if problem is not each.problem else None
+        mixed, found = mix_answer(
+            problem, answer, find_repeats(q.graph), lambda fold: self.build(problem.mesh, form, fold), room,
+            lambda a: self.measure(a).peak_bytes - q.reserve_bytes, self.deadline,
+        )  # fmt: skip
+        if found.objective_s < self.known_s():
+            self.best = found.objective_s, mixed, found.decisions
+            self.report(f"mesh {print_mesh(problem.mesh)}{_FORM[problem.can_recompute]}: {found.objective_s:.4g} s ({found.how})")
+        return found
 
     def note_pruned(self, each: _Try) -> None:
         """What became of a mesh that gave no plan, for the certificate."""

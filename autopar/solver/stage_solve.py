@@ -25,6 +25,7 @@ from ..graph.mesh import Mesh, axis_sizes
 from ..graph.node import Node, Phase
 from ..graph.partition import assigned_strategies, node_cuts, partition
 from ..graph.program import Program
+from ..graph.repeats import Fold
 from ..graph.roles import Roles
 from ..graph.schedules.order import Order
 from ..graph.sections import weight_nodes
@@ -36,11 +37,12 @@ from ..graph.tensor import Value, size_bytes
 from ..graph.turns import RECEIVE, SEND, count_microbatches, times_of
 from .build import Shared, build_problem
 from .formulate import count_columns
+from .mixed import mix_answer
 from .one_mesh import MeshAnswer, build_assignment, solve_mesh
 from .problem import Problem
 from .role_meshes import SPARE, axis_role, data_axes
 from .skeleton import Skeleton
-from .steer import Steer
+from .steer import Steer, names_some
 
 _MOST_COLUMNS = 400_000
 _SLACK, _MOST_BESIDE = 1e-3, 0.5  # shares of the limit: left free beside what is known to be too much; of what is held beside a program
@@ -157,10 +159,10 @@ def solve_stage(
 
     shared, skeletons = Shared(), list[Skeleton]()
 
-    def build(recompute: str) -> Problem:
+    def build(recompute: str, fold: Fold = case.fold) -> Problem:
         return build_problem(
-            case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, recompute=recompute, in_flight=in_flight, turn_weight=weight,
-            skeletons=skeletons, shared=shared,
+            case.graph, case.sites, case.signatures, case.cuts, fold, mesh, prices, steer=steer, recompute=recompute, in_flight=in_flight, turn_weight=weight,
+            skeletons=skeletons if fold is case.fold else [], shared=shared,
         )
 
     room = limit_bytes if room_bytes is None else room_bytes
@@ -180,14 +182,15 @@ def solve_stage(
         left = max(0.5, (deadline - time.monotonic()) / parts)
         return solve_mesh(problem, room, time_limit_s=left, cutoff_s=cutoff_s, measure=measure, give_up_tight=give_up)
 
-    problem = build("none" if said == "free" else said)
+    form = "none" if said == "free" else said
+    problem = build(form)
     answer = solve(problem, said == "free")
     if answer.status == "tight":
         wide = build("free")
         if wide.can_recompute and count_columns(wide) <= _MOST_COLUMNS:
-            problem, answer = wide, solve(wide, False, 2.0)
+            form, problem, answer = "free", wide, solve(wide, False, 2.0)
             if answer.status == "unknown":
-                problem = build("full")
+                form, problem = "full", build("full")
                 answer = _narrowed(solve(problem, False), answer.bound_s)
         elif wide.can_recompute:  # only without recompute; the bound is that of the fastest plan, which recompute does not make faster
             answer = _narrowed(solve(problem, False), answer.bound_s)
@@ -195,6 +198,8 @@ def solve_stage(
             answer = replace(solve(problem, False), bound_s=answer.bound_s)
     if answer.status != "solved":
         return StageAnswer(case, answer, None, None, None)
+    if room is not None and not names_some(steer.constraints):
+        problem, answer = mix_answer(problem, answer, case.repeats, lambda fold: build(form, fold), room, measure, deadline)
     assignment = build_assignment(problem, answer.decisions)
     mine, program, memory = build_program(assignment)
     if limit_bytes is not None and room is not None and memory.peak_bytes > limit_bytes:  # what is held beside the program the judge does not see: leave room for it

@@ -139,9 +139,14 @@ def _print_pin(pin: Pin) -> str:
     return print_constraints(Constraints(pins=(pin,)))[0]
 
 
+def names_some(constraints: Constraints) -> bool:
+    """True of constraints that speak of single modules or values: then equal blocks may have to differ."""
+    return bool(constraints.pins or constraints.whole or constraints.alike or constraints.modules)
+
+
 def refine_fold(graph: Graph, fold: Fold, constraints: Constraints) -> Fold:
     """The fold in which nodes and inputs decide together only where the same names are about them."""
-    if not (constraints.pins or constraints.whole or constraints.alike or constraints.modules):
+    if not names_some(constraints):
         return fold
     values = value_table(graph)
 
