@@ -130,7 +130,7 @@ class LayoutPrices:
         Args:
             deadline: by `time.monotonic`.
         """
-        if place.others or place.num_stages == 1:
+        if place.others:
             return False
         turned, mesh, added = self._turned(count), working_mesh(place), False
         known = self._pieces.setdefault((mesh, count), {})
@@ -166,12 +166,12 @@ class LayoutPrices:
     def floor_s(self, place: Place, count: int) -> tuple[float, float]:
         """Seconds of one turn on all stages together, and of what is done once, at least."""
         loop, once, starts, first = self._sums(count)
-        ranks, base = working_ranks(place), self._base(count)
+        ranks, base = working_ranks(place), self.base(count)
         return base * loop / ranks / count + starts, once / ranks + first
 
     def may_stretch(self, count: int, more: int) -> bool:
         """True where both graphs have the same units, and smaller pieces are no faster than their share (measured ones fit a cache)."""
-        return self.model.measured is None and len(self._turned(self._base(count)).units.kinds) == len(self._turned(self._base(more)).units.kinds)
+        return self.model.measured is None and len(self._turned(self.base(count)).units.kinds) == len(self._turned(self.base(more)).units.kinds)
 
     def is_launch_bound(self, devices: int) -> bool:
         """True where the starts of ops take longer than their work, divided among so many devices."""
@@ -182,7 +182,7 @@ class LayoutPrices:
         """The costs for `more` microbatches, at least, from those for `count`; bytes as if they were proportional."""
         if more == count:
             return costs
-        turned, share = self._turned(self._base(more)), count / more
+        turned, share = self._turned(self.base(more)), count / more
         starts = turned.expand([self._roofline(more)[kind].loop_start_s for kind in turned.units.kinds])
         run = costs.run
         if run is not None:
@@ -205,7 +205,7 @@ class LayoutPrices:
         """The costs by phase for `more` microbatches, at least, from those for `count`."""
         if more == count:
             return phases
-        turned = self._turned(self._base(more))
+        turned = self._turned(self.base(more))
         starts = turned.expand([self._roofline(more)[kind].loop_start_s for kind in turned.units.kinds])
         loop = tuple(s + (more - count) * start for s, start in zip(phases.loop_s, starts))
         return replace(phases, loop_s=loop, drain_s=tuple(count / more * s for s in phases.drain_s))
@@ -215,24 +215,24 @@ class LayoutPrices:
         assert not isinstance(found, str), found
         return found
 
-    def _base(self, count: int) -> int:
+    def base(self, count: int) -> int:
         """The number of microbatches whose graph tells the floor: a step of more of them works as much, and starts the same ops in each turn."""
         return 1 if count == 1 else next(n for n in self.counts if n > 1)
 
     def _roofline(self, count: int) -> tuple[Roofline, ...]:
-        base = self._base(count)
+        base = self.base(count)
         if base not in self._rooflines:
             self._rooflines[base] = tuple(estimate_roofline(self.model, case) for case in self._turned(base).units.cases)
         return self._rooflines[base]
 
     def _sums(self, count: int) -> tuple[float, float, float, float]:
         """(loop, once, their starts) of all units together."""
-        turned, rows = self._turned(self._base(count)), self._roofline(count)
+        turned, rows = self._turned(self.base(count)), self._roofline(count)
         per_unit = turned.expand([rows[kind] for kind in turned.units.kinds])
         return sum(r.loop_s for r in per_unit), sum(r.once_s for r in per_unit), sum(r.loop_start_s for r in per_unit), sum(r.once_start_s for r in per_unit)
 
     def _floors(self, place: Place, count: int) -> list[tuple[float, ...]]:
-        ranks, base, rows = working_ranks(place), self._base(count), self._roofline(count)
+        ranks, base, rows = working_ranks(place), self.base(count), self._roofline(count)
         if len(rows) != len(self._turned(count).units.cases):
             return [(0.0,) * len(COST_FIELDS)] * len(self._turned(count).units.cases)
         once = [r.once_s / ranks + r.once_start_s for r in rows]
@@ -241,7 +241,7 @@ class LayoutPrices:
 
     def floor_phases(self, place: Place, count: int) -> PhaseCosts:
         """Costs of the units by phase, nothing priced; of what is done once nothing."""
-        ranks, base, rows = working_ranks(place), self._base(count), self._roofline(count)
+        ranks, base, rows = working_ranks(place), self.base(count), self._roofline(count)
         turned = self._turned(base)
         loop = [base * r.loop_s / ranks + count * r.loop_start_s for r in rows]
         drain = [base * (r.loop_s - r.forward_s) / ranks / count + r.loop_start_s - r.forward_start_s for r in rows]

@@ -50,7 +50,7 @@ _WORTH = 1.01  # where only a price is asked for: what is expected to be less th
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
 _SPARE_BETTER = 2  # and for so many to try a guess that is better than the best plan, though such guesses have proved too low
 _LARGE = 3000  # nodes
-_GLANCE = 0.35  # of the time, for a first price of every place that may be good
+_GLANCE = 0.5  # of the time, for a first price of every place that may be good
 _HOPELESS = 1.5  # who takes at least so many times as long as the fastest of a place may is not what its prices are for
 _FAR = 1.1  # who takes more than so many times the best guess has none yet
 _HURRY = 0.4  # of the time: who has no plan by then solves the layout that is expected to be best, without looking closer at others
@@ -278,7 +278,7 @@ class PipelineSearch:
         """
         if self._is_over(place):
             return
-        if place.tier < Tier.MAIN <= tier:
+        if place.tier < Tier.MAIN:
             most = _HOPELESS * _least_bound(place)
             place.count = min(each.layout.num_microbatches for each in place.rows if each.bound_s <= most and not each.gone)
         place.tier, fewest, together = tier, 0, ()
@@ -288,7 +288,8 @@ class PipelineSearch:
                 continue
             if costs is None or not self.prices.may_stretch(fewest, count):
                 together = self._chunks_with(place, chunks or rows[0].layout.chunks)
-                fewest, costs = count, self._costs(place, count, tier, together)
+                fewest = self.prices.base(count) if tier is Tier.FLOOR else count  # floors of any number are those of the same graph
+                costs = self._costs(place, fewest, tier, together)
                 place.chunks |= set(together) if tier is Tier.RUN else set()
             if costs is not None:
                 mine = self.prices.stretch(costs, fewest, count)
@@ -443,16 +444,20 @@ class PipelineSearch:
                 self._price_place(place, Tier.RUN, each.layout.chunks)
             elif each.tier < Tier.RUN:
                 self._price_layout(place, each)
+            elif self._price_pieces(place, each):
+                continue
             elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
                 self._solve(place, each)  # which raises its bound
-            elif not (self._price_pieces(place, each) or self._try_cuts(place, each)):
+            elif not self._try_cuts(place, each):
                 return
 
     def _price_pieces(self, place: _Place, each: _Open) -> bool:
         """Price as one piece each stage of the cuts that hold a bound down; False where all of them were priced before."""
-        if each.cuts is None:
+        alone = place.place.num_stages == 1
+        cuts = () if alone else each.cuts
+        if cuts is None or (alone and not _shares_work(place)):
             return False
-        ends = list(zip((0, *each.cuts), (*each.cuts, len(self.prices.costs(place.place, each.layout.num_microbatches, Tier.FLOOR).step_s))))
+        ends = list(zip((0, *cuts), (*cuts, len(self.prices.costs(place.place, each.layout.num_microbatches, Tier.FLOOR).step_s))))
         if not self.prices.add_pieces(place.place, each.layout.num_microbatches, ends, self.deadline):
             return False
         self._price_layout(place, each)

@@ -129,6 +129,13 @@ def some_units(num_units: int) -> np.ndarray:
     return np.arange(num_units + 1)[:, None] < np.arange(num_units + 1)[None, :]
 
 
+def _of_some(tables: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The tables with infinity where there are no units; those that are one are one again."""
+    some = some_units(len(tables[0]) - 1)
+    known = {id(table): np.where(some, table, np.inf) for table in tables}
+    return [known[id(table)] for table in tables]
+
+
 def choose_cuts(tables: Sequence[np.ndarray]) -> tuple[int, ...] | None:
     """The first unit of the second and every later stage, such that the slowest segment is fastest; of equal ones the most even. None: there are none.
 
@@ -136,7 +143,7 @@ def choose_cuts(tables: Sequence[np.ndarray]) -> tuple[int, ...] | None:
         tables: of each stage the seconds of the units from `a` to before `b`, at [a, b]; infinite where these may not be its units.
     """
     count = len(tables[0]) - 1
-    rows = [np.where(some_units(count), table, np.inf) for table in tables]
+    rows = _of_some(tables)
     best, squares = rows[0][0], rows[0][0] ** 2  # best[k]: of the first k units on the stages so far, each with one at least
     chosen: list[np.ndarray] = []
     for cost in rows[1:]:
@@ -164,7 +171,7 @@ def bound_chunks(tables: Sequence[np.ndarray], forward: np.ndarray, num_stages: 
     count = len(forward) - 1
     if len(tables) > count:
         return float(np.inf)
-    rows = [np.where(some_units(count), table, np.inf) for table in tables]
+    rows = _of_some(tables)
     least = rows[0][0]  # least[k]: the sum over all chunks so far, of the first k units
     for cost in rows[1:]:
         least = (least[:, None] + cost).min(axis=0)
