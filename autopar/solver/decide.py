@@ -32,6 +32,7 @@ from .infeasible import MemoryShortage
 from .layout_cases import LayoutCases
 from .layout_solve import Staged
 from .layouts import least_stages, num_samples
+from .mixed import TWO_KINDS
 from .obeyed import require_obeyed, require_obeyed_stages
 from .pipeline import PipelineSearch, StagedResult
 from .role_meshes import label_meshes
@@ -219,12 +220,14 @@ class _Decide:
     def _space(self, layouts: StagedResult) -> str:
         stages = "one stage" if self.ask.most_stages == 1 else "every number of pipeline stages with equal devices, cut between numbered modules"
         demanded = describe_space(self.ask.constraints) if self.ask.constraints else ""
+        two = layouts.best is not None and any(stage.found.how == TWO_KINDS for stage in layouts.best.stages)
+        mixed = ", equal blocks of a stage deciding alike, but for those of the plan, which decide in two ways" if two else ""
         schedules = "1F1B and interleaved" if has_backward(self.ask.case.graph) else "forward-only"
         return (
             f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}, every number of microbatches, {schedules} "
             "schedules; inside of a stage an axis that splits the batch and one within a host that splits anything else (and, where starting ops takes longer than "
             f"their work, one along which nothing is split), every ZeRO stage, recompute value "
-            f"by value{demanded}; {layouts.num_solved} solved with memory"
+            f"by value{demanded}{mixed}; {layouts.num_solved} solved with memory"
         )
 
 

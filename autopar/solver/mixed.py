@@ -21,6 +21,7 @@ from .one_mesh import Decisions, MeshAnswer, build_assignment
 from .problem import Chooser, Problem
 
 _MOST_TRIES = 4
+TWO_KINDS = "blocks of two kinds"  # how an answer was found
 _WORTH = 0.005  # what a mixture may gain, where it is tried
 
 
@@ -131,6 +132,16 @@ def _correspond(mine: Chooser, theirs: Chooser) -> bool:
     return len(mine.parts) == len(theirs.parts) and mine.num_kept == theirs.num_kept and all(a.options == b.options for a, b in zip(mine.parts, theirs.parts))
 
 
+def widen_answer(full: Problem, wide: Problem, answer: MeshAnswer, heavy: tuple[Decisions, ...]) -> MeshAnswer:
+    """The answer of a problem in which all is made again that may be, as one of the problem in which that is free.
+
+    Args:
+        heavy: decisions of the problem in which nothing is.
+    """
+    decisions = tuple(k + w.num_kept if len(w.seconds) > len(f.seconds) else k for k, f, w in zip(answer.decisions, full.choosers, wide.choosers))
+    return replace(answer, decisions=decisions, heavy=heavy, apart_s=answer.bound_s)
+
+
 def mix_answer(
     problem: Problem, answer: MeshAnswer, repeats: Sequence[Repeat], build: Callable[[Fold], Problem], limit_bytes: float,
     measure: Callable[[Assignment], int], deadline: float,
@@ -152,4 +163,4 @@ def mix_answer(
     if found is None:
         return problem, answer
     bound = min(answer.apart_s, found.seconds)
-    return found.problem, replace(answer, decisions=found.decisions, objective_s=found.seconds, bound_s=bound, peak_bytes=found.peak_bytes, how="blocks of two kinds", heavy=())
+    return found.problem, replace(answer, decisions=found.decisions, objective_s=found.seconds, bound_s=bound, peak_bytes=found.peak_bytes, how=TWO_KINDS, heavy=())

@@ -322,7 +322,8 @@ class _Work:
                 self.num_variables, self.rounds, rows, best.how, self.heavy, min(self.apart_s, best.objective_s),
             )  # fmt: skip
         bound = float("inf") if status == "infeasible" else self.bound
-        return MeshAnswer(status, (), float("inf"), bound, 0, self.num_variables, self.rounds, rows, "")
+        heavy = self.heavy or ((self.decisions,) if status == "tight" else ())
+        return MeshAnswer(status, (), float("inf"), bound, 0, self.num_variables, self.rounds, rows, "", heavy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import product
 from math import inf, prod
 from statistics import median
 
@@ -50,10 +51,10 @@ _WORTH = 1.01  # where only a price is asked for: what is expected to be less th
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
 _SPARE_BETTER = 2  # and for so many to try a guess that is better than the best plan, though such guesses have proved too low
 _LARGE = 3000  # nodes
-_GLANCE = 0.5  # of the time, for a first price of every place that may be good
+_GLANCE = 0.4  # of the time, for a first price of every place that may be good
 _HOPELESS = 1.5  # who takes at least so many times as long as the fastest of a place may is not what its prices are for
 _FAR = 1.1  # who takes more than so many times the best guess has none yet
-_HURRY = 0.4  # of the time: who has no plan by then solves the layout that is expected to be best, without looking closer at others
+_HURRY = 0.5  # of the time: who has no plan by then solves the layout that is expected to be best, without looking closer at others
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
 _MOST_LATE = 2  # when time is up and there is no plan
 
@@ -83,6 +84,7 @@ class _Open:
     own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
     cuts: tuple[int, ...] | None = None  # those that hold the bound down
     tried: tuple[int, ...] | None = None  # of these, those that it was solved with
+    tight: bool = False  # the guess is one of a fastest plan that does not fit
     simulated: bool = False
     solved: bool = False
     gone: bool = False  # there is no such plan
@@ -117,6 +119,7 @@ class _Step(IntEnum):
 
 _USUAL = (1.01, 1.05, 1.12, 1.02, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
 _ALONE = (1.0, 1.0, 1.02, 1.0, 1.0, 1.01)  # where no rank of a stage shares its work with another
+_TIGHT = 1.25  # the last of them, where the fastest plan does not fit
 
 
 def _next_step(place: _Place, each: _Open) -> _Step:
@@ -155,7 +158,7 @@ class PipelineSearch:
     pruned: dict[Pruned, None] = field(default_factory=dict)
     num_solved: int = 0
     slowest_s: float = 0.0  # of the solves so far
-    seen: dict[tuple[bool, _Step], list[float]] = field(default_factory=dict)  # whether ranks of a stage share work, step -> what it multiplied guesses by
+    seen: dict[tuple[bool, bool, _Step], list[float]] = field(default_factory=dict)  # whether ranks share work, whether tight, step -> what it multiplied guesses by
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
     hurry: float = inf  # from then on a plan comes before better guesses
@@ -364,6 +367,7 @@ class PipelineSearch:
         if cuts is not None and guesses and not each.solved and not self._is_beaten(each):
             guess = guess_seconds(each.layout, costs, cuts, self.limit_bytes)
             each.guess_s, each.simulated = max(guess, each.bound_s), False
+            each.tight = memory_factor(each.layout, costs, cuts, self.limit_bytes) > 1.0
 
     # --- plans
 
@@ -372,10 +376,10 @@ class PipelineSearch:
         a part of the time, it is solved at once, and when time is up, in any case: the user asked for a plan."""
         trust = _WORTH if self.price_only else _TRUST
         while self.num_solved < _MOST and (time.monotonic() < self.deadline or self.best_s == inf):
-            grows = {(shared, alone): self._list_growths(shared, alone) for shared in (False, True) for alone in (False, True)}
+            grows = {key: self._list_growths(*key) for key in product((False, True), repeat=3)}
 
             def expect(place: _Place, each: _Open) -> float:
-                return each.guess_s * grows[_shares_work(place), _is_own_price(place, each)][_next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
+                return each.guess_s * grows[_shares_work(place), _is_own_price(place, each), each.tight][_next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
 
             place, each = min(self._list_hopes(places), key=lambda row: expect(*row), default=(None, None))
             if place is None or each is None or trust * expect(place, each) >= self.best_s:
@@ -386,10 +390,10 @@ class PipelineSearch:
                     continue
                 return
             hurries = self.best_s == inf and time.monotonic() >= self.hurry
-            step, before = _Step.SOLVE if hurries else _next_step(place, each), each.guess_s
+            step, before, tight = _Step.SOLVE if hurries else _next_step(place, each), each.guess_s, each.tight
             self._take_step(step, place, each)
             if not (each.gone or hurries):
-                self.seen.setdefault((_shares_work(place), step), []).append(each.guess_s / before)
+                self.seen.setdefault((_shares_work(place), tight and step is _Step.SOLVE, step), []).append(each.guess_s / before)
 
     def _follow_all(self, places: list[_Place]) -> None:
         """What no bound rules out and whose guess is little more than the best plan takes, where that costs little of the time."""
@@ -415,12 +419,13 @@ class PipelineSearch:
         else:
             self._solve(place, each, None if _shares_work(place) else each.cuts)
 
-    def _list_growths(self, shared: bool, own: bool) -> list[float]:
+    def _list_growths(self, shared: bool, own: bool, tight: bool) -> list[float]:
         """Per step what it and all that follow have usually multiplied a guess by, of places whose ranks share the work of a stage or do not; `own`: of layouts
-        for which the prices of their place are made (`_is_own_price`)."""
+        for which the prices of their place are made (`_is_own_price`); `tight`: of those whose fastest plan does not fit."""
         weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
         first = _USUAL if shared else _ALONE
-        usual = [median((*weight * (first[step],), *self.seen.get((shared, step), ())) or (first[step],)) for step in _Step]
+        first = (*first[:-1], _TIGHT) if tight else first
+        usual = [median((*weight * (first[step],), *self.seen.get((shared, tight and step is _Step.SOLVE, step), ())) or (first[step],)) for step in _Step]
         usual = [1.0 if own and step in (_Step.OWN, _Step.CHUNKS) else grows for step, grows in zip(_Step, usual)]
         return [prod(usual[step:]) for step in _Step]
 

@@ -28,7 +28,7 @@ from .build import build_problem
 from .formulate import count_columns
 from .infeasible import MemoryShortage, describe_nearest
 from .judge import evaluate_seconds
-from .mixed import mix_answer
+from .mixed import mix_answer, widen_answer
 from .one_mesh import Decisions, MeshAnswer, build_assignment, find_smallest, solve_mesh
 from .prices import Prices
 from .problem import Problem
@@ -116,6 +116,7 @@ class _Try:
     bound_s: float
     answer: MeshAnswer = _NOT_TRIED
     full: MeshAnswer | None = None
+    full_problem: Problem | None = None
 
     def close(self, status: str, how: str) -> None:
         """No plan of this mesh is wanted."""
@@ -138,6 +139,7 @@ class _Search:
         self.deadline = self.started + time_limit_s
         self.build_s = self.solve_s = 0.0
         self.best: tuple[float, Problem, Decisions] | None = None
+        self.is_mixed = False  # its blocks decide in two ways
         self.answers: list[tuple[Mesh, MeshAnswer]] = []
         self.pruned: dict[Pruned, None] = {}
         self.skeletons: list[Skeleton] = []  # with recompute or without
@@ -260,7 +262,7 @@ class _Search:
         bound = f"; at least {at_least:.4g} s" if answer.status != "solved" and at_least < inf else ""
         self.report(f"mesh {print_mesh(problem.mesh)}{_FORM[problem.can_recompute]}: {told}{bound}")
         if answer.status == "solved" and answer.objective_s < best:
-            self.best = answer.objective_s, problem, answer.decisions
+            self.best, self.is_mixed = (answer.objective_s, problem, answer.decisions), False
         return answer
 
     def known_s(self) -> float:
@@ -286,7 +288,7 @@ class _Search:
             return
         full = self.build(each.problem.mesh, "full")
         if full.can_recompute:
-            each.full = self.solve(each, full, parts, False)
+            each.full, each.full_problem = self.solve(each, full, parts, False), full
 
     def finish(self, each: _Try, meshes_left: int) -> None:
         """The best plan of a mesh whose fastest does not fit, with recompute where that is free, and its bound."""
@@ -300,6 +302,8 @@ class _Search:
             if found.status == "unknown" and self.best is None and wide is not each.problem:
                 kept = self.solve(each, each.problem, meshes_left, False)
                 found, wide = (replace(kept, bound_s=min(found.bound_s, kept.bound_s)), each.problem) if kept.status == "solved" else (found, wide)
+            if each.full is not None and each.full_problem is not None and each.full.objective_s < found.objective_s and wide is not each.problem:
+                found = widen_answer(each.full_problem, wide, replace(each.full, bound_s=max(each.bound_s, found.bound_s)), each.answer.heavy)
             found = self.mix(each, wide, found)
         each.bound_s = max(each.bound_s, found.bound_s)
         if each.full is not None and each.full.status == "solved" and each.full.objective_s < found.objective_s:
@@ -317,7 +321,7 @@ class _Search:
             lambda a: self.measure(a).peak_bytes - q.reserve_bytes, self.deadline,
         )  # fmt: skip
         if found.objective_s < self.known_s():
-            self.best = found.objective_s, mixed, found.decisions
+            self.best, self.is_mixed = (found.objective_s, mixed, found.decisions), True
             self.report(f"mesh {print_mesh(problem.mesh)}{_FORM[problem.can_recompute]}: {found.objective_s:.4g} s ({found.how})")
         return found
 
@@ -378,6 +382,7 @@ class _Search:
         classes = len(set(self.question.fold.node_class))
         total = len(self.question.graph.nodes)
         folded = f", equal blocks deciding alike ({classes} of {total} nodes decide)" if classes < total else ""
+        folded += ", but for those of the plan, which decide in two ways" if folded and self.is_mixed else ""
         demanded = "" if self.question.steer is None else describe_space(self.question.steer.constraints)
         shapes = "; ".join(print_mesh(mesh) for mesh, _ in self.answers)
         return (

@@ -37,7 +37,7 @@ from ..graph.tensor import Value, size_bytes
 from ..graph.turns import RECEIVE, SEND, count_microbatches, times_of
 from .build import Shared, build_problem
 from .formulate import count_columns
-from .mixed import mix_answer
+from .mixed import mix_answer, widen_answer
 from .one_mesh import MeshAnswer, build_assignment, solve_mesh
 from .problem import Problem
 from .role_meshes import SPARE, axis_role, data_axes
@@ -178,20 +178,25 @@ def solve_stage(
     def measure(assignment: Assignment) -> int:
         return build_program(assignment)[2].peak_bytes
 
-    def solve(problem: Problem, give_up: bool, parts: float = 1.0) -> MeshAnswer:
+    def solve(problem: Problem, give_up: bool, parts: float = 1.0, known_s: float = inf) -> MeshAnswer:
         left = max(0.5, (deadline - time.monotonic()) / parts)
-        return solve_mesh(problem, room, time_limit_s=left, cutoff_s=cutoff_s, measure=measure, give_up_tight=give_up)
+        return solve_mesh(problem, room, time_limit_s=left, cutoff_s=min(cutoff_s, known_s), measure=measure, give_up_tight=give_up)
 
     form = "none" if said == "free" else said
     problem = build(form)
     answer = solve(problem, said == "free")
     if answer.status == "tight":
-        wide = build("free")
+        fastest, wide = answer.heavy, build("free")
         if wide.can_recompute and count_columns(wide) <= _MOST_COLUMNS:
-            form, problem, answer = "free", wide, solve(wide, False, 2.0)
-            if answer.status == "unknown":
-                form, problem = "full", build("full")
-                answer = _narrowed(solve(problem, False), answer.bound_s)
+            full = build("full")
+            made = solve(full, True, 3.0)  # soon found, and often one that fits
+            form, problem, answer = "free", wide, solve(wide, False, 2.0, made.objective_s)
+            if answer.status == "unknown" and made.status == "tight":
+                made = solve(full, False)
+            if made.status == "solved" and made.objective_s < answer.objective_s:
+                answer = widen_answer(full, wide, replace(made, bound_s=min(answer.bound_s, made.objective_s)), fastest)
+            elif answer.status == "unknown":
+                problem, answer = full, _narrowed(made, answer.bound_s)
         elif wide.can_recompute:  # only without recompute; the bound is that of the fastest plan, which recompute does not make faster
             answer = _narrowed(solve(problem, False), answer.bound_s)
         else:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from autopar.cluster import parse_cluster
-from autopar.constraints import Constraints
 from autopar.cost.memory import estimate_memory
 from autopar.cost.model import build_cost_model
 from autopar.cost.prices import build_prices
-from autopar.graph.case import build_case, copy_case
+from autopar.graph.case import copy_case
 from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.graph.partition import partition
 from autopar.solver.build import build_problem
