@@ -424,7 +424,7 @@ class PipelineSearch:
         for which the prices of their place are made (`_is_own_price`); `tight`: of those whose fastest plan does not fit."""
         weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
         first = _USUAL if shared else _ALONE
-        first = (*first[:-1], _TIGHT) if tight else first
+        first = (*first[:-1], _TIGHT) if tight and not self.price_only else first
         usual = [median((*weight * (first[step],), *self.seen.get((shared, tight and step is _Step.SOLVE, step), ())) or (first[step],)) for step in _Step]
         usual = [1.0 if own and step in (_Step.OWN, _Step.CHUNKS) else grows for step, grows in zip(_Step, usual)]
         return [prod(usual[step:]) for step in _Step]
