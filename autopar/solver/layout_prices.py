@@ -29,6 +29,7 @@ from .layouts import Place, inner_constraints, working_mesh, working_ranks
 from .relaxation import Latest, Relaxation
 from .run_costs import RunRelaxation, Span, fill_run, price_piece, price_run, relax_run, telling_span
 from .stage_cuts import PIECE_FIELDS, Crossings, Piece, some_units
+from .steer import names_some
 from .unit_costs import COST_FIELDS, PHASE_FIELDS, PhaseCosts, UnitCosts, least_costs, price_crossings, price_kind, price_phases, relax_kind
 
 _MOST_KEPT = 24  # programs of kinds and of runs, each
@@ -130,7 +131,7 @@ class LayoutPrices:
         Args:
             deadline: by `time.monotonic`.
         """
-        if place.others:
+        if place.others or names_some(self.cases.constraints):
             return False
         turned, mesh, added = self._turned(count), working_mesh(place), False
         known = self._pieces.setdefault((mesh, count), {})
@@ -238,15 +239,6 @@ class LayoutPrices:
         once = [r.once_s / ranks + r.once_start_s for r in rows]
         fill = [base * r.forward_s / ranks / count + r.forward_start_s for r in rows]
         return [(base * r.loop_s / ranks + count * r.loop_start_s + o, f, o, 0.0, 0.0, 0.0) for r, o, f in zip(rows, once, fill)]
-
-    def floor_phases(self, place: Place, count: int) -> PhaseCosts:
-        """Costs of the units by phase, nothing priced; of what is done once nothing."""
-        ranks, base, rows = working_ranks(place), self.base(count), self._roofline(count)
-        turned = self._turned(base)
-        loop = [base * r.loop_s / ranks + count * r.loop_start_s for r in rows]
-        drain = [base * (r.loop_s - r.forward_s) / ranks / count + r.loop_start_s - r.forward_start_s for r in rows]
-        none = [0.0] * len(rows)
-        return PhaseCosts(*(turned.expand([row[kind] for kind in turned.units.kinds]) for row in (none, loop, drain, none)))
 
 
 def _of_ends(found: Crossings, turned: Turned) -> Crossings:

@@ -25,6 +25,7 @@ from ..graph.stages import Stage, cut_stages, list_units
 from .layout_cases import LayoutCases
 from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
+from .mixed import TWO_KINDS
 from .stage_solve import StageAnswer, align, holds_as_many, place_among, solve_stage
 from .steer import Steer, names_some
 from .unit_costs import UnitCosts, part_roles
@@ -211,7 +212,7 @@ class LayoutSolver:
                     mine = found if other == here else _transfer(stages[other], stages[here], found, self.cases)
                     if mine is not None and mine.found.objective_s < known_s:
                         like, known_s = mine, mine.found.objective_s
-                        if found.found.memory_rows == 0 or flying == held:
+                        if (found.found.memory_rows == 0 and not found.found.heavy and found.found.how != TWO_KINDS) or flying == held:
                             known_s = -inf
             if like is not None and known_s > max(a.found.objective_s for a in answers) * (1 - _GAP) and known_s > like.found.bound_s * (1 + _STAGE_GAP):
                 like = self._solve_stage(here, stages, whole, roles, layout, model, held, among, like)

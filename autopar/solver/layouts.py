@@ -187,7 +187,9 @@ def least_seconds(layout: Layout, turn_s: float, extra_s: float = 0.0) -> float:
 
     Stage s runs all M microbatches, after the stages before it have run their first forward and before they run their last backward:
     M t_s + sum of t_i before it. The largest of these is least where all are equal: M T / (M - M (1 - 1/M)^S), with T = sum of t_s. With
-    several chunks a rank, or a backward that is split, only M T / S holds; so it does with what stages do once, beside which others may drain.
+    v interleaved chunks a rank, of which each takes a v-th of its rank's time (`layout_solve.simulate_stages`), a stage waits for one chunk of each before it:
+    M t_s + sum of t_i / v, and so T / (v - v (1 - 1/(v M))^S). With other chunks, or a backward that is split, only M T / S holds; so it does with what
+    stages do once, beside which others may drain.
 
     Args:
         extra_s: of all stages together, once per step.
@@ -196,9 +198,10 @@ def least_seconds(layout: Layout, turn_s: float, extra_s: float = 0.0) -> float:
     if stages == 1:
         return count * turn_s + extra_s
     plain = (count * turn_s + extra_s) / stages
-    if layout.chunks > 1 or splits_backward(layout.schedule):
+    chunks = layout.chunks
+    if splits_backward(layout.schedule) or (chunks > 1 and layout.schedule != "interleaved"):
         return plain
-    return max(plain, turn_s / (1.0 - (1.0 - 1.0 / count) ** stages))
+    return max(plain, turn_s / (chunks * (1.0 - (1.0 - 1.0 / (chunks * count)) ** stages)))
 
 
 def turn_weight(layout: Layout) -> float:

@@ -58,7 +58,7 @@ class MeshAnswer:
         bound_s: no plan on this mesh is faster; infinity where none fits.
         peak_bytes: by the judge.
         heavy: decisions that do not fit.
-        apart_s: `bound_s` of plans in which equal blocks decide apart.
+        apart_s: what `bound_s` was before the integer program; what mixtures of blocks report (`mixed`).
     """
 
     status: str

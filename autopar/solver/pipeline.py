@@ -77,8 +77,7 @@ class _Open:
 
     layout: Layout
     any_s: float  # no plan is faster, wherever it is cut
-    at_cuts_s: float = 0.0  # nor one that is cut as given
-    given: tuple[int, ...] | None = None  # where the prices so far say to cut it, if it is searched there alone (`has_given_cuts`)
+    at_cuts_s: float = 0.0  # nor one that is cut where its own prices say, if it is searched there alone (`has_given_cuts`)
     guess_s: float = inf
     tier: Tier = Tier.NONE
     own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
@@ -267,10 +266,14 @@ class PipelineSearch:
             hopes = self._list_hopes(places)
             if time.monotonic() > began + _GLANCE * (self.deadline - began) and (self.best_s < inf or hopes):
                 return
-            place = min((p for p in places if p.tier < Tier.MAIN and not self._is_over(p)), key=_least_bound, default=None)
+            place = self._next_place(places)
             if place is None or (hopes and _least_bound(place) > _FAR * min(each.guess_s for _, each in hopes)):
                 return
             self._price_place(place, Tier.MAIN if place.tier is Tier.FLOOR else Tier.FLOOR)
+
+    def _next_place(self, places: list[_Place]) -> _Place | None:
+        """The one with the least bound of which nothing is priced."""
+        return min((p for p in places if p.tier < Tier.MAIN and not self._is_over(p)), key=_least_bound, default=None)
 
     def _price_place(self, place: _Place, tier: Tier, chunks: int | None = None) -> None:
         """Raise the bounds of a place's layouts by prices for the fewest microbatches that may be good, and guess what they take. Without turns the units of a
@@ -324,19 +327,14 @@ class PipelineSearch:
         phases: PhaseCosts | None = None
         for each in rows:
             layout, count = each.layout, each.layout.num_microbatches
-            given = has_given_cuts(layout)
-            if (tier < Tier.ALL and not given) or place.place.num_stages == 1 or each.gone or self._is_beaten(each):
+            if tier < Tier.ALL or place.place.num_stages == 1 or each.gone or self._is_beaten(each):
                 continue
-            if phases is None and tier < Tier.ALL:
-                phases = self.prices.floor_phases(place.place, count)
-            elif phases is None:
-                phases = self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
-            if given and each.own and count != priced:
-                continue
-            if given:
-                cuts = self.cut(costs.in_chunks(layout.chunks), layout_ranks(layout))
-                bound = bound_at_cuts(layout, costs, phases, cuts) if cuts is not None else inf
-                each.at_cuts_s, each.given = max(bound, each.at_cuts_s if cuts == each.given else 0.0), cuts
+            phases = phases or self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
+            if has_given_cuts(layout):
+                each.any_s = max(each.any_s, least_seconds(layout, sum(phases.loop_s) / count))
+                if each.tier is Tier.RUN and count == priced:  # by these prices it is cut, and solved there
+                    cuts = self.cut(costs.in_chunks(layout.chunks), layout_ranks(layout))
+                    each.at_cuts_s = bound_at_cuts(layout, costs, phases, cuts) if cuts is not None else inf
                 continue
             bound, each.cuts = sharpen_bound(layout, costs, phases)
             each.any_s = max(each.any_s, bound)
@@ -382,6 +380,9 @@ class PipelineSearch:
                 return each.guess_s * grows[_shares_work(place), _is_own_price(place, each), each.tight][_next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
 
             place, each = min(self._list_hopes(places), key=lambda row: expect(*row), default=(None, None))
+            if place is None and self.best_s == inf and (fresh := self._next_place(places)) is not None:  # nothing fitted of what was looked at
+                self._price_place(fresh, Tier.MAIN)
+                continue
             if place is None or each is None or trust * expect(place, each) >= self.best_s:
                 return
             if time.monotonic() >= self.deadline:  # a plan in any case, but nothing beside it

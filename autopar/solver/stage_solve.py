@@ -196,7 +196,7 @@ def solve_stage(
             if made.status == "solved" and made.objective_s < answer.objective_s:
                 answer = widen_answer(full, wide, replace(made, bound_s=min(answer.bound_s, made.objective_s)), fastest)
             elif answer.status == "unknown":
-                problem, answer = full, _narrowed(made, answer.bound_s)
+                answer = _narrowed(made, answer.bound_s)
         elif wide.can_recompute:  # only without recompute; the bound is that of the fastest plan, which recompute does not make faster
             answer = _narrowed(solve(problem, False), answer.bound_s)
         else:

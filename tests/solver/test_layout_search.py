@@ -150,3 +150,23 @@ def test_even_cuts_count_layers():
         sizes = [b - a for a, b in zip((0, *cuts), (*cuts, units))]
         if (units - 2) % chunks == 0 and chunks > 1:
             assert sizes[0] == sizes[-1] == (units - 2) // chunks + 1 and set(sizes[1:-1]) <= {(units - 2) // chunks}
+
+
+@pytest.mark.parametrize(
+    "blocks, vocab, words",
+    [
+        (9, 4096, {"pp": 4, "microbatches": 4, "vpp": 2}),
+        (9, 4096, {"pp": 2, "dp": 2, "microbatches": 4, "vpp": 4}),
+        (10, 16384, {"pp": 4, "microbatches": 8, "vpp": 2}),
+        (7, 1024, {"pp": 2, "dp": 2, "microbatches": 4, "vpp": 3}),
+        (12, 8192, {"pp": 4, "microbatches": 4, "vpp": 3}),
+    ],
+)
+def test_a_known_plan_hides_no_faster_one_in_chunks(blocks, vocab, words):
+    """Where few units fill many chunks other prices cut otherwise, and the first chunk may be longer than others of its rank."""
+    shape = {"blocks": blocks, "width": 1024, "hidden": 4096, "batch": 32768, "vocab": vocab}
+    found = run_search(make_search("4xH100-80GB", shape, limit=70 * 2**30, **words))
+    assert found.best is not None and found.bound_s <= found.best.step_s * (1 + 1e-9)
+    again = make_search("4xH100-80GB", shape, limit=70 * 2**30, **words)
+    again.run(1.06 * found.best.step_s)
+    assert again.result().best is not None and again.result().best.step_s <= found.best.step_s * (1 + 1e-9)

@@ -148,13 +148,12 @@ def each_bound(search, layout, few):
 
 
 def each_bound_at(search, layout, few, cuts):
-    """The bounds at these cuts, by what is known without prices, and by prices for fewer microbatches and for its own number."""
+    """The bounds at these cuts by prices for fewer microbatches and for its own number; and at any, by what all turns take."""
     place, turns, prices = layout.place, layout.num_microbatches, search.prices
-    floor, own = prices.floor_phases(place, turns), prices.phases(place, turns)
-    stretched = prices.stretch_phases(prices.phases(place, few), few, turns)
-    rows = [(prices.stretch(prices.costs(place, few, tier, (layout.chunks,)), few, turns), phases) for tier in Tier for phases in (floor, stretched)]
+    own, stretched = prices.phases(place, turns), prices.stretch_phases(prices.phases(place, few), few, turns)
+    rows = [(prices.stretch(prices.costs(place, few, tier, (layout.chunks,)), few, turns), stretched) for tier in Tier]
     rows += [(prices.costs(place, turns, tier, (layout.chunks,)), own) for tier in Tier]
-    return [bound_at_cuts(layout, costs, phases, cuts) for costs, phases in rows]
+    return [*(bound_at_cuts(layout, costs, phases, cuts) for costs, phases in rows), *(least_seconds(layout, sum(p.loop_s) / turns) for p in (own, stretched))]
 
 
 def bound_by_pieces(search, layout):
