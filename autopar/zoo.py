@@ -76,6 +76,22 @@ class KeptRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ZooPlan:
+    """A plan that was found.
+
+    Args:
+        step_s: predicted.
+        gap: the share of it that any plan of the search space may save at most.
+        wall_s: of the search.
+    """
+
+    cluster: str
+    step_s: float
+    gap: float
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ZooRow:
     """What became of one model.
 
@@ -85,7 +101,7 @@ class ZooRow:
         num_nodes, trace_s: of the graph in fp32; 0 where there is none.
         without_rows: ops of the graph that the rules table lacks.
         discovered: those of them whose rule was found by running them, or stated by the model's file.
-        plans: (cluster, predicted seconds of a step) for each plan that was found.
+        plans: those that were found.
         verified: the program's numbers equal plain PyTorch's; None: not asked, or not reached.
         flops_share, bytes_share: of the step, that some strategy divides among `NUM_RANKS`; None where an op has no rule.
         kept: what is not divided and holds more than 1 % of either.
@@ -99,7 +115,7 @@ class ZooRow:
     trace_s: float = 0.0
     without_rows: tuple[str, ...] = ()
     discovered: tuple[str, ...] = ()
-    plans: tuple[tuple[str, float], ...] = ()
+    plans: tuple[ZooPlan, ...] = ()
     verified: bool | None = None
     flops_share: float | None = None
     bytes_share: float | None = None
@@ -240,7 +256,8 @@ class _Run:
         from .api import plan_workload
 
         plan = plan_workload(workload, cluster, Options(time_limit_s=self.options.time_limit_s)).plan
-        self.found["plans"] = (*self.found.get("plans", ()), (cluster.spec, plan.cost.step_s))  # type: ignore[misc]
+        row = ZooPlan(cluster.spec, plan.cost.step_s, plan.solve.gap, plan.solve.wall_s)
+        self.found["plans"] = (*self.found.get("plans", ()), row)  # type: ignore[misc]
 
     def _verify(self, workload: Workload) -> None:
         from .verify import describe_failure, verify_workload

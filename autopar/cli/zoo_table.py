@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _RED, _GREEN, _DIM = "bold red", "green", "dim"
 _LEAST = 9  # columns
+CLOSE = 0.01  # a gap that is called closed
 
 
 class ZooTable:
@@ -27,13 +28,14 @@ class ZooTable:
         self._options = options
         self._total, self._done = len(models), 0
         verified = ["verified"] if options.verify else []
-        titles = ["model", "nodes", "trace s", "no row", "found", *options.plan_for, *verified, "FLOPs", "bytes", "s"]
+        plans = [word for cluster in options.plan_for for word in (cluster, "gap")]
+        titles = ["model", "nodes", "trace s", "no row", "found", *plans, *verified, "FLOPs", "bytes", "s"]
         self._widths = [max(map(len, (*models, "model"))), *(max(_LEAST, len(t)) for t in titles[1:])]
         self._titles = titles
 
     def print_head(self, console: Console) -> None:
         """What the columns are."""
-        ranks = "step of each plan, as predicted; share of the step's FLOPs and bytes that some strategy divides among 8 ranks"
+        ranks = "step of each plan, as predicted, and what a better one may save at most; share of the step's FLOPs and bytes that some strategy divides among 8 ranks"
         verified = f"; verified on {self._options.cluster} in float64" if self._options.verify else ""
         console.print(f"{self._total} models; {ranks}{verified}", soft_wrap=True, markup=False)
         self._print(console, [(title, _DIM) for title in self._titles], " " * len(self._count()))
@@ -46,9 +48,11 @@ class ZooTable:
             return
         failed = {p.stage for p in row.problems}
         cells = [(row.model, _RED if failed else ""), *self._trace_cells(row, failed)]
-        plans = dict(row.plans)
+        plans = {plan.cluster: plan for plan in row.plans}
         for cluster in self._options.plan_for:
-            cells.append((print_ms(plans[cluster]), "") if cluster in plans else _missing(f"plan {cluster}" in failed))
+            plan = plans.get(cluster)
+            cells.append((print_ms(plan.step_s), "") if plan else _missing(f"plan {cluster}" in failed))
+            cells.append((print_percent(plan.gap), _RED if plan.gap > CLOSE else "") if plan else ("", ""))
         if self._options.verify:
             cells.append(("yes", _GREEN) if row.verified else _missing("verify" in failed, "NO"))
         for share in (row.flops_share, row.bytes_share):
@@ -93,6 +97,11 @@ def print_zoo_end(rows: Sequence[ZooRow], options: ZooOptions, seconds: float, c
         console.print("\nOps without a rule", style="bold")
     for row, op in lacking:
         console.print(f"  {row.model}  {op}", soft_wrap=True, markup=False)
+    wide = [(row, plan) for row in rows for plan in row.plans if plan.gap > CLOSE]
+    if wide:
+        console.print(f"\nGap above {print_percent(CLOSE)}", style="bold")
+    for row, plan in wide:
+        console.print(f"  {row.model}  {plan.cluster}  {print_percent(plan.gap)} after {plan.wall_s:.0f} s", soft_wrap=True, markup=False)
     if any(row.problems for row in rows):
         console.print("\nFailed", style="bold red")
     for row in rows:
@@ -107,6 +116,7 @@ def _totals(rows: Sequence[ZooRow], options: ZooOptions) -> dict[str, int]:
         "models": len(rows),
         "traced": sum(row.num_nodes > 0 for row in rows),
         "planned": sum(row.num_nodes > 0 and len(row.plans) == len(options.plan_for) for row in rows),
+        "closed": sum(plan.gap <= CLOSE for row in rows for plan in row.plans),
         "verified": sum(row.verified is True for row in rows),
         "skipped": sum(bool(row.skipped) for row in rows),
         "failed": sum(bool(row.problems) for row in rows),
@@ -119,6 +129,7 @@ def summary_line(rows: Sequence[ZooRow], options: ZooOptions, seconds: float) ->
     parts = [f"{totals['models']} models: {totals['traced']} traced"]
     if options.plan_for:
         parts.append(f"{totals['planned']} planned for {' and '.join(options.plan_for)}")
+        parts.append(f"{totals['closed']} of {sum(len(row.plans) for row in rows)} plans within {print_percent(CLOSE)} of the bound")
     if options.verify:
         parts.append(f"{totals['verified']} verified")
     missing: dict[str, list[str]] = {}

@@ -32,11 +32,21 @@ def test_table(call, two):
     assert lines[-1].startswith(f"2 models: 1 traced, 1 skipped (some_library is not installed: {two}:absent), 0 failed; ")
 
 
+def test_each_plan_has_its_gap(call, call_json, two):
+    words = ("zoo", f"{two}:fine", "--no-verify", "--plan-for", "cpu:2")
+    code, out, _ = call(*words)
+    assert code == 0 and out.splitlines()[1].split()[7:9] == ["cpu:2", "gap"]
+    assert "1 planned for cpu:2, 1 of 1 plans within 1.00 % of the bound" in out.splitlines()[-1]
+    (row,) = call_json(*words)[1]["rows"]
+    (plan,) = row["plans"]
+    assert plan["cluster"] == "cpu:2" and plan["step_s"] > 0 and 0 <= plan["gap"] <= 0.01 and plan["wall_s"] > 0
+
+
 def test_json(call_json, two):
     code, data = call_json("zoo", f"{two}:fine", *QUICK)
     (row,) = data["rows"]
     assert code == 0 and row["num_nodes"] > 0 and row["flops_share"] > 0.99 and row["plans"] == []
-    assert data["totals"] == {"models": 1, "traced": 1, "planned": 1, "verified": 0, "skipped": 0, "failed": 0}
+    assert data["totals"] == {"models": 1, "traced": 1, "planned": 1, "closed": 0, "verified": 0, "skipped": 0, "failed": 0}
 
 
 def test_a_failure_is_told_and_ends_with_1(call, model):

@@ -82,7 +82,8 @@ def test_every_model_has_its_row(many):
 def test_a_good_model_passes_every_stage(many):
     row = many["fine"]
     assert row.problems == () and row.verified is True and row.num_nodes > 0 and row.without_rows == ()
-    assert [cluster for cluster, _ in row.plans] == ["cpu:2"] and row.flops_share > 0.99
+    (plan,) = row.plans
+    assert plan.cluster == "cpu:2" and plan.step_s > 0 and plan.gap <= 0.01 and row.flops_share > 0.99
 
 
 def test_a_missing_library_is_named(many):
