@@ -27,7 +27,7 @@ from ..graph.turns import COLLECT, GROWN, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
-from .loops import Item, Loop, order_items, split_update
+from .loops import Item, Loop, find_lagging, order_items, split_update
 from .update import print_update
 from .writer import Writer
 
@@ -170,7 +170,7 @@ def _leaving_texts(frame: Frame) -> dict[str, str]:
 
 
 def _loop_name(frame: Frame, k: int, table: LoopTable) -> str:
-    base = f"{frame.containers[table.loop.family]}_{table.loop.section.name}"
+    base = f"{frame.containers[table.loop.family]}_{table.loop.section.name}" + ("_sums" if table.loop.lags else "")
     return base if base not in frame.loop_names else f"{base}_{k}"
 
 
@@ -290,7 +290,8 @@ def _print_block(frame: Frame, k: int) -> str:
     if results:
         writer.line(f"return {', '.join(results)}")
     blocks = [b.index for b in loop.blocks]
-    doc = f'"""{_title(loop.section)} of {loop.family or "block"}.{{i}}, i = {blocks[0]} .. {blocks[-1]}: `kept` is what this block leaves for its later functions."""'
+    name = f"{_title(loop.section)} of {loop.family or 'block'}.{{i}}, i = {blocks[0]} .. {blocks[-1]}"
+    doc = f'"""{name}: {"what it has begun to reduce is added to the sums over the turns" if loop.lags else "`kept` is what this block leaves for its later functions"}."""'
     head = f"def {frame.loop_names[k]}({_common_boxes(frame, loop)}, kept, i{_turn(frame, loop)}{''.join(', ' + a for a in (*arguments, *ahead))}):"
     return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])
 
@@ -347,12 +348,13 @@ def _print_section(frame: Frame, section: Section) -> str:
     reads = [_item_reads(frame, item) for item in items]
     last = {name: place for place, names in enumerate(reads) for name in names}
     later = _read_after(frame, section)
+    with_others = [lagging for item in items if isinstance(item, Loop) and (lagging := find_lagging(item, items)) is not None]
     for place, item in enumerate(items):
         for name in reads[place]:
             if name not in writer.names and name not in frame.state_keys:
                 _fetch(frame, writer, name, (section, place), later)
         if isinstance(item, Loop):
-            made = _call_loop(frame, writer, item, place, last)
+            made = _call_loop(frame, writer, item, place, last) if item not in with_others else []
         else:
             node = graph.nodes[item]
             if node.op in GROWN:
@@ -468,6 +470,13 @@ def _call_loop(frame: Frame, writer: Writer, loop: Loop, place: int, last: dict[
     if loop.ahead:
         writer.line(f"    {here}, {ahead} = {ahead}, {_ahead_name(frame, k)}(comm, state, i {'+' if step > 0 else '-'} 1) if i != {loop.blocks[-1].index} else ()")
     writer.line(f"    {', '.join(flows)} = {call}" if flows else f"    {call}")
+    lagging = find_lagging(loop, frame.items[loop.section])
+    if lagging is not None:
+        sums = frame.loop_names[frame.crossings.loops.index(_table_of(frame, lagging))]
+        boxes, before, last_block = _common_boxes(frame, lagging), f"i {'-' if step > 0 else '+'} {abs(step)}", loop.blocks[-1].index
+        writer.line(f"    if i != {first}:  # reduced while this block ran")
+        writer.line(f"        {sums}({boxes}, {box}[{before}], {before})")
+        writer.line(f"{sums}({boxes}, {box}[{last_block}], {last_block})")
     for entry, flow in zip(carried, flows):
         value = frame.graph.nodes[loop.blocks[-1].nodes[entry.source[0]]].outputs[entry.source[1]]
         writer.names[value] = flow

@@ -8,15 +8,16 @@ can run back to back. It changes nothing but the order.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
 from ..graph.graph import Graph, entering_values, producer_table, use_table
 from ..graph.node import Phase
-from ..graph.program import CUTS, STARTS
+from ..graph.program import CUTS, STARTS, WAIT
 from ..graph.repeats import Block, Repeat, find_repeats
 from ..graph.sections import Section, list_sections
+from ..graph.turns import ACCUMULATE
 from ..graph.update_parts import Part, update_parts
 
 
@@ -27,12 +28,14 @@ class Loop:
     Args:
         ahead: of each block the nodes that bring what it will read and need nothing but states: they run while the block before runs. Empty where there are
             none.
+        lags: its nodes end what the loop of the same blocks has started, each after the next block has run (`find_lagging`).
     """
 
     family: str
     section: Section
     blocks: tuple[Block, ...]
     ahead: tuple[Block, ...] = ()
+    lags: bool = False
 
 
 Item = Union[int, Loop]
@@ -73,7 +76,33 @@ def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section], leaving: f
             gone = tuple(place for place, out in made.items() if out in leaving)
             groups.setdefault((section, places, left, gone), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
     entering = frozenset(graph.inputs)
-    return [_look_ahead(graph, entering, uses, Loop(repeat.family, section, run)) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
+    whole = [Loop(repeat.family, section, run) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
+    return [_look_ahead(graph, entering, uses, part) for loop in whole for part in _part_lagging(graph, uses, loop)]
+
+
+def _part_lagging(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], loop: Loop) -> tuple[Loop, ...]:
+    """The loop, and apart the waits that stand after the next block in all of its blocks but the last, with the sums that they are for (`graph.overlap`)."""
+    firsts = [block.nodes[0] for block in loop.blocks]
+    late: set[int] = set()
+    for p, i in enumerate(loop.blocks[0].nodes):
+        after = [k for k, _ in uses[graph.nodes[i].outputs[0]]] if graph.nodes[i].op == WAIT else []
+        if [graph.nodes[k].op for k in after] == [ACCUMULATE] and all(block.nodes[p] > first for block, first in zip(loop.blocks, firsts[1:])):
+            late.update((p, loop.blocks[0].nodes.index(after[0])))
+    if not late:
+        return (loop,)
+    rest = [p for p in range(len(loop.blocks[0].nodes)) if p not in late]
+
+    def taken(places: Iterable[int]) -> tuple[Block, ...]:
+        return tuple(Block(block.index, tuple(block.nodes[p] for p in places)) for block in loop.blocks)
+
+    return Loop(loop.family, loop.section, taken(rest)), Loop(loop.family, loop.section, taken(sorted(late)), lags=True)
+
+
+def find_lagging(loop: Loop, items: Iterable[Item]) -> Loop | None:
+    """Of the items of its section, the loop that ends what this one starts."""
+    numbers = [block.index for block in loop.blocks]
+    apart = (item for item in items if isinstance(item, Loop) and item.lags and not loop.lags)
+    return next((item for item in apart if item.family == loop.family and [block.index for block in item.blocks] == numbers), None)
 
 
 def _look_ahead(graph: Graph, entering: frozenset[str], uses: Mapping[str, Sequence[tuple[int, int]]], loop: Loop) -> Loop:

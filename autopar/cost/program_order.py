@@ -7,7 +7,8 @@ and one for each axis along which something is sent; so the two may be compared.
     start    queues one collective of all its tensors' bytes, with the whole latency of one
     wait     compute stands still until it is over
     others   collectives that block, one after the other with compute
-    update   equal updates in lots, as `codegen.parcels` prints them: reductions of the next lot first, gathers of the last one waited for after this one
+    update   equal updates as their gradients come (`runtime.parcels`), in lots as `codegen.parcels` prints them: reductions of the next lot first, gathers of the
+             last one waited for after this one
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..graph.graph import value_table
+from ..graph.graph import producer_table, value_table
 from ..graph.mesh import joint_group
 from ..graph.node import Node, Phase, get_arg
 from ..graph.overlap import BUCKET_BYTES
@@ -75,8 +76,9 @@ def _run_update(walk: _Walk) -> None:
     groups: dict[tuple, list[Part]] = {}
     for part in parts:
         groups.setdefault(tuple((walk.nodes[i].op, get_arg(walk.nodes[i], "axis")) for i in part.nodes), []).append(part)
+    makers = producer_table(walk.program.graph)
     for group in groups.values():
-        lots = [_Lot(walk, parts) for parts in _fill_lots(walk, group)]
+        lots = [_Lot(walk, parts) for parts in _fill_lots(walk, sorted(group, key=lambda part: _place_made(walk, makers, part)))]
         for ahead, here, before in zip([*lots[1:], None], lots, [None, *lots[:-1]]):
             if before is None:
                 walk.start_lot(here.starts)
@@ -87,6 +89,12 @@ def _run_update(walk: _Walk) -> None:
                 walk.run(before.finish)
             walk.start_lot(here.gathers)
         walk.run(lots[-1].finish)
+
+
+def _place_made(walk: _Walk, makers: Mapping[str, tuple[int, int]], part: Part) -> int:
+    """The last node before the update that makes, or starts to bring, what a part reads."""
+    inside = {*part.nodes}
+    return max((makers[name][0] for i in part.nodes for name in walk.nodes[i].inputs if name in makers and makers[name][0] not in inside), default=-1)
 
 
 def _fill_lots(walk: _Walk, group: Sequence[Part]) -> list[list[Part]]:

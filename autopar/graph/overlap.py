@@ -17,7 +17,8 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
                until it is done, so it goes alone: the one before is finished first.
     sunk       the reduction of what ops in the same block (or run) alone read whose result only the update, or a sum over the turns, needs: starts where it stands;
                the wait and these ops go to the end of the block.
-    turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of its block, where the sum then is made.
+    turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of the equal block that runs next (where there
+               is none, of its own), where the sum then is made.
     meeting    small reductions of numbers (`small_reductions`) that stand one after the other, before the first reader of any: they start where the last
                one stands, and are waited for where they are read. What an earlier phase has reduced is not reduced again.
     update     in the update of one parameter alone, the reduction of a sum over the turns, and the gather of a new state that is only written: both stand
@@ -74,12 +75,13 @@ class _Hiding:
         return self.chain[0]
 
 
-def overlap_program(program: Program, sections: Sequence[Section], prefetches: bool = True) -> tuple[Program, tuple[Section, ...]]:
+def overlap_program(program: Program, sections: Sequence[Section], prefetches: bool = True, lags: bool = True) -> tuple[Program, tuple[Section, ...]]:
     """The program with its communication overlapped.
 
     Args:
         sections: of each node.
         prefetches: whether to gather ahead.
+        lags: whether what is summed up over the turns may wait for the next block.
     Returns:
         the program, and the section of each of its nodes.
     """
@@ -88,7 +90,7 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
     values = value_table(graph)
     places = _places(graph, sections)
     early = _prefetches(graph, values, sections, places) if prefetches else []
-    hiding = [*early, *_trailing(graph, values, sections, places), *_in_updates(graph, places)]
+    hiding = [*early, *_trailing(graph, values, sections, places, lags), *_in_updates(graph, places)]
     taken = {i for one in hiding for i in (*one.chain, *one.late)}
     meetings = [run for run in find_meetings(program, places) if not taken.intersection(i for i, _ in run)]
     hiding += [_Hiding((i,), i, reader, ("meeting", places[i], run[0][0])) for run in meetings for i, reader in run]
@@ -167,17 +169,25 @@ def _chain(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], first: i
         chain.append(readers[0][0])
 
 
-def _trailing(graph: Graph, values: Mapping[str, Value], sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
+def _next_ends(places: Sequence[tuple], ends: Mapping[tuple, int]) -> dict[tuple, int]:
+    """Block -> where the neighbour of its family that runs next in its section ends."""
+    order = [place for place in dict.fromkeys(places) if place[1] is not None]
+    pairs = zip(order, order[1:])
+    return {one: ends[after] for one, after in pairs if one[:2] == after[:2] and abs(one[2] - after[2]) == 1}
+
+
+def _trailing(graph: Graph, values: Mapping[str, Value], sections: Sequence[Section], places: Sequence[tuple], lags: bool) -> list[_Hiding]:
     """Reductions in forward and backward of what one parameter's update, or a sum over the turns, alone reads. Of two kinds after one another (pieces along one
     axis, then their sum along another) the second starts at the end of the block, or is left to the update."""
     uses, ends = use_table(graph), {place: i + 1 for i, place in enumerate(places)}
+    later = _next_ends(places, ends) if lags else {}
     found: list[_Hiding] = []
     taken: set[int] = set()
     for i, node in enumerate(graph.nodes):
         if node.op not in _REDUCES or sections[i].phase not in LOOP or i in taken:
             continue
         chain, end = _chain(graph, uses, i, places), ends[places[i]]
-        hiding = _waits_late(graph, uses, places, chain, chain[-1], end)
+        hiding = _waits_late(graph, uses, places, chain, chain[-1], end, later.get(places[i]))
         after = [k for k, _ in uses[graph.nodes[chain[-1]].outputs[0]]]
         if hiding is not None:
             found.append(hiding)
@@ -219,9 +229,13 @@ def _only_for_later(
 
 
 def _waits_late(
-    graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], places: Sequence[tuple], chain: tuple[int, ...], start: int, end: int
+    graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], places: Sequence[tuple], chain: tuple[int, ...], start: int, end: int, later: int | None = None
 ) -> _Hiding | None:
-    """The hiding of a reduction that nobody needs before the update, or before the end of its block; None where somebody does."""
+    """The hiding of a reduction that nobody needs before the update, or before the end of its block; None where somebody does.
+
+    Args:
+        end, later: of its block; of the one that runs next, if it may wait so long.
+    """
     out = graph.nodes[chain[-1]].outputs[0]
     after = [k for k, _ in uses[out]]
     readers = [graph.nodes[k] for k in after]
@@ -230,7 +244,8 @@ def _waits_late(
     if all(r.phase is Phase.UPDATE for r in readers) and len({r.path for r in readers}) == 1:
         return _Hiding(chain, start, after[0], ("trailing", places[chain[0]]))
     if [r.op for r in readers] == [ACCUMULATE] and places[after[0]] == places[chain[0]]:
-        return _Hiding(chain, start, end, ("turn", places[chain[0]]), late=(after[0],))
+        kind, wait = ("turn", end) if later is None else ("lag", later)
+        return _Hiding(chain, start, wait, (kind, places[chain[0]]), late=(after[0],))
     return None
 
 
@@ -316,7 +331,7 @@ def _rebuild(
             more[pending] = replace(value, name=pending, storage=pending)
             rows.append((pending, *sharding[value.name]))
             gone.update((*one.chain, *one.cuts, *one.late))
-            where = one.late[0] if one.group[0] in ("turn", "sunk") and one.late else one.wait
+            where = one.late[0] if one.group[0] in ("turn", "lag", "sunk") and one.late else one.wait
             reader = graph.nodes[where]
             args: tuple[tuple[str, Arg], ...] = (("x", Ref(0)), ("of", node.op.removeprefix("comm.")))
             wait = Node(f"wait:{value.name}", WAIT, (pending,), args, node.outputs, reader.phase, reader.path, reader.source)

@@ -29,13 +29,14 @@ _COPIED = ("comm.all_gather", "comm.reduce_scatter")
 
 
 def overlap_within(program: Program, sections: Sequence[Section], room_bytes: int | None = None) -> tuple[Program, tuple[Section, ...]]:
-    """`overlap_program`, as far as it fits: where there is no room nothing is gathered ahead, and where that is not enough nothing overlaps.
+    """`overlap_program`, as far as it fits: where there is no room, sums over turns do not wait for the next block, then nothing is gathered ahead, and where that
+    is not enough nothing overlaps.
 
     Args:
         room_bytes: by how much the peak may grow; None: there is no limit.
     """
-    for prefetches in (True, False):
-        found = overlap_program(program, sections, prefetches)
+    for prefetches, lags in ((True, True), (True, False), (False, False)):
+        found = overlap_program(program, sections, prefetches, lags)
         if room_bytes is None or extra_bytes(program, found[0]) <= room_bytes:
             return found
     return program, tuple(sections)

@@ -19,7 +19,10 @@ from autopar.cost.model import build_cost_model  # noqa: E402
 from autopar.cost.program_order import replay_order  # noqa: E402
 from autopar.demo.model import build  # noqa: E402
 from autopar.graph.case import decided_case  # noqa: E402
+from autopar.graph.overlap import overlap_program  # noqa: E402
+from autopar.graph.overlap_memory import extra_bytes, overlap_within  # noqa: E402
 from autopar.graph.partition import assigned_strategies  # noqa: E402
+from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.verify import describe_failure, verify_workload  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -42,23 +45,35 @@ def test_two_axes_of_zero_3_are_one_collective():
     assert "('dp_2', 'dp')" in blocks and "comm.all_gather(" not in blocks and "comm.reduce_scatter(" not in blocks
 
 
-def test_reductions_of_a_turn_start_before_the_block_is_over():
-    """What is summed up over the turns is started where it is made, waited for where the block ends."""
+def test_reductions_of_a_turn_run_while_the_next_block_does():
+    """What is summed up over the turns is started where it is made, and waited for after the next block."""
     text = program_text("dp=2,zero=3,microbatches=2", "cpu:2")
-    block = text.split("def blocks_backward(")[1].split("\n\n\n")[0]
-    assert "comm.reduce_scatter(" not in block
-    start, made = block.index("comm.start_reduce_scatter("), block.index("ops.accumulate(")
-    assert start < block.index(".wait()", start) < made
-    assert "linear_input_grad(" not in block[made:] and "layer_norm_backward" not in block[made:].split("  # ")[0]  # sums come last
+    block, sums = (text.split(f"def {name}(")[1].split("\n\n\n")[0] for name in ("blocks_backward", "blocks_backward_sums"))
+    assert "comm.reduce_scatter(" not in block and "ops.accumulate(" not in block
+    assert block.count("comm.start_reduce_scatter(") == 1  # one bucket
+    assert sums.index('kept.pop("') < sums.index(".wait()") < sums.index("ops.accumulate(grads, f\"blocks.{i}.")
+    calls = [line.strip() for line in text.split("def backward(")[1].split("\n\n\n")[0].splitlines() if line.strip().startswith(("for i", "if i", "blocks_backward_sums("))]
+    assert calls[0] == "for i in range(2, -1, -1):" and calls[1].startswith("if i != 2:")
+    assert calls[2:] == [f"blocks_backward_sums(comm, state, grads, blocks[{i}], {i})" for i in ("i + 1", "0")]
 
 
-@pytest.mark.parametrize("fix", ["dp=4,zero=3", "dp=4,zero=2,microbatches=2", "tp=2,dp=2,zero=3,microbatches=2", "dp=4,zero=1,microbatches=2"])
+def test_blocks_without_room_wait_for_their_own_reductions():
+    """Where memory has no room for a block's gradients under way beside the next block's."""
+    planned = plan_workload(small(), "cpu:2", options("dp=2,zero=2,microbatches=2"))
+    sections = phase_sections(planned.program.graph)
+    lagging, prompt = (overlap_program(planned.program, sections, True, lags)[0] for lags in (True, False))
+    room = extra_bytes(planned.program, prompt)
+    assert room < extra_bytes(planned.program, lagging)
+    assert overlap_within(planned.program, sections, room)[0].graph.nodes == prompt.graph.nodes
+
+
+@pytest.mark.parametrize("fix", ["dp=4,zero=3", "dp=4,zero=2,microbatches=2", "tp=2,dp=2,zero=3,microbatches=2", "dp=4,zero=1,microbatches=2", "pp=2,dp=2,zero=2,microbatches=4"])
 def test_numbers_are_those_of_plain_pytorch(fix):
     report = verify_workload(small(), "cpu:4", options(fix))
     assert not report.failures, describe_failure(report)
 
 
-@pytest.mark.parametrize("fix", ["dp=16,zero=3", "tp=2,dp=8,zero=3", "dp=16,zero=0"])
+@pytest.mark.parametrize("fix", ["dp=16,zero=3", "tp=2,dp=8,zero=3", "dp=16,zero=0", "dp=16,zero=2,microbatches=2"])
 def test_the_order_comes_close_to_the_plan(fix):
     """On a simulated cluster: overlap is worth something, and no collective is lost or priced twice."""
     cluster = "2x8xH100-80GB"
