@@ -109,8 +109,8 @@ def cut_evenly(costs: UnitCosts, ranks: tuple[int, ...]) -> tuple[int, ...] | No
     return cut_units(costs, ranks)
 
 
-def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
-    """The step of these cuts: what the slowest stage runs, after and before one turn of all others."""
+def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...]) -> float:
+    """The step of these cuts, memory aside: what the slowest stage runs, after and before one turn of all others."""
     stages, table = layout.place.num_stages, likely_segments(costs)
     once, loop, ranks = [0.0] * stages, [0.0] * stages, layout_ranks(layout)
     for k, (a, b) in enumerate(zip((0, *cuts), (*cuts, len(costs.step_s)))):
@@ -119,7 +119,7 @@ def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit
         loop[ranks[k]] += max(0.0, float(table[a, b]) - first)
     turns = [s / layout.num_microbatches for s in loop]
     ends = [o + s + (sum(turns) - t) / layout.chunks for o, s, t in zip(once, loop, turns)]
-    return max(ends) * memory_factor(layout, costs, cuts, limit_bytes)
+    return max(ends)
 
 
 def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:

@@ -261,7 +261,8 @@ class PipelineSearch:
     # --- prices
 
     def _glance(self, places: list[_Place], began: float) -> None:
-        """The price of the main unit of each place whose bound is below all guesses so far, in the order of bounds; where no plan is known, of one in any case."""
+        """The price of the main unit of each place whose bound is not far above the best guess so far, in the order of bounds, as long as there is time; where no plan
+        is known, of one in any case."""
         while True:
             hopes = self._list_hopes(places)
             if time.monotonic() > began + _GLANCE * (self.deadline - began) and (self.best_s < inf or hopes):
@@ -363,9 +364,9 @@ class PipelineSearch:
         chunks = each.layout.place.num_stages * each.layout.chunks
         cuts = self.cut(cut_by, layout_ranks(each.layout)) if chunks <= len(costs.step_s) else None
         if cuts is not None and guesses and not each.solved and not self._is_beaten(each):
-            guess = guess_seconds(each.layout, costs, cuts, self.limit_bytes)
-            each.guess_s, each.simulated = max(guess, each.bound_s), False
-            each.tight = memory_factor(each.layout, costs, cuts, self.limit_bytes) > 1.0
+            slower = memory_factor(each.layout, costs, cuts, self.limit_bytes)
+            each.guess_s, each.simulated = max(guess_seconds(each.layout, costs, cuts) * slower, each.bound_s), False
+            each.tight = slower > 1.0
 
     # --- plans
 

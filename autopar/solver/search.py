@@ -313,7 +313,7 @@ class _Search:
     def mix(self, each: _Try, problem: Problem, answer: MeshAnswer) -> MeshAnswer:
         """The answer with blocks of two kinds, where that is faster; taken if it is the best so far."""
         q, room = self.question, self.free_bytes()
-        if answer.status != "solved" or room is None or (q.steer is not None and names_some(q.steer.constraints)):
+        if answer.status != "solved" or not answer.heavy or room is None or (q.steer is not None and names_some(q.steer.constraints)):
             return answer
         form = "free" if problem is not each.problem else None
         mixed, found = mix_answer(
