@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .graph import Graph, value_table
 from .node import Phase
@@ -60,11 +61,15 @@ def block_of(path: str, sequences: Collection[str] = ()) -> tuple[str, int] | No
     Args:
         sequences: containers whose entries are no blocks (`Graph.sequences`); their numbers are passed over.
     """
-    for match in _NUMBER.finditer(path):
-        family = path[: match.start()].rstrip(".")
-        if family not in sequences:
-            return family, int(match.group())
+    for place in _numbers_on(path):
+        if place[0] not in sequences:
+            return place
     return None
+
+
+@lru_cache(maxsize=1 << 14)
+def _numbers_on(path: str) -> tuple[tuple[str, int], ...]:
+    return tuple((path[: match.start()].rstrip("."), int(match.group())) for match in _NUMBER.finditer(path))
 
 
 def relative_name(name: str, family: str, index: int) -> str | None:

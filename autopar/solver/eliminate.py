@@ -206,7 +206,7 @@ class _Ports:
         found = self.known.get(key)
         if found is None:
             ids = self.problem.choosers[key[0]].makes[key[1]] if isinstance(key, tuple) else _wanted_ids(self.problem, key)
-            found = self.known[key] = np.unique(ids, return_inverse=True)
+            found = self.known[key] = self.problem.tables.places_of(ids)
         return found
 
     def price(self, numbers: Iterable[int]) -> None:

@@ -125,19 +125,19 @@ def _to_proto(program: LinearProgram, relaxed: bool) -> model_pb2.ModelProto:
     proto = model_pb2.ModelProto()
     count, rows = len(program.cost), program.rows
     proto.variables.ids.extend(range(count))
-    proto.variables.lower_bounds.extend(np.zeros(count))
-    proto.variables.upper_bounds.extend(program.upper)
+    proto.variables.lower_bounds.extend([0.0] * count)
+    proto.variables.upper_bounds.extend(program.upper.tolist())
     proto.variables.integers.extend([False] * count if relaxed else program.integer.tolist())
     priced = np.flatnonzero(program.cost)
-    proto.objective.linear_coefficients.ids.extend(priced)
-    proto.objective.linear_coefficients.values.extend(program.cost[priced])
+    proto.objective.linear_coefficients.ids.extend(priced.tolist())
+    proto.objective.linear_coefficients.values.extend(program.cost[priced].tolist())
     proto.linear_constraints.ids.extend(range(len(rows.lower)))
-    proto.linear_constraints.lower_bounds.extend(rows.lower)
-    proto.linear_constraints.upper_bounds.extend(rows.upper)
+    proto.linear_constraints.lower_bounds.extend(rows.lower.tolist())
+    proto.linear_constraints.upper_bounds.extend(rows.upper.tolist())
     row, column, value = _in_order(rows, count)
-    proto.linear_constraint_matrix.row_ids.extend(row)
-    proto.linear_constraint_matrix.column_ids.extend(column)
-    proto.linear_constraint_matrix.coefficients.extend(value)
+    proto.linear_constraint_matrix.row_ids.extend(row.tolist())
+    proto.linear_constraint_matrix.column_ids.extend(column.tolist())
+    proto.linear_constraint_matrix.coefficients.extend(value.tolist())
     return proto
 
 

@@ -42,6 +42,7 @@ class Tables:
     _transients: dict[Kept, _Matrix] = field(default_factory=dict)
     _transient: dict[tuple[tuple[int, ...], str, int, int], int] = field(default_factory=dict)
     _bytes: dict[tuple[tuple[int, ...], str, int], int] = field(default_factory=dict)
+    _places: dict[bytes, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.shardings:
@@ -56,6 +57,14 @@ class Tables:
         if found is None:
             found = self.ids[sharding] = len(self.shardings)
             self.shardings.append(sharding)
+        return found
+
+    def places_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sharding ids without repeats, ascending, and the place of each among them: of a row that many ports have."""
+        key = ids.tobytes()
+        found = self._places.get(key)
+        if found is None:
+            found = self._places[key] = np.unique(ids, return_inverse=True)
         return found
 
     def seconds_matrix(self, value: Value, sources: np.ndarray, targets: np.ndarray) -> np.ndarray:

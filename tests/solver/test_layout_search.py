@@ -52,6 +52,17 @@ def test_more_exact_prices_only_raise_bounds():
     assert seen > 10
 
 
+def test_blocks_that_names_make_differ_are_not_priced_as_one_piece():
+    """A piece has few of its equal blocks stand for all: with the first of them kept whole it would say more than the plan takes."""
+    free, named = (make_search("4xH100-80GB", LARGE, dp=2, tp=2, **words) for words in ({}, {"whole": ["h.0"]}))
+    layout = next(e.layout for e in named.list_open() if e.layout.place.num_stages == 1 and e.layout.num_microbatches == 2)
+    costs = named.prices.costs(layout.place, 2, Tier.RUN, (1,))
+    whole = [(0, len(costs.step_s))]
+    assert free.list_open() and free.prices.add_pieces(layout.place, 2, whole)
+    assert not named.prices.add_pieces(layout.place, 2, whole)
+    assert bound_layout(layout, named.prices.costs(layout.place, 2, Tier.RUN, (1,))) <= named.solver.solve(layout, costs, 60.0).step_s
+
+
 @pytest.mark.parametrize("words", [{"pp": 2, "dp": 2, "microbatches": 8}, {"pp": 4, "microbatches": 8, "schedule": "1f1b"}, {"pp": 2, "tp": 2, "vpp": 2, "microbatches": 8}])
 def test_guesses_are_near_what_solving_gives(words):
     search = make_search("4xH100-80GB", LARGE, **words)
