@@ -122,7 +122,7 @@ def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...]) -> fl
     return max(ends)
 
 
-def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
+def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...]) -> float:
     """The guess with the schedule simulated: chunks as long as their units, a third of it forward (where there is a backward)."""
     stages = layout.place.num_stages
     ends, table = list(zip((0, *cuts), (*cuts, len(costs.step_s)))), likely_segments(costs)
@@ -134,7 +134,7 @@ def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limi
     line = simulate(order, Durations(forward, backward, forward if splits_backward(layout.schedule) else ()))
     ranks = layout_ranks(layout)
     after = [sum(s for s, rank in zip(last, ranks) if rank == r) for r in range(stages)]
-    return max(end + update for end, update in zip(line.end_s, after)) * memory_factor(layout, costs, cuts, limit_bytes)
+    return max(end + update for end, update in zip(line.end_s, after))
 
 
 def _after_turns(layout: Layout, costs: UnitCosts, first: int, end: int) -> float:

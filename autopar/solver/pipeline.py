@@ -435,7 +435,8 @@ class PipelineSearch:
         costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
         cuts = self.cut(costs, layout_ranks(each.layout))
         assert cuts is not None, "what has no cuts is not guessed"
-        each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts, self.limit_bytes))
+        slower = memory_factor(each.layout, costs, cuts, self.limit_bytes)
+        each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts) * slower)
 
     def _raise_bounds(self, places: list[_Place]) -> None:
         """Ask for what the layout with the lowest bound still hides, as long as that bound is what keeps the gap open."""

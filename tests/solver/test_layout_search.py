@@ -73,7 +73,7 @@ def test_guesses_are_near_what_solving_gives(words):
         staged = search.solver.solve(layout, costs, 60.0)
         assert isinstance(staged, Staged)
         assert guess_seconds(layout, costs, cuts) == pytest.approx(staged.step_s, rel=0.15)
-        assert simulate_guess(layout, costs, cuts, search.limit_bytes) == pytest.approx(staged.step_s, rel=0.15)
+        assert simulate_guess(layout, costs, cuts) == pytest.approx(staged.step_s, rel=0.15)
 
 
 def test_a_guess_of_one_turn_has_the_gradients_summed_in_it():
@@ -84,7 +84,7 @@ def test_a_guess_of_one_turn_has_the_gradients_summed_in_it():
     cuts = cut_units(costs, layout_ranks(layout))
     staged = search.solver.solve(layout, costs, 60.0)
     for guess in (guess_seconds, simulate_guess):
-        assert 0.5 * staged.step_s <= guess(layout, costs, cuts, search.limit_bytes) <= 1.15 * staged.step_s
+        assert 0.5 * staged.step_s <= guess(layout, costs, cuts) <= 1.15 * staged.step_s
 
 
 def test_stages_with_units_outside_of_the_run_in_their_midst_are_solved_in_a_shorter_model(monkeypatch):
