@@ -26,7 +26,7 @@ from .cost.machine import machine_here
 from .cost.measured_file import load_measured
 from .cost.model import CostModel, build_cost_model, staged_model
 from .cost.prices import build_prices
-from .errors import AutoparError, InfeasibleError, PlanError, RankError
+from .errors import AutoparError, InfeasibleError, OptionsError, PlanError, RankError
 from .graph.case import Case, build_case, case_roles, decided_case
 from .graph.check_plan import check_plan
 from .graph.choice import Assignment
@@ -116,7 +116,13 @@ def plan(
         AutoparError: of the kind that fits; its text says what to do. `InfeasibleError` where nothing fits the memory.
     """
     workload = Workload(model=model, example_inputs=example_inputs, example_targets=example_targets, loss=loss, optimizer=optimizer)
-    return plan_workload(workload, cluster_spec, options or Options()).plan
+    return plan_workload(workload, cluster_spec, _check_options(options)).plan
+
+
+def _check_options(options: Options | None) -> Options:
+    if options is not None and not isinstance(options, Options):
+        raise OptionsError(f"options: expected autopar.Options(...), found {type(options).__name__}")
+    return options or Options()
 
 
 def opportunities(
@@ -181,7 +187,9 @@ def compile(
         AutoparError: as in `plan`; `RankError` where torchrun's world size is not the plan's.
     """
     workload = Workload(model=model, example_inputs=example_inputs, example_targets=example_targets, loss=loss, optimizer=optimizer)
-    return launch(workload, cluster_spec, options or Options(), given_plan=given_plan)
+    if given_plan is not None and not isinstance(given_plan, Plan):
+        raise PlanError(f"given_plan: expected a plan, found {type(given_plan).__name__}. A file is read with autopar.load_plan(path).")
+    return launch(workload, cluster_spec, _check_options(options), given_plan=given_plan)
 
 
 def launch(

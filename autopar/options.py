@@ -45,8 +45,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in PRECISIONS:
             raise OptionsError(f"precision: expected one of {', '.join(PRECISIONS)}, found {self.precision!r}")
-        if self.memory_bytes is not None and self.memory_bytes <= 0:
-            raise OptionsError(f"memory: expected a positive number of bytes, found {self.memory_bytes}")
+        if self.memory_bytes is not None and not (_is_number(self.memory_bytes) and 1 <= self.memory_bytes < float("inf")):
+            raise OptionsError(f"memory: expected a positive number of bytes, found {self.memory_bytes!r}")
         if not isinstance(self.constraints, Constraints):
             raise OptionsError(f"constraints: expected autopar.constrain(tp=2, ...), found {type(self.constraints).__name__}")
         if self.batchnorm not in BATCHNORM:
@@ -55,8 +55,14 @@ class Options:
             raise OptionsError("batchnorm: microbatch needs the number of microbatches, for it decides the result: say microbatches=N (--fix microbatches=4)")
         if self.local not in LOCAL:
             raise OptionsError(f"local: expected {', '.join(LOCAL[:-1])} or {LOCAL[-1]}, found {self.local!r}")
-        if not self.time_limit_s > 0:
-            raise OptionsError(f"time limit: expected a positive number of seconds, found {self.time_limit_s}")
+        if not (_is_number(self.time_limit_s) and self.time_limit_s > 0):
+            raise OptionsError(f"time limit: expected a positive number of seconds, found {self.time_limit_s!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise OptionsError(f"seed: expected a whole number, found {self.seed!r}")
+
+
+def _is_number(found: object) -> bool:
+    return isinstance(found, (int, float)) and not isinstance(found, bool)
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

@@ -246,5 +246,6 @@ def _part_signature(graph: Graph, part: Part, entering: dict, keys: Mapping[str,
                 refs.append(outside.setdefault(name, ("outside", len(outside), grad_text(keys[name], part.param))))
         for k, name in enumerate(node.outputs):
             own[name] = (position, k)
-        rows.append((node.op, node.args, tuple(refs)))
+        leaves = tuple((k, grad_text(keys[name], part.param)) for k, name in enumerate(node.outputs) if name in keys)
+        rows.append((node.op, node.args, tuple(refs), leaves))
     return tuple(rows)

@@ -160,6 +160,9 @@ def wish_of(node: Node, output: int) -> str:
         base = tail[-1] if tail else node.op.split(".")[1]
         return base if output == 0 else f"{base}_{output}"
     if is_kernel(node.op):  # as the op is called that makes it
+        storage, at, _ = node.outputs[output].rpartition("@")
+        if at:  # a new version of a state: of what it is, whoever's
+            return storage.partition(":")[0] if ":" in storage else storage.rpartition(".")[2]
         return _NUMBER.sub("", node.outputs[output]).removeprefix("native_").strip("_") or "x"
     base = node.op.split(".")[1]
     if base.startswith("native_"):

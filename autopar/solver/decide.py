@@ -103,8 +103,13 @@ class _Decide:
 
     def run(self) -> Decision:
         began = time.monotonic()
-        plain = _asks_plain(self.ask)
-        staged = _asks_layouts(self.ask) and (not plain or self._has_room_for_states())
+        plain, has_units = _asks_plain(self.ask), bool(list_units(self.ask.case.graph))
+        if not plain and not has_units:
+            raise ConstraintError(
+                f"{', '.join(print_constraints(self.ask.constraints))}: {self.ask.case.graph.name} has nothing to divide into stages or microbatches: "
+                "no op of its forward pass reads a parameter; leave these words out"
+            )
+        staged = has_units and _asks_layouts(self.ask) and (not plain or self._has_room_for_states())
         check_words(self.ask.case.graph, self.ask.case.signatures, self.ask.constraints)
         if plain and self.ask.constraints:
             self._steer()

@@ -167,6 +167,11 @@ class _Attempt:
             for name, tensor in batch_entries:
                 self.entries.append(Entry(name, Kind.BATCH, self.tape.uid(tensor)))
         outs = [] if w.loss is not None else [(n, t) for n, t in output_tensors("", output)]
+        if w.loss is None and not outs:
+            raise InputError(
+                f"the model returns no tensor (found {type(output).__name__}), and there is no loss, so nothing is asked of the step. Return what is wanted, "
+                "or pass loss=..."
+            )
         return Captured(
             self.tape, tuple(self.entries), (*finals, *update.finals), grads, self.tape.uid(loss) if loss is not None else -1,
             tuple(self.tape.uid(t) for _, t in outs), output_spec(output, [t for _, t in outs]) if w.loss is None else None,

@@ -43,6 +43,8 @@ def load_workload(spec: str, args: dict[str, str] | None = None, batch: int | No
     for name, value in (("batch", batch), ("seq", seq)):
         if value is not None and value < 1:
             raise ModelError(f"--{name}: expected a positive number, found {value}")
+        if value is not None and name in (args or {}):
+            raise ModelError(f"--{name} {value} and --arg {name}={args[name]} say the same thing twice; leave one of them out")
     values = {name: _parse_literal(text) for name, text in (args or {}).items()}
     if spec.endswith(".json"):
         return _load_config(Path(spec), values, batch, seq)

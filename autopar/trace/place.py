@@ -191,7 +191,7 @@ def explain_errors(what: str, inputs: str) -> Iterator[None]:
         yield
     except AutoparError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = blame_stack(exception_frames(error))
         demand = explain_raised(error)
         if demand:

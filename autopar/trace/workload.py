@@ -57,6 +57,10 @@ class Workload:
                 f"example_inputs: expected a tuple of what forward takes, or a dict of keyword arguments, "
                 f"found {type(self.example_inputs).__name__}"
             )
+        tensors = find_tensors("input:", self.example_inputs)
+        if tensors and not any(t.numel() for _, t in tensors):
+            name, empty = tensors[0]
+            raise InputError(f"example_inputs: {name} has shape {list(empty.shape)}, so no sample; expected the global batch's shapes")
         if not isinstance(self.example_targets, tuple):
             raise InputError(f"example_targets: expected a tuple, found {type(self.example_targets).__name__}")
         if self.loss is not None and not callable(self.loss):

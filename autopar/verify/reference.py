@@ -114,6 +114,9 @@ class Reference:
         self.model, self.loss, self.draws, self.norm_turns = model, workload.loss, first_draws(seed), workload.norm_turns
         with float64_everywhere():
             self.optimizer: Any = workload.optimizer(list(model.parameters())) if workload.optimizer else None
+        for group in getattr(self.optimizer, "param_groups", ()):
+            if "capturable" in group:  # for GPUs alone: the same numbers, counted on the device
+                group["capturable"] = False
 
     def forward_backward(self, inputs: Any, targets: Any) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """(the loss, or the outputs of a forward-only program), gradients by parameter."""

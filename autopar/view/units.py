@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
+
+_EXACT = Context(prec=400)  # digits of the largest float and more
 
 
 def print_number(x: float) -> str:
@@ -16,7 +18,7 @@ def print_number(x: float) -> str:
     if size < 0.0001:
         return "<0.0001"
     decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 0.1 else 3 if size >= 0.01 else 4
-    return f"{Decimal(x).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP):,}"
+    return f"{Decimal(x).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP, _EXACT):,}"
 
 
 def print_ms(seconds: float) -> str:

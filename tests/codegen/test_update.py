@@ -7,6 +7,7 @@ import random
 import re
 import warnings
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+import autopar  # noqa: E402
 from autopar.api import compile_workload  # noqa: E402
 from autopar.codegen.folded import fold_in_order  # noqa: E402
 from autopar.graph.case import build_case  # noqa: E402
@@ -27,6 +29,7 @@ from autopar.runtime import together  # noqa: E402
 from autopar.runtime.names import expand_names  # noqa: E402
 from autopar.runtime.parcels import as_they_come, lots  # noqa: E402
 from autopar.trace import Workload, trace_step  # noqa: E402
+from autopar.verify import describe_failure, verify_workload  # noqa: E402
 
 from .interpreter import read_numbers  # noqa: E402
 from .update_numbers import CASES, Block, Clipped  # noqa: E402
@@ -82,6 +85,27 @@ def test_a_clipped_update_does_not_grow_with_the_model():
     assert update.replace("h.{0..1}", "h.{0..3}") == deep
     assert "kernels.mul_sum(grad)" in update and 'aten.cat.default([grads.pop(f"{name}~view") for name in expand_names("h.{0..1}{.norm.weight,.norm.bias,' in update
     assert re.search(r"kernels\.update_param_exp_avg_exp_avg_sq\(grad, \[grad_2\] \* len\(names\), ", update) and update.count("def ") == 3
+
+
+def _falls(optimizer, *args):
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
+def _falling(make, params):
+    """The rate of the group falls with each step, in a hook."""
+    optimizer = make(params)
+    optimizer.register_step_post_hook(_falls)
+    return optimizer
+
+
+@pytest.mark.parametrize("make", [functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), functools.partial(torch.optim.AdamW, lr=0.01)], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("words", [{"dp": 2, "zero": 0}, {"dp": 2, "zero": 1}, {"pp": 2, "microbatches": 2}])
+def test_what_a_group_carries_is_read_by_every_update(make, words):
+    """The rate is a state that belongs to no parameter, so updates of equal parameters leave values for others to read, under names of their own."""
+    workload = replace(_workload(2), optimizer=functools.partial(_falling, make))
+    report = verify_workload(workload, "cpu:2", Options(constraints=autopar.constrain(**words), price=False))
+    assert not describe_failure(report), describe_failure(report)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ def test_every_figure_is_positive_and_has_a_source():
         ("2x0xH100", "cluster '2x0xH100': the number of devices per host: expected a positive whole number, found '0'"),
         ("-1x8xH100", "cluster '-1x8xH100': the number of hosts: expected a positive whole number, found '-1'"),
         ("1.5xH100", "cluster '1.5xH100': the number of devices per host: expected a positive whole number, found '1.5'"),
+        (4, f"cluster: expected {FORMS}; found int 4"),
+        (None, f"cluster: expected {FORMS}; found NoneType None"),
         ("8xH10", f"cluster '8xH10': unknown device 'H10'; known: {DEVICES}; did you mean H100?"),
         ("8xh100-80gb", f"cluster '8xh100-80gb': unknown device 'h100-80gb'; known: {DEVICES}; did you mean H100-80GB?"),
         ("8xTPUv4", f"cluster '8xTPUv4': unknown device 'TPUv4'; known: {DEVICES}, or describe it in a TOML file as [devices.NAME]"),

@@ -155,3 +155,37 @@ class Schedules(torch.optim.AdamW):
 def test_a_schedule_inside_is_refused():
     with pytest.raises(TraceError, match=re.escape("optimizer Schedules: its step() steps a learning-rate schedule")):
         trace_step(mlp(Schedules))
+
+
+def scheduled_in_a_hook(optimizer, params):
+    found = optimizer(params, lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(found, lambda epoch: 1 / (epoch + 1))
+    found.register_step_post_hook(lambda *_: schedule.step())
+    return found
+
+
+def counted_outside(params):
+    """A count that neither the optimizer nor its groups hold."""
+    counts = []
+
+    class Own(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure=None):
+            counts.append(1)
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad, alpha=1 / len(counts))
+
+    return Own(params, {})
+
+
+@pytest.mark.parametrize(
+    "optimizer, text",
+    [
+        (functools.partial(scheduled_in_a_hook, torch.optim.AdamW), r"optimizer scheduled_in_a_hook: aten.fill_.Scalar \(.*test_carried.py:\d+\) takes .*"),
+        (functools.partial(scheduled_in_a_hook, functools.partial(torch.optim.SGD, momentum=0.9)), r".* takes .* in one step and .* in another"),
+        (counted_outside, r"optimizer counted_outside: aten.sub_.Tensor \(.*test_carried.py:\d+\) takes \S+ in one step and \S+ in another.*keep its count as a tensor"),
+    ],
+)
+def test_a_count_in_python_that_no_state_shows_is_refused(optimizer, text):
+    with pytest.raises(TraceError, match=text):
+        trace_step(mlp(optimizer))

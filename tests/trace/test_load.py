@@ -73,6 +73,7 @@ def test_factory_takes_no_memory_and_keeps_values(file):
         ("{file}", {}, {}, "which function builds the model?"),
         ("{file}:make", {"widht": "3"}, {}, "got an unexpected keyword argument 'widht'. It takes batch, seq, width; given: widht"),
         ("{file}:bare", {}, {"batch": 3}, "--batch 3 was given, but the function takes no parameter `batch`"),
+        ("{file}:make", {"batch": "2"}, {"batch": 3}, "--batch 3 and --arg batch=2 say the same thing twice; leave one of them out"),
         ("{file}:make", {}, {"seq": 0}, "--seq: expected a positive number, found 0"),
         ("{file}x.py:make", {}, {}, "no such file"),
         ("gpt2", {}, {}, "'gpt2': expected file.py:factory or a Hugging Face config.json"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -28,6 +29,14 @@ def test_random_plans_pass_and_are_counted():
     report = verify.verify_workload(make_workload(), "cpu:4", random_plans=6)
     assert report.random_plans == 6 and report.plans_in_turns > 0 and not report.failures
     assert {k.kind: k.num_tensors for k in report.kinds}["gradient"] == 4
+
+
+def test_a_capturable_optimizer_is_compared_on_a_cpu():
+    """torch itself takes `capturable` on GPUs only; the numbers are the same without."""
+    model = torch.nn.Linear(4, 4)
+    adamw = functools.partial(torch.optim.AdamW, lr=1e-2, capturable=True)
+    report = verify.verify_workload(Workload(model, (torch.randn(8, 4),), (torch.randn(8, 4),), torch.nn.functional.mse_loss, adamw), "cpu:2")
+    assert not report.failures
 
 
 def test_a_wrong_rule_is_found_by_random_plans_only(monkeypatch):

@@ -14,8 +14,8 @@ import torch
 
 from ...errors import TraceError
 from ..place import blame_stack, exception_frames
-from ..private import FakeTensor, compiling
-from ..tape import Record, Tape, replay
+from ..private import FakeTensor, compiling, without_modes
+from ..tape import Record, Slot, Tape, replay
 from .carried import held_sgd
 from .factors import TensorFactors
 
@@ -132,3 +132,43 @@ def check_steady(first: list[Record], steady: list[Record], optimizer: torch.opt
             f"optimizer {name}: its first step is not like the later ones (op {at}: {found} at first, {expected} later), so one compiled "
             "step cannot stand for all. Make the states before the first update, with torch.zeros_like(p)."
         )
+
+
+def check_same_numbers(steady: list[Record], other: list[Record], tape: Tape, other_tape: Tape, name: str) -> None:
+    """Refuse an optimizer that gives its ops other Python numbers in another step: a count that it keeps where no state is (a schedule in a hook).
+
+    Args:
+        steady, other: the records of two steps, of `tape` and of `other_tape`.
+
+    Raises:
+        TraceError: the numbers differ.
+    """
+    for mine, theirs in zip(core_records(steady), core_records(other)):
+        found, others = _numbers(mine, tape), _numbers(theirs, other_tape)
+        if found != others:
+            told = next((f"{b} in one step and {a} in another" for a, b in zip(found, others) if a != b), "other numbers in every step")
+            raise TraceError(
+                f"optimizer {name}: {mine.op} ({mine.source}) takes {told}. Such a number comes from a count in Python (of a learning-rate schedule?), "
+                "while one compiled step stands for all. Leave the schedule out of the optimizer, or keep its count as a tensor in the optimizer's state."
+            )
+
+
+def _numbers(record: Record, tape: Tape) -> list[object]:
+    """The numbers in a record's arguments, as text, and those that single constants hold."""
+    found: list[object] = []
+
+    def visit(value: object) -> None:
+        if isinstance(value, Slot):
+            constant = tape.constants.get(value.uid)
+            if constant is not None and constant.numel() == 1:
+                with without_modes():
+                    found.append(repr(constant.item()))
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+        elif isinstance(value, (int, float, complex)):
+            found.append(repr(value))
+
+    for value in (*record.args, *record.kwargs.values()):
+        visit(value)
+    return found

@@ -15,7 +15,7 @@ import torch
 from ...errors import TraceError
 from ...graph.node import Phase
 from ..private import FakeTensor, forget_constant, storage_key, without_modes
-from ..tape import Record, Slot, Tape, find_slots, replay, written_uids
+from ..tape import Slot, Tape, find_slots, replay, written_uids
 from .carried import Place, find_tables, held_sgd, read_numbers, read_schedules
 from .data_writes import DataWrites
 from .optimizer import EMPTY, VIEWS, build_optimizer, check_steady, core_records, describe, run_step, settle_options
@@ -46,7 +46,7 @@ class OptimState:
 
 def learn_states(
     factory: Callable[..., object], params: dict[str, torch.Tensor]
-) -> tuple[torch.optim.Optimizer, list[OptimState], list[Record]]:
+) -> tuple[torch.optim.Optimizer, list[OptimState], Tape]:
     """Build the optimizer and run a first step off the main tape.
 
     Args:
@@ -54,11 +54,13 @@ def learn_states(
         params: fake parameters by name, with `.grad` set where they have one.
 
     Returns:
-        The optimizer, its state tensors replaced by fresh fake ones that stand for any step; the states; and the records of the first
-        step, for `check_steady` (none where that is settled here, because Python numbers became tensors).
+        The optimizer, its state tensors replaced by fresh fake ones that stand for any step; the states; and the tape of the first
+        step, for `check_steady` (empty where that is settled here, because Python numbers became tensors).
     """
     learner = _Learner(factory, params)
-    return learner.optimizer, learner.states(), [] if learner.moving else learner.first
+    states = learner.states()
+    learner.tape.records = [] if learner.moving else learner.first
+    return learner.optimizer, states, learner.tape
 
 
 class _Learner:

@@ -15,13 +15,13 @@ from ...errors import TraceError
 from ...graph.node import Phase
 from ...graph.tensor import Kind
 from ..precision import float64_everywhere
-from ..private import storage_key
-from ..tape import Tape, find_slots, written_uids
+from ..private import FakeTensor, storage_key
+from ..tape import Record, Tape, find_slots, written_uids
 from ..workload import Workload
 from .alike import choose_samples, why_not_alike
-from .carried import find_tables
+from .carried import find_tables, held_sgd
 from .data_writes import DataWrites
-from .optimizer import build_optimizer, check_steady, describe, run_step
+from .optimizer import build_optimizer, check_same_numbers, check_steady, describe, run_step
 from .states import OptimState, learn_states
 
 
@@ -112,15 +112,30 @@ class _Recording:
         start = len(tape.records)
         with tape, self.cast(), DataWrites(tape.input_storages):
             run_step(optimizer, self.name, tuple(s.key for s in states if s.was_number))
-            check_steady(first, tape.records[start:], optimizer, self.name)
+            steady = tape.records[start:]
+            check_steady(first.records, steady, optimizer, self.name)
             states = [self._with_known_start(state, start) for state in states]
             finals = self._param_finals(traced, owned, start)
         finals += self._state_finals(optimizer, states)
+        self._check_numbers(optimizer, steady, first, owned)
         if pairs and any(state.place[1] for state in states):
             return None
         if pairs and self._why_not(begin, traced, owned, states, set(pairs.values())):
             return None
         return self._collect(owned, states, finals, {n: pair[0] for n, pair in pairs.items()})
+
+    def _check_numbers(self, optimizer: torch.optim.Optimizer, steady: list[Record], first: Tape, owned: dict[str, torch.Tensor]) -> None:
+        """The ops of any other step must take the same Python numbers: those of the first, or of one more where that ran other ops."""
+        other = first
+        if not first.records or held_sgd(optimizer) is not None:
+            other = Tape(what=f"optimizer {self.name}")
+            other.phase = Phase.UPDATE
+            entering = [t for table in find_tables(optimizer).values() for t in table.entries.values() if isinstance(t, FakeTensor)]
+            for tensor in (*owned.values(), *(p.grad for p in owned.values() if p.grad is not None), *entering):
+                other.add_input(tensor)
+            with other, self.cast(), DataWrites(other.input_storages):
+                run_step(optimizer, self.name)
+        check_same_numbers(steady, other.records, self.tape, other, self.name)
 
     def _masters(self, params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What the optimizer updates: the parameters, or with bf16 their fp32 masters."""

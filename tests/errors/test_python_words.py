@@ -1,0 +1,83 @@
+"""Wrong words from Python: options, plans and models that compute nothing are told as such, by name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import autopar  # noqa: E402
+from autopar.errors import ConstraintError, InputError, OptionsError, PlanError, TraceError  # noqa: E402
+
+pytestmark = pytest.mark.torch
+LINEAR, X = nn.Linear(4, 4), torch.randn(8, 4)
+
+
+class Body(nn.Module):
+    """A model without parameters."""
+
+    def __init__(self, body) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def leaves(x):
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ({"memory_bytes": "2GiB"}, "memory: expected a positive number of bytes, found '2GiB'"),
+        ({"memory_bytes": True}, "memory: expected a positive number of bytes, found True"),
+        ({"memory_bytes": float("nan")}, "memory: expected a positive number of bytes, found nan"),
+        ({"time_limit_s": "10"}, "time limit: expected a positive number of seconds, found '10'"),
+        ({"time_limit_s": 0}, "time limit: expected a positive number of seconds, found 0"),
+        ({"seed": "a"}, "seed: expected a whole number, found 'a'"),
+        ({"seed": 1.5}, "seed: expected a whole number, found 1.5"),
+    ],
+)
+def test_options(words, text):
+    with pytest.raises(OptionsError, match=re.escape(text)):
+        autopar.Options(**words)
+
+
+@pytest.mark.parametrize("call", [autopar.plan, autopar.compile])
+def test_options_must_be_options(call):
+    with pytest.raises(OptionsError, match=re.escape("options: expected autopar.Options(...), found dict")):
+        call(LINEAR, "cpu:2", example_inputs=(X,), options={"precision": "fp32"})
+
+
+def test_a_given_plan_must_be_a_plan():
+    with pytest.raises(PlanError, match=re.escape("given_plan: expected a plan, found str. A file is read with autopar.load_plan(path).")):
+        autopar.compile(LINEAR, "cpu:2", example_inputs=(X,), given_plan="plan.json")
+
+
+@pytest.mark.parametrize(
+    "model, inputs, error, text",
+    [
+        (Body(lambda x: None), X, InputError, "the model returns no tensor (found NoneType), and there is no loss, so nothing is asked of the step."),
+        (Body(lambda x: 3.0), X, InputError, "the model returns no tensor (found float)"),
+        (Body(leaves), X, TraceError, "the model's forward raises SystemExit: 3"),
+        (LINEAR, X[:0], InputError, "example_inputs: input:0 has shape [0, 4], so no sample; expected the global batch's shapes"),
+    ],
+)
+def test_models_that_compute_nothing(model, inputs, error, text):
+    with pytest.raises(error, match=re.escape(text)):
+        autopar.plan(model, "cpu:2", example_inputs=(inputs,))
+
+
+def test_a_model_without_parameters_is_planned_whole():
+    model = Body(lambda x: x * 2)
+    assert autopar.plan(model, "cpu:2", example_inputs=(X,)).num_stages == 1
+    for words in ({"pp": 2}, {"microbatches": 2}):
+        options = autopar.Options(constraints=autopar.constrain(**words))
+        with pytest.raises(ConstraintError, match=r"=2: Body has nothing to divide into stages or microbatches: no op of its forward pass reads a parameter"):
+            autopar.plan(model, "cpu:2", example_inputs=(X,), options=options)
