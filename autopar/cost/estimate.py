@@ -29,7 +29,7 @@ from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, transfer_of
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .memory import ALONE, Among, comm_step, estimate_memory
 from .model import CostModel
-from .ops import compute_dtype, estimate_op_s, estimate_write_s, least_node_s, least_write_s, node_flops, site_dtypes
+from .ops import as_run, compute_dtype, estimate_op_s, estimate_write_s, has_start, least_node_s, least_write_s, node_flops, site_dtypes
 from .wires import AxisLink, axis_link, estimate_comm_s, estimate_hidden_s, step_copied_bytes
 
 
@@ -189,26 +189,30 @@ class Roofline:
     forward_start_s: float
 
 
-def estimate_roofline(model: CostModel, case: Case) -> Roofline:
-    """Of a graph, whole or of a stage; what a stage only has a copy of (`graph.stages`), sends and receives count nothing."""
+def estimate_roofline(model: CostModel, case: Case, shared: frozenset[str] = frozenset()) -> Roofline:
+    """Of a graph, whole or of a stage; what a stage only has a copy of (`graph.stages`), sends and receives count nothing.
+
+    Args:
+        shared: nodes and inputs that count nothing, either.
+    """
     values = value_table(case.graph)
     work, starts = {True: 0.0, False: 0.0}, {True: 0, False: 0}
     forward, forward_starts = 0.0, 0
     known: dict[int, float] = {}
     for node, root in zip(case.graph.nodes, case.fold.node_class):
-        if is_view(node.op) or node.op in (SEND, RECEIVE) or COPY in node.name:
+        if is_view(node.op) or node.op in (SEND, RECEIVE) or COPY in node.name or node.name in shared:
             continue
         site = case.sites[root]
         if root not in known:
             known[root] = least_node_s(model, case.signatures[root], site, site_dtypes(case.graph.nodes[root], values))
-        begins = not model.fuses or site.traffic is None or site.traffic.starts
+        begins = has_start(as_run(model, site))
         work[node.phase in LOOP] += known[root]
         starts[node.phase in LOOP] += begins
         if node.phase is Phase.FORWARD:
             forward, forward_starts = forward + known[root], forward_starts + begins
     kept = rewritten_states(case.graph, case.sites)
     for old, new in case.graph.updates:
-        if old != new and COPY not in old and not model.fuses and old not in kept:
+        if old != new and COPY not in old and old not in shared and not model.fuses and old not in kept:
             work[False] += least_write_s(model, size_bytes(values[old]))
             starts[False] += 1
     launch = model.launch_s

@@ -144,7 +144,7 @@ def least_node_s(model: CostModel, signature: Signature, site: Site, dtypes: tup
     if is_view(site.node.op) or site.node.op in (SEND, RECEIVE):
         return 0.0
     elements = np.array([[num_elements(s)] for s in (*site.inputs, *site.outputs)], dtype=np.int64).reshape(-1, 1)
-    moved = float(_moved(site.node.op, _as_run(model, site), dtypes, elements, len(site.inputs))[0])
+    moved = float(_moved(site.node.op, as_run(model, site), dtypes, elements, len(site.inputs))[0])
     flops = node_flops(signature, site)
     if model.measured is not None:
         if _by_library(model, site) and (least := traffic_least_s(model.measured, moved)) is not None:
@@ -165,7 +165,7 @@ def _seconds(
     """Seconds per column of `elements` (operand, case): local sizes of inputs and seen outputs."""
     if is_view(op) or op == SEND:
         return np.zeros(elements.shape[1])
-    whole, site = site, _as_run(model, site)  # op by op no group has less traffic; shapes are those of the node all the same
+    whole, site = site, as_run(model, site)  # op by op no group has less traffic; shapes are those of the node all the same
     moved = _moved(op, site, dtypes, elements, num_inputs)
     if model.measured is not None and _by_library(model, whole) and (found := copy_seconds(model.measured, moved)) is not None:
         return found
@@ -176,7 +176,7 @@ def _seconds(
         flops = flops * _excess(model, whole, elements)
     if model.measured is not None and (found := node_seconds(model.measured, op, whole, dtype, elements, num_inputs, flops, moved)) is not None:
         return found
-    start = model.launch_s if site is None or site.traffic is None or site.traffic.starts else 0.0
+    start = model.launch_s * has_start(site)
     if model.rates is not None and flops.any():
         known = dtype if any(name == dtype for name, _ in model.rates.flops_per_s) else "float32"
         if packet in _PRODUCTS:
@@ -186,7 +186,16 @@ def _seconds(
     return np.maximum(flops / matmul_flops_per_s(model, dtype), moved / model.memory_bytes_per_s) + start
 
 
-def _as_run(model: CostModel, site: Site | None) -> Site | None:
+def has_start(site: Site | None) -> bool:
+    """False of an op that runs in the group of another.
+
+    Args:
+        site: as the device runs it (`as_run`).
+    """
+    return site is None or site.traffic is None or site.traffic.starts
+
+
+def as_run(model: CostModel, site: Site | None) -> Site | None:
     """The site, if the device runs its group as one."""
     return site if model.fuses or _by_library(model, site) else None
 

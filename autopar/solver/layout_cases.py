@@ -46,6 +46,11 @@ class Turned:
         return (*row[:k], *(row[k],) * self.more, *row[k:])
 
     @property
+    def num_units(self) -> int:
+        """Of the model; what no turn changes runs before all of them and is no unit."""
+        return len(self.units.kinds) + self.more
+
+    @property
     def run_units(self) -> tuple[int, int]:
         """First unit of the longest run in the model, and the first after it."""
         return self.parts.first, self.parts.first + self.parts.length + self.more

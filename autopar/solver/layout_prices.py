@@ -223,7 +223,8 @@ class LayoutPrices:
     def _roofline(self, count: int) -> tuple[Roofline, ...]:
         base = self.base(count)
         if base not in self._rooflines:
-            self._rooflines[base] = tuple(estimate_roofline(self.model, case) for case in self._turned(base).units.cases)
+            units = self._turned(base).units
+            self._rooflines[base] = tuple(estimate_roofline(self.model, case, units.shared) for case in units.cases)
         return self._rooflines[base]
 
     def _sums(self, count: int) -> tuple[float, float, float, float]:

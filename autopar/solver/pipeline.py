@@ -225,14 +225,29 @@ class PipelineSearch:
             layouts += [each for spare in divisors(devices) if spare > 1 for each in self._list_layouts(batch, spare)]
         if found.homes:
             layouts = self._keep_cut(layouts, found)
+        layouts = self._keep_divisible(layouts, found, 1)
         several = sorted({each.num_microbatches for each in layouts} - {1})
         if several:
             told = self.cases.turned(several[0])
             if isinstance(told, str):
                 self._prune("more than one microbatch", told)
                 layouts = [each for each in layouts if each.num_microbatches == 1]
+            else:
+                layouts = self._keep_divisible(layouts, told, several[0])
         self.prices.counts = tuple(sorted({each.num_microbatches for each in layouts}))
         return [_Open(each, least_seconds(each, *self.prices.floor_s(each.place, each.num_microbatches))) for each in layouts]
+
+    def _keep_divisible(self, layouts: list[Layout], turned: Turned, least: int) -> list[Layout]:
+        """The layouts whose chunks are no more than the units; of one microbatch, or (`least` above 1) of several."""
+
+        def has_units(each: Layout) -> bool:
+            return (each.num_microbatches == 1) is not (least == 1) or len(layout_ranks(each)) <= turned.num_units
+
+        kept = [each for each in layouts if has_units(each)]
+        if not kept and layouts:
+            each, among = layouts[0], "" if least == 1 else "; what no microbatch changes is no part"
+            self._prune(print_layout(each), f"needs {len(layout_ranks(each))} parts, the model can be cut into {turned.num_units} (between its numbered modules{among})")
+        return kept
 
     def _keep_cut(self, layouts: list[Layout], turned: Turned) -> list[Layout]:
         """The layouts of which some cuts put every module on its stage."""
