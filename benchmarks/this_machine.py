@@ -65,6 +65,7 @@ from autopar.runtime import (
 )  # fmt: skip
 from autopar.runtime.execute import real_arg
 from autopar.runtime.ops import find_op
+from autopar.runtime.peak import measure_cpu_peak
 from autopar.trace import Workload
 from autopar.trace.load import load_workload
 
@@ -156,16 +157,8 @@ def _time_drift(comm: Any) -> dict[str, float]:
 
 
 def _peak_bytes(executable: Executable, batch: tuple[torch.Tensor, ...]) -> int:
-    """States and batch, and the most that the allocator held above them."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watch:
-        executable.step(*batch)
-    events = sorted((e.start_ns(), k, e.nbytes()) for k, e in enumerate(watch.profiler.kineto_results.events()) if e.name() == "[memory]")
-    held = most = 0
-    for _, _, size in events:
-        held += size
-        most = max(most, held)
+    """States and batch, and the most that the allocator held above them in a step."""
+    _, most = measure_cpu_peak(lambda: executable.step(*batch))
     return sum(executable.num_bytes().values()) + sum(t.untyped_storage().nbytes() for t in batch) + most
 
 
