@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from .constraints import Constraints
 from .errors import OptionsError
@@ -57,12 +58,12 @@ class Options:
             raise OptionsError(f"local: expected {', '.join(LOCAL[:-1])} or {LOCAL[-1]}, found {self.local!r}")
         if not (_is_number(self.time_limit_s) and self.time_limit_s > 0):
             raise OptionsError(f"time limit: expected a positive number of seconds, found {self.time_limit_s!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+        if not (_is_number(self.seed) and isinstance(self.seed, Integral)):
             raise OptionsError(f"seed: expected a whole number, found {self.seed!r}")
 
 
 def _is_number(found: object) -> bool:
-    return isinstance(found, (int, float)) and not isinstance(found, bool)
+    return isinstance(found, Real) and not isinstance(found, bool)
 
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

@@ -23,7 +23,7 @@ def parse_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
     Raises:
         ClusterError: names the place, what was expected and what was found.
     """
-    if not isinstance(text_or_path, (str, os.PathLike)):
+    if not isinstance(text_or_path, (str, os.PathLike)) or not isinstance(os.fspath(text_or_path), str):
         raise ClusterError(f"cluster: expected {FORMS}; found {type(text_or_path).__name__} {text_or_path!r}")
     text = os.fspath(text_or_path).strip()
     if text.endswith(".toml") or "/" in text or os.sep in text or Path(text).is_file():

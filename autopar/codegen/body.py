@@ -472,7 +472,9 @@ def _call_loop(frame: Frame, writer: Writer, loop: Loop, place: int, last: dict[
     writer.line(f"    {', '.join(flows)} = {call}" if flows else f"    {call}")
     lagging = find_lagging(loop, frame.items[loop.section])
     if lagging is not None:
-        sums = frame.loop_names[frame.crossings.loops.index(_table_of(frame, lagging))]
+        theirs = _table_of(frame, lagging)
+        assert all(entry.way == "kept" for entry in theirs.entries), "sums read what their own block has started, and nothing else"
+        sums = frame.loop_names[frame.crossings.loops.index(theirs)]
         boxes, before, last_block = _common_boxes(frame, lagging), f"i {'-' if step > 0 else '+'} {abs(step)}", loop.blocks[-1].index
         writer.line(f"    if i != {first}:  # reduced while this block ran")
         writer.line(f"        {sums}({boxes}, {box}[{before}], {before})")

@@ -48,23 +48,24 @@ def order_items(graph: Graph, sections: Sequence[Section], leaving: frozenset[st
         sections: of each node (`graph.sections`).
         leaving: what blocks must all put into `grads`, or none of a loop.
     """
-    candidates = [loop for repeat in find_repeats(graph) if repeat.phase is not Phase.UPDATE for loop in _loops(graph, repeat, sections, leaving)]
+    candidates = [parts for repeat in find_repeats(graph) if repeat.phase is not Phase.UPDATE for parts in _loops(graph, repeat, sections, leaving)]
     found: dict[Section, list[Item]] = {}
     for section in list_sections(sections):
         if section.phase is Phase.UPDATE:
             continue
-        loops = [loop for loop in candidates if loop.section == section and _runs_in_order(graph, loop)]
+        loops = [parts for parts in candidates if parts[0].section == section and all(_runs_in_order(graph, loop) for loop in parts)]
         nodes = [i for i, s in enumerate(sections) if s == section]
-        order = _sort(graph, nodes, loops)
-        while order is None:  # a loop cannot be contracted: give up the shortest and try again
-            loops.remove(min(loops, key=lambda loop: len(loop.blocks)))
-            order = _sort(graph, nodes, loops)
+        order = _sort(graph, nodes, [loop for parts in loops for loop in parts])
+        while order is None:  # a loop cannot be contracted: give up the shortest, and what lags behind it, and try again
+            loops.remove(min(loops, key=lambda parts: len(parts[0].blocks)))
+            order = _sort(graph, nodes, [loop for parts in loops for loop in parts])
         found[section] = order
     return found
 
 
-def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section], leaving: frozenset[str]) -> list[Loop]:
-    """The loops of equal blocks: of each section those that have the same part of themselves there, of which others read the same."""
+def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section], leaving: frozenset[str]) -> list[tuple[Loop, ...]]:
+    """The loops of equal blocks: of each section those that have the same part of themselves there, of which others read the same; with each the one that lags
+    behind it, if there is one."""
     groups: dict[tuple, list[Block]] = {}
     uses = use_table(graph)
     for block in repeat.blocks:
@@ -77,7 +78,7 @@ def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section], leaving: f
             groups.setdefault((section, places, left, gone), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
     entering = frozenset(graph.inputs)
     whole = [Loop(repeat.family, section, run) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
-    return [_look_ahead(graph, entering, uses, part) for loop in whole for part in _part_lagging(graph, uses, loop)]
+    return [tuple(_look_ahead(graph, entering, uses, part) for part in _part_lagging(graph, uses, loop)) for loop in whole]
 
 
 def _part_lagging(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], loop: Loop) -> tuple[Loop, ...]:

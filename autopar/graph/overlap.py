@@ -170,10 +170,10 @@ def _chain(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], first: i
 
 
 def _next_ends(places: Sequence[tuple], ends: Mapping[tuple, int]) -> dict[tuple, int]:
-    """Block -> where the neighbour of its family that runs next in its section ends."""
+    """Block -> where the neighbour of its family that runs next in its section ends; none of a block that runs again after it."""
     order = [place for place in dict.fromkeys(places) if place[1] is not None]
     pairs = zip(order, order[1:])
-    return {one: ends[after] for one, after in pairs if one[:2] == after[:2] and abs(one[2] - after[2]) == 1}
+    return {one: ends[after] for one, after in pairs if one[:2] == after[:2] and abs(one[2] - after[2]) == 1 and ends[after] > ends[one]}
 
 
 def _trailing(graph: Graph, values: Mapping[str, Value], sections: Sequence[Section], places: Sequence[tuple], lags: bool) -> list[_Hiding]:

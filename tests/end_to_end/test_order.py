@@ -88,3 +88,39 @@ def test_the_order_comes_close_to_the_plan(fix):
     assert 0 < order.exposed_s < blocking.exposed_s and order.comm_s <= blocking.comm_s
     assert order.step_s == pytest.approx(planned.plan.cost.step_s, rel=0.15)
     assert order.step_s < blocking.step_s
+
+
+class Walk(torch.nn.Module):
+    """Equal blocks in any order, with or without an op between them."""
+
+    def __init__(self, order, between=False):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)) for _ in range(3))
+        self.order, self.between = order, between
+
+    def forward(self, x):
+        for number in self.order:
+            x = x + self.blocks[number](x)
+            x = torch.sin(x) * x if self.between else x
+        return x
+
+
+def walk(*order, between=False):
+    batch = torch.randn(8, 8)
+    return autopar.Workload(Walk(order, between), (batch,), (torch.randn(8, 8),), torch.nn.functional.mse_loss, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("order", [(0, 1, 2, 2, 1, 0), (0, 1, 2, 0), (0, 1, 2, 0, 1, 2)], ids=str)
+def test_blocks_that_run_again_wait_for_what_they_have_started(order, zero):
+    report = verify_workload(walk(*order), "cpu:2", options(f"dp=2,zero={zero},microbatches=2"))
+    assert not report.failures, describe_failure(report)
+
+
+def test_sums_of_blocks_in_no_loop_stand_behind_the_next_block():
+    """What stands between blocks keeps them out of a loop: their sums are in none, either, so that one block's at most is under way."""
+    text = compile_workload(walk(0, 1, 2, between=True), "cpu:2", options("dp=2,zero=2,microbatches=2")).files["program.py"]
+    assert "_sums(" not in text
+    lines = [line for line in text.split("def backward(")[1].split("\n\n\n")[0].splitlines() if "start_reduce_scatter(" in line or "ops.accumulate(" in line]
+    kinds = ["start" if "start" in line else "sum" for line in lines]
+    assert kinds[0] == "start" and kinds[-1] == "sum" and "sum" in kinds[: len(kinds) - kinds[::-1].index("start")]  # not all sums at the end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -30,6 +31,11 @@ class Body(nn.Module):
 
 def leaves(x):
     raise SystemExit(3)
+
+
+def test_numbers_of_numpy_are_numbers():
+    found = autopar.Options(seed=np.int64(3), memory_bytes=np.int64(2**30), time_limit_s=np.float32(5))
+    assert (found.seed, found.memory_bytes, found.time_limit_s) == (3, 2**30, 5.0)
 
 
 @pytest.mark.parametrize(

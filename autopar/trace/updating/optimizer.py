@@ -72,8 +72,8 @@ def run_step(optimizer: torch.optim.Optimizer, name: str, numbers: tuple[str, ..
     """One `optimizer.step()`, its failures explained. `numbers`: the Python numbers that have become tensors."""
     required = [
         p.name
-        for p in inspect.signature(type(optimizer).step).parameters.values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"
+        for p in [*inspect.signature(type(optimizer).step).parameters.values()][1:]
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     if required:
         raise TraceError(
@@ -135,7 +135,8 @@ def check_steady(first: list[Record], steady: list[Record], optimizer: torch.opt
 
 
 def check_same_numbers(steady: list[Record], other: list[Record], tape: Tape, other_tape: Tape, name: str) -> None:
-    """Refuse an optimizer that gives its ops other Python numbers in another step: a count that it keeps where no state is (a schedule in a hook).
+    """Refuse an optimizer that gives its ops other Python numbers in the other of two steps: a count that it keeps where no state is (a schedule in a hook). One
+    that changes them later is not found.
 
     Args:
         steady, other: the records of two steps, of `tape` and of `other_tape`.
