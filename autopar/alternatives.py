@@ -17,6 +17,7 @@ from pathlib import Path
 from .api import PROFILE_PATH, check_belongs
 from .cluster import Cluster, parse_cluster
 from .constraints import Pin, parse_lines
+from .cost.buckets import bucketed_model
 from .cost.estimate import estimate_program, hidden_seconds, node_seconds
 from .cost.machine import machine_here
 from .cost.measured_file import load_measured
@@ -165,7 +166,8 @@ def set_up(
     check_belongs(plan, graph, cluster, plan.model.precision)
     traced = build_case(graph, rules_in_force(find_rows(graph, plan.rules, cache_path)))
     constraints = parse_lines(plan.constraints)
-    model = build_cost_model(cluster, load_measured(rows_path, machine_here(), lambda line: None) if cluster.device.kind == "cpu" else None)
+    rows = load_measured(rows_path, machine_here(), lambda line: None) if cluster.device.kind == "cpu" else None
+    model = bucketed_model(build_cost_model(cluster, rows), graph)
     if plan.pipeline is not None:
         return tuple(_stage_bench(plan, stage) for stage in set_up_stages(plan, traced, constraints, model))
     case = split_case(traced, plan.assignment.microbatches)

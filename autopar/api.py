@@ -21,6 +21,7 @@ from .codegen.cuda_graph import check_capturable
 from .codegen.emit import ModelFacts, emit_files
 from .codegen.emit_stages import emit_stage_files
 from .constraints import Constraints, print_constraints
+from .cost.buckets import bucketed_model
 from .cost.estimate import estimate_program
 from .cost.machine import machine_here
 from .cost.measured_file import load_measured
@@ -332,7 +333,7 @@ def plan_workload(
     dump("fold", lambda: _print_fold(case))
     classes = len(set(case.fold.node_class))
     say(f"{len(graph.nodes)} nodes, {classes} after folding equal blocks; {count_params(graph):,} parameters")
-    model = build_cost_model(cluster, measured)
+    model = bucketed_model(build_cost_model(cluster, measured), graph)
     rules_s = time.perf_counter() - began
 
     if given_plan is None:
@@ -419,8 +420,9 @@ def staged_programs(case: Case, plan: Plan, keep_grads: bool = False) -> tuple[t
 def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
     """The passes up to the solver, to be run again with something changed."""
 
-    def model_of(cluster: Cluster) -> CostModel:
-        return build_cost_model(cluster, load_measured(rows_path, machine_here(), lambda line: None) if cluster.device.kind == "cpu" else None)
+    def model_of(s: Setting) -> CostModel:
+        rows = load_measured(rows_path, machine_here(), lambda line: None) if s.cluster.device.kind == "cpu" else None
+        return bucketed_model(build_cost_model(s.cluster, rows), s.case.graph)
 
     def trace(workload: Workload, precision: str) -> Case:
         graph = trace_step(workload, precision).graph
@@ -428,7 +430,7 @@ def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
         return build_case(graph, rules_in_force(find_rows(graph, (), cache_path)))
 
     def solve(s: Setting) -> tuple[float, int]:
-        decision, _ = _solve(s.case, s.cluster, model_of(s.cluster), replace(s.options, price=False), lambda line: None, ())
+        decision, _ = _solve(s.case, s.cluster, model_of(s), replace(s.options, price=False), lambda line: None, ())
         if decision.staged is not None:
             return decision.staged.step_s, max(stage.memory.peak_bytes for stage in decision.staged.stages if stage.memory is not None)
         assert decision.assignment is not None
@@ -438,7 +440,7 @@ def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
         case = decided_case(s.case, assignment)
         strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, assignment)
         program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
-        cost = estimate_program(model_of(s.cluster), program, case.sites, case.signatures, strategies)
+        cost = estimate_program(model_of(s), program, case.sites, case.signatures, strategies)
         return cost.step_s, max(cost.peak_bytes)
 
     return Means(trace, solve, estimate)

@@ -273,7 +273,7 @@ def _print_block(frame: Frame, k: int) -> str:
         returned = {e.source for e in carried}
         if node.op in GROWN:
             own = all(graph.nodes[b.nodes[position]].inputs[0] in frame.own for b in loop.blocks)
-            writer.grow(node, _grad_text(frame, loop, node.outputs[0]), own)
+            writer.grow(node, frame.program.origins[i], _grad_text(frame, loop, node.outputs[0]), own)
         else:
             writer.node(node, frame.program.origins[i], dead_here(frame, node))
         for out_index, out in enumerate(node.outputs):
@@ -358,7 +358,7 @@ def _print_section(frame: Frame, section: Section) -> str:
         else:
             node = graph.nodes[item]
             if node.op in GROWN:
-                writer.grow(node, f'"{frame.grad_keys[node.outputs[0]]}"', node.inputs[0] in frame.own)
+                writer.grow(node, frame.program.origins[item], f'"{frame.grad_keys[node.outputs[0]]}"', node.inputs[0] in frame.own)
             else:
                 writer.node(node, frame.program.origins[item], dead_here(frame, node))
             made = [o for o in node.outputs if o and o in writer.names]

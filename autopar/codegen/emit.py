@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from ..graph.fuse import Fused, fuse_program
 from ..graph.graph import Graph, entering_values
+from ..graph.in_place import add_in_place
 from ..graph.kernel import Kernel
 from ..graph.mesh import Mesh, num_ranks, print_mesh
 from ..graph.node import Phase
@@ -26,7 +27,6 @@ from ..graph.sharding import Sharding
 from ..graph.stage_programs import plan_mesh
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind
-from ..graph.tied_sums import add_rows_in_place
 from ..graph.turns import count_microbatches
 from .body import Body, print_bodies
 from .expression import print_literal
@@ -115,7 +115,7 @@ def print_files(
         local, cuda_graph: as of `Options`.
         room_bytes: that collectives which are started ahead may hold (`overlap_within`).
     """
-    program, sections = add_rows_in_place(*overlap_within(program, phase_sections(program.graph), room_bytes))
+    program, sections = add_in_place(*overlap_within(program, phase_sections(program.graph), room_bytes))
     fused = Fused(program, sections, ()) if local == "ops" else fuse_program(program, sections, segments=local == "inductor")
     program = fused.program
     body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1, fused.kernels)

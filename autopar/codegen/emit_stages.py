@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from ..graph.fuse import fuse_program
 from ..graph.graph import Graph, entering_values
+from ..graph.in_place import add_in_place
 from ..graph.kernel import Kernel, is_kernel
 from ..graph.mesh import Mesh, print_mesh
 from ..graph.node import Phase, get_arg
@@ -23,7 +24,6 @@ from ..graph.sections import Section
 from ..graph.stage_programs import STAGES, StageProgram, pipeline_mesh
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS
-from ..graph.tied_sums import add_rows_in_place
 from ..graph.turns import RECEIVE
 from .alike import find_shift
 from .body import Body, print_bodies
@@ -137,7 +137,7 @@ def _prepare(stages: Sequence[StageProgram], rooms: Sequence[int | None], local:
     found: list[StageProgram] = []
     kernels: tuple[Kernel, ...] = ()
     for stage, room in zip(stages, rooms):
-        program, sections = add_rows_in_place(*overlap_within(stage.program, stage.sections, room))
+        program, sections = add_in_place(*overlap_within(stage.program, stage.sections, room))
         if local != "ops":
             fused = fuse_program(program, sections, taken=kernels, segments=local == "inductor")
             program, sections, kernels = fused.program, fused.sections, fused.kernels

@@ -13,7 +13,7 @@ from ..graph.kernel import is_kernel, written_states
 from ..graph.node import Node, get_arg
 from ..graph.program import STARTS, WAIT, Origin
 from ..graph.stages import COPY
-from ..graph.turns import ACCUMULATE, RECEIVE, SEND, TAKE
+from ..graph.turns import ACCUMULATE, COLLECT, RECEIVE, SEND, TAKE
 from .expression import identifier, print_expression
 
 _NUMBER = re.compile(r"[_.]\d+\b.*$")
@@ -123,12 +123,15 @@ class Writer:
         dim, count = get_arg(node, "dim"), get_arg(node, "count")
         self.line(f"ops.collect(grads, {entry}, {self.text_of(node.inputs[0])}, turn, dim={dim}, count={count})")
 
-    def grow(self, node: Node, entry: str, own: bool) -> None:
+    def grow(self, node: Node, origin: Origin, entry: str, own: bool) -> None:
         """The line of a node that adds to what outlives the turn (`turns.GROWN`); `own` as of `accumulate`."""
         if node.op == ACCUMULATE:
             self.accumulate(node, entry, own)
-        else:
+        elif node.op == COLLECT:
             self.collect(node, entry)
+        else:
+            self._group(node, origin)
+            self.line(print_expression(node, [self.text_of(name) for name in node.inputs]).replace("(", f"(grads, {entry}, ", 1))
 
     def drop(self, values: list[str]) -> None:
         """Delete the names of values that are read no more."""

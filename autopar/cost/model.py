@@ -24,7 +24,7 @@ _MEMORY_SHARE = 0.9
 # Bytes that a device cannot give to tensors: CUDA context, cuBLAS and NCCL buffers, allocator rounding (assumption; 0.5-1.5 GiB are seen).
 _RESERVE_BYTES = {"cpu": 0, "cuda": 2**30}
 # What one bucket of small gradients or parameters holds: torch's `DistributedDataParallel(bucket_cap_mb=25)`; FSDP's flat parameter of a
-# transformer block is larger. 0: each is sent alone, as the emitted program does on `cpu`.
+# transformer block is larger. 0: as much as a block of the model has (`cost.buckets`).
 _BUCKET_BYTES = {"cpu": 0, "cuda": 25 * 2**20}
 # Share of a collective that lengthens the step although it runs beside compute: it takes multiprocessors and memory bandwidth from the
 # kernels. Of 506 published rows, those with FSDP fit best where about half of the hidden communication still costs; a perfect

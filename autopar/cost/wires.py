@@ -106,23 +106,25 @@ def _copies_s(model: CostModel, copied_bytes: np.ndarray) -> np.ndarray:
 
 
 def _measured_wire_s(
-    measured: MeasuredRows, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray
+    measured: MeasuredRows, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, bucket: int
 ) -> np.ndarray | None:
-    """As the runtime does it (`runtime.comm`): an all_reduce works on a copy."""
+    """As the runtime does it (`runtime.comm`): an all_reduce works on a copy. `bucket`: bytes that travel together, 0 where each tensor travels alone."""
     if kind is StepKind.SLICE:
         return copy_seconds(measured, 2 * bytes_out)
     if kind is StepKind.KEEP:
         return copy_seconds(measured, bytes_in + bytes_out)
     if link.per_host < link.ranks:
         return None
-    found = wire_seconds(measured, _KINDS[kind], (link.ranks, link.stride), np.maximum(bytes_in, bytes_out))
+    sizes = np.maximum(bytes_in, bytes_out)
+    found = wire_seconds(measured, _KINDS[kind], (link.ranks, link.stride), np.maximum(sizes, bucket))
     copied = copy_seconds(measured, 2 * bytes_in) if kind is StepKind.ALL_REDUCE else 0.0
-    return None if found is None or copied is None else found + copied
+    return None if found is None or copied is None else _share_of(sizes, bucket) * found + copied
 
 
 def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, transfer: Transfer) -> np.ndarray:
     """Without the copies of a split that is not outermost."""
-    if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out)) is not None:
+    bucket = model.bucket_bytes if kind in _BUCKETED and transfer is not Transfer.BLOCKING else 0
+    if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, bucket)) is not None:
         return found
     if kind is StepKind.SLICE:
         return 2 * bytes_out / model.memory_bytes_per_s + model.launch_s  # reads only what it keeps
@@ -130,10 +132,12 @@ def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: np.ndarr
         return (bytes_in + bytes_out) / model.memory_bytes_per_s + model.launch_s
     sizes = bytes_out if kind is StepKind.ALL_GATHER else bytes_in
     way = collective_way(model.links, _KINDS[kind], link.ranks, link.per_host, model.nics)
-    if model.bucket_bytes and kind in _BUCKETED and transfer is not Transfer.BLOCKING:
-        share = np.minimum(1.0, np.maximum(bytes_in, bytes_out) / model.bucket_bytes)
-        return share * _way_s(model, way, np.maximum(sizes, model.bucket_bytes))
-    return _way_s(model, way, sizes)
+    return _share_of(np.maximum(bytes_in, bytes_out), bucket) * _way_s(model, way, np.maximum(sizes, bucket))
+
+
+def _share_of(sizes: np.ndarray, bucket: int) -> np.ndarray | float:
+    """Of a bucket, what it fills."""
+    return np.minimum(1.0, sizes / bucket) if bucket else 1.0
 
 
 def _way_s(model: CostModel, way: Way, sizes: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ law of memory that solver, cost and emitted code share:
 * everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;
 * in a step that takes its batch in turns, what comes from before the turns and is read in them is held to the end of the last turn, and a sum
   over the turns, or what they put together, is held from the start of the first;
+* what is added to a sum over turns as it is made (`graph.in_place`) owns nothing;
 * of a program, what Adam's step makes on its way owns nothing (`graph.adam`), nor do the new states that it puts where the old ones are.
 
 It counts no workspace of a kernel and no reserve of the allocator: that is for `cost` to add.
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 
 from .adam import list_unheld
 from .graph import Graph, value_table
+from .in_place import find_added
 from .program import WAIT
 from .tensor import size_bytes
 from .turns import GROWN, TAKE, loop_span
@@ -89,7 +91,7 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
         last[base[name]] = end
     if span is not None:
         made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op in GROWN)
-    unheld = list_unheld(graph)
+    unheld = list_unheld(graph) | {graph.nodes[i].inputs[0] for i in find_added(graph, [node.phase for node in graph.nodes])}
     return {name: (made[name], until) for name, until in last.items() if name not in unheld}
 
 

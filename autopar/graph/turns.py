@@ -9,7 +9,10 @@ from .graph import Graph
 from .node import Phase, get_arg
 
 TAKE, ACCUMULATE, COLLECT = "autopar.microbatch", "autopar.accumulate", "autopar.collect"
-GROWN = (ACCUMULATE, COLLECT)  # each turn adds to what they make: it exists from the first turn on and is read after the last
+ACCUMULATE_FROM = {  # op -> the op that adds its result to a sum where that lies (`graph.in_place`)
+    "autopar.linear_weight_grad": "autopar.accumulate_weight_grad", "autopar.embedding_backward": "autopar.accumulate_embedding",
+}  # fmt: skip
+GROWN = (ACCUMULATE, COLLECT, *ACCUMULATE_FROM.values())  # each turn adds to what they make: it exists from the first turn on and is read after the last
 SEND, RECEIVE = "pipe.send", "pipe.receive"  # of a stage (`graph.stages`); a receive knows the number of turns, too
 LOOP = (Phase.FORWARD, Phase.BACKWARD)
 

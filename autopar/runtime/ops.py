@@ -73,6 +73,25 @@ def accumulate(sums: dict[str, torch.Tensor], name: str, x: torch.Tensor, own: b
         sums[name] = x if own and x.is_contiguous() and x.dtype not in _HALVES else _start_sum(x)
 
 
+def accumulate_weight_grad(sums: dict[str, torch.Tensor], name: str, grad: torch.Tensor, input: torch.Tensor, transposed: bool = False) -> None:
+    """`accumulate` of `linear_weight_grad`, of float32 or float64: the matmul adds its product where the sum lies."""
+    if name not in sums:
+        sums[name] = linear_weight_grad(grad, input, transposed)
+        return
+    rows, cols = (input, grad) if transposed else (grad, input)
+    sums[name].addmm_(rows.reshape(-1, rows.shape[-1]).t(), cols.reshape(-1, cols.shape[-1]))
+
+
+def accumulate_embedding(
+    sums: dict[str, torch.Tensor], name: str, grad: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, num_rows: int, padding_idx: int = -1
+) -> None:
+    """`accumulate` of `embedding_backward`, of float32 or float64: rows are added where the sum lies."""
+    if name in sums:
+        embedding_backward_onto(sums[name], grad, indices, rows, num_rows, padding_idx)
+    else:
+        sums[name] = embedding_backward(grad, indices, rows, num_rows, padding_idx).contiguous()
+
+
 def collect(wholes: dict[str, torch.Tensor], name: str, x: torch.Tensor, turn: int, *, dim: int, count: int) -> None:
     """Put `x`, the part of one of `count` turns, in its place of what `wholes` holds under `name`; the turn that comes first makes it."""
     if name not in wholes:

@@ -13,13 +13,19 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+import autopar  # noqa: E402
+from autopar.api import compile_workload  # noqa: E402
+from autopar.constraints import parse_fix  # noqa: E402
 from autopar.cost.memory import estimate_memory  # noqa: E402
 from autopar.demo.model import Gpt, token_loss  # noqa: E402
 from autopar.errors import MicrobatchError  # noqa: E402
 from autopar.graph.case import build_case, split_case  # noqa: E402
+from autopar.graph.in_place import add_in_place, find_added  # noqa: E402
+from autopar.graph.liveness import live_ranges  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.random_plans import list_turns  # noqa: E402
 from autopar.graph.repeats import fold_graph  # noqa: E402
+from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.graph.turns import ACCUMULATE, TAKE, count_microbatches  # noqa: E402
 from autopar.runtime import ops  # noqa: E402
 from autopar.trace import Workload, trace_step  # noqa: E402
@@ -231,11 +237,62 @@ def test_a_sum_takes_over_the_first_gradient_where_nobody_else_reads_it(dtype, p
     assert torch.equal(sums["w"], before.to(sums["w"].dtype) + 1)
 
 
-def test_gradients_of_weights_are_taken_over_and_what_others_read_is_copied():
-    text = program_text(6, 2)[0]
-    lines = [line.strip() for line in text.splitlines() if "ops.accumulate(" in line]
-    assert any(".weight" in line and line.endswith("own=True)") for line in lines)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_weights_gradient_is_added_by_its_matmul(transposed, strided):
+    turns = [(torch.randn(3, 5, 7, dtype=torch.float64), torch.randn(3, 5, 4, dtype=torch.float64)) for _ in range(3)]
+    turns = [tuple(x.transpose(0, 1) for x in turn) for turn in turns] if strided else turns
+    sums = {}
+    ops.accumulate_weight_grad(sums, "w", *turns[0], transposed=transposed)
+    total = sums["w"]
+    for grad, x in turns[1:]:
+        ops.accumulate_weight_grad(sums, "w", grad, input=x, transposed=transposed)
+    expected = sum(torch.einsum("abo,abi->oi", grad, x) for grad, x in turns)
+    assert sums["w"] is total and total.is_contiguous()
+    torch.testing.assert_close(total, expected.t() if transposed else expected)
+
+
+@pytest.mark.parametrize("own", [torch.arange(10), torch.tensor([2, 3, 7])], ids=["whole", "part"])
+def test_rows_of_a_table_are_added_where_the_sum_lies(own):
+    turns = [(torch.randn(2, 6, 4, dtype=torch.float64), torch.randint(0, 10, (2, 6))) for _ in range(3)]
+    sums = {}
+    ops.accumulate_embedding(sums, "w", *turns[0], rows=own, num_rows=10, padding_idx=3)
+    total = sums["w"]
+    for grad, numbers in turns[1:]:
+        ops.accumulate_embedding(sums, "w", grad, indices=numbers, rows=own, num_rows=10, padding_idx=3)
+    expected = torch.zeros(10, 4, dtype=torch.float64)
+    for grad, numbers in turns:
+        expected.index_add_(0, numbers.flatten(), (grad * (numbers != 3)[..., None]).flatten(0, 1))
+    assert sums["w"] is total
+    torch.testing.assert_close(total, expected[own])
+
+
+def test_gradients_of_weights_grow_in_place_and_what_others_read_is_copied():
+    lines = [line.strip() for line in program_text(6, 2)[0].splitlines() if "ops.accumulate" in line]
+    grown = [line for line in lines if "ops.accumulate_weight_grad(grads, f\"blocks.{i}" in line]
+    assert grown and not any(line.startswith(f"ops.accumulate(grads, {name},") for name in (g.split(", ")[1] for g in grown) for line in lines), "\n".join(lines)
     assert not any(line.endswith("own=True)") for line in lines if '"loss"' in line or "norm" in line)
+
+
+def test_what_grows_in_place_is_no_tensor_of_its_own():
+    program = program_text(2, 2)[1]
+    added = find_added(program.graph, phase_sections(program.graph))
+    assert added and not {program.graph.nodes[i].inputs[0] for i in added} & set(live_ranges(program.graph))
+    new, sections = add_in_place(program, phase_sections(program.graph))
+    assert len(sections) == len(new.graph.nodes) == len(new.origins) == len(program.graph.nodes) - len(added)
+
+
+def test_what_is_reduced_in_each_turn_or_rounded_is_made_apart():
+    """Between the matmul and the sum stands a collective, or a conversion."""
+    torch.manual_seed(0)
+    workload = Workload(Gpt(vocab=16, seq=8, layers=2, hidden=16, heads=2), (ids(4, 8),), (ids(4, 8),), token_loss, ADAMW)
+    halves = split_case(build_case(trace_step(workload, "bf16").graph), 2).graph
+    values = {v.name: v for v in halves.values}
+    assert all(values[halves.nodes[k].outputs[0]].dtype == "float32" for k, _ in find_added(halves, [n.phase for n in halves.nodes]).values())
+    for zero, made in ((0, False), (2, True)):
+        options = autopar.Options(constraints=parse_fix(f"dp=2,pp=1,microbatches=2,zero={zero},recompute=none"), price=False)
+        block = compile_workload(workload, "cpu:2", options).files["program.py"].split("\ndef blocks_backward(")[1].split("\ndef ")[0]
+        assert (block.count("ops.linear_weight_grad("), block.count("ops.accumulate_weight_grad(")) == ((4, 0) if made else (0, 4)), zero
 
 
 def test_a_turn_is_a_view_of_its_samples():

@@ -1,0 +1,96 @@
+"""In place: what is added to a sum goes there as it is made, and is no tensor of its own.
+
+In: a program, the section of each node. Out: the program in which such pairs of nodes are one.
+
+* The gradient of a table that another op reads, too (a head that is the embedding), is added to that op's gradient row by row: nothing of the size of the table is made,
+  filled with zeros and read again for the few rows that tokens name.
+
+      autopar.embedding_backward_onto(sum [v, d], grad [..., d], indices [...], rows [v])
+
+* What a turn adds to a sum over turns is made there: the matmul of a weight's gradient adds its product to what turns before have left, and so do the rows of a table.
+
+      autopar.accumulate_weight_grad(grad [..., o], input [..., i])
+      autopar.accumulate_embedding(grad [..., d], indices [...], rows [v])
+
+Invariant: nobody else reads what is no tensor any more, and the sum has its dtype (gradients in 16 bits are made apart, and added in float32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .graph import Graph, producer_table, value_table
+from .node import Node, Ref, get_arg
+from .own import find_own
+from .program import Program
+from .sections import Section
+from .turns import ACCUMULATE, ACCUMULATE_FROM
+
+ONTO = "autopar.embedding_backward_onto"
+_ROWS, _ADD = "autopar.embedding_backward", "aten.add.Tensor"
+_WIDE = ("float32", "float64")
+
+
+def add_in_place(program: Program, sections: Sequence[Section]) -> tuple[Program, tuple[Section, ...]]:
+    """The program with such pairs as one node.
+
+    Returns:
+        the program, and the section of each of its nodes.
+    """
+    return _merge(*_merge(program, sections, _rows_onto(program.graph, sections)), find_added(program.graph, sections))
+
+
+def find_added(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[int, Node]]:
+    """What is added to a sum over turns as it is made.
+
+    Args:
+        sections: of each node; a pair is in one.
+
+    Returns:
+        place of the node that adds -> place of the node that makes, and the node that is both.
+    """
+    found: dict[int, tuple[int, Node]] = {}
+    sums = [i for i, node in enumerate(graph.nodes) if node.op == ACCUMULATE]
+    if not sums:
+        return found
+    values, makers, own = value_table(graph), producer_table(graph), find_own(graph)
+    for i in sums:
+        (added,), (total,) = graph.nodes[i].inputs, graph.nodes[i].outputs
+        k = makers[added][0] if added in own else -1
+        if k >= 0 and graph.nodes[k].op in ACCUMULATE_FROM and sections[k] == sections[i] and values[added].dtype == values[total].dtype in _WIDE:
+            found[i] = k, replace(graph.nodes[k], name=graph.nodes[i].name, op=ACCUMULATE_FROM[graph.nodes[k].op], outputs=(total,))
+    return found
+
+
+def _rows_onto(graph: Graph, sections: Sequence[Section]) -> dict[int, tuple[int, Node]]:
+    """As `find_added`, of sums with the gradient of a table."""
+    values, makers, own = value_table(graph), producer_table(graph), find_own(graph)
+    found: dict[int, tuple[int, Node]] = {}
+    gone: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        if node.op != _ADD or len(node.inputs) != 2 or get_arg(node, "alpha", 1) != 1 or not own.issuperset(node.inputs):
+            continue
+        for rows, other in (node.inputs, node.inputs[::-1]):
+            k = makers[rows][0]
+            alike = all((values[a].shape, values[a].dtype) == (values[node.outputs[0]].shape, values[node.outputs[0]].dtype) for a in node.inputs)
+            if graph.nodes[k].op == _ROWS and alike and makers[other][0] < k and k not in gone and sections[k] == sections[i] == sections[makers[other][0]]:
+                maker = graph.nodes[k]
+                args = (("sum", Ref(0)), *((name, Ref(arg.index + 1) if isinstance(arg, Ref) else arg) for name, arg in maker.args))
+                found[i] = k, replace(maker, name=node.name, op=ONTO, inputs=(other, *maker.inputs), args=args, outputs=node.outputs)
+                gone.add(k)
+                break
+    return found
+
+
+def _merge(program: Program, sections: Sequence[Section], pairs: Mapping[int, tuple[int, Node]]) -> tuple[Program, tuple[Section, ...]]:
+    """Each pair as one node, at the place of the one that adds."""
+    if not pairs:
+        return program, tuple(sections)
+    graph = program.graph
+    gone = {k for k, _ in pairs.values()}
+    kept = [i for i in range(len(graph.nodes)) if i not in gone]
+    lost = {out for k in gone for out in graph.nodes[k].outputs}
+    local = replace(graph, values=tuple(v for v in graph.values if v.name not in lost), nodes=tuple(pairs[i][1] if i in pairs else graph.nodes[i] for i in kept))
+    rows_left = tuple(row for row in program.shardings if row[0] not in lost)
+    return replace(program, graph=local, origins=tuple(program.origins[i] for i in kept), shardings=rows_left), tuple(sections[i] for i in kept)
