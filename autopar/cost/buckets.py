@@ -13,10 +13,8 @@ from statistics import median_low
 from ..graph.graph import Graph, entering_values
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.repeats import block_of
-from ..graph.tensor import Kind, size_bytes
+from ..graph.tensor import IN_PLACE_BYTES, Kind, size_bytes
 from .model import CostModel
-
-_ALONE_BYTES = 2 * 2**20  # what is as large is reduced where it lies (`runtime.pending.pack_around`)
 
 
 def bucketed_model(model: CostModel, graph: Graph) -> CostModel:
@@ -27,12 +25,12 @@ def bucketed_model(model: CostModel, graph: Graph) -> CostModel:
 
 
 def _bytes_at_once(graph: Graph) -> int:
-    """Of the small parameters of a block, of the family that has most of them; of all where there are no two blocks."""
+    """Of the parameters of a block that are not sent alone, of the family that has most of them; of all where there are no two blocks."""
     families: dict[str, dict[int, int]] = {}
     alone = 0
     for value in entering_values(graph):
         size = size_bytes(value)
-        if value.kind is not Kind.PARAM or size >= _ALONE_BYTES:
+        if value.kind is not Kind.PARAM or size >= IN_PLACE_BYTES:
             continue
         place = block_of(value.storage, graph.sequences)
         if place is None:

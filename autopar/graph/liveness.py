@@ -9,6 +9,7 @@ law of memory that solver, cost and emitted code share:
 * everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;
 * in a step that takes its batch in turns, what comes from before the turns and is read in them is held to the end of the last turn, and a sum
   over the turns, or what they put together, is held from the start of the first;
+* an all-reduce puts the sum of a large gradient that nobody else reads where that lies (`graph.own`);
 * what is added to a sum over turns as it is made (`graph.in_place`) owns nothing;
 * of a program, what Adam's step makes on its way owns nothing (`graph.adam`), nor do the new states that it puts where the old ones are.
 
@@ -17,11 +18,12 @@ It counts no workspace of a kernel and no reserve of the allocator: that is for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from .adam import list_unheld
 from .graph import Graph, value_table
 from .in_place import find_added
+from .own import find_overwritten
 from .program import WAIT
 from .tensor import size_bytes
 from .turns import GROWN, TAKE, loop_span
@@ -42,11 +44,15 @@ def is_view(op: str) -> bool:
     return packet in VIEW_OPS or op in (TAKE, WAIT)
 
 
-def storage_bases(graph: Graph) -> dict[str, str]:
-    """For each value the value that owns its bytes: itself, or the base of the views that lead to it."""
+def storage_bases(graph: Graph, overwritten: Collection[str] = ()) -> dict[str, str]:
+    """For each value the value that owns its bytes: itself, or the base of the views that lead to it.
+
+    Args:
+        overwritten: values over which their one reader puts its result.
+    """
     base = {name: name for name in graph.inputs}
     for node in graph.nodes:
-        shared = node.inputs and is_view(node.op)
+        shared = node.inputs and (is_view(node.op) or node.inputs[0] in overwritten)
         for out in node.outputs:
             if out:
                 base[out] = base[node.inputs[0]] if shared else out
@@ -60,7 +66,7 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
     """
     end = len(graph.nodes)
     entering = frozenset(graph.inputs)
-    base = storage_bases(graph)
+    base = storage_bases(graph, find_overwritten(graph))
     made = {name: -1 for name in graph.inputs}
     read: dict[str, int] = {}  # by value, through views
     replaced = {new: old for old, new in graph.updates}

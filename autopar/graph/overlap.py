@@ -31,12 +31,12 @@ Buckets: collectives of one kind, axis, reduction and dtype that start in one bl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .graph import Graph, producer_table, use_table, value_table
 from .node import Arg, Node, Phase, Ref, get_arg
-from .own import find_own
+from .own import find_overwritten, find_own
 from .program import CUTS, WAIT, Origin, Program
 from .repeats import block_of
 from .sections import Section
@@ -317,7 +317,7 @@ def _rebuild(
     more: dict[str, Value] = {}
     rows = list(program.shardings)
     waits: dict[int, list[tuple[Node, Origin, Section]]] = {}
-    own = find_own(graph)
+    own, over = find_own(graph), find_overwritten(graph)
     for bucket in buckets:
         start = _start_node(graph, bucket, own)
         origin = program.origins[bucket[0].chain[-1]]
@@ -339,7 +339,7 @@ def _rebuild(
             waits.setdefault(one.wait, []).extend([(wait, program.origins[one.chain[-1]], sections[where]), *moved])
     made: list[tuple[Node, Origin, Section]] = []
     for i, row in enumerate(zip(graph.nodes, program.origins, sections)):
-        made += [*before.get(i, ()), *waits.get(i, ()), *([] if i in gone else [row])]
+        made += [*before.get(i, ()), *waits.get(i, ()), *([] if i in gone else [(_over(row[0], over), *row[1:])])]
     made += waits.get(len(graph.nodes), ())
     known = {**values, **more}
     order = [*graph.inputs, *(name for node, _, _ in made for name in node.outputs if name)]
@@ -362,6 +362,11 @@ def _start_node(graph: Graph, bucket: Sequence[_Hiding], free: frozenset[str]) -
     outputs = tuple(f"{n.outputs[0]}~started" for n in lasts)
     name = own.op.replace("comm.", "comm.start_")
     return Node(f"start:{lasts[0].outputs[0]}", name, tuple(n.inputs[0] for n in firsts), tuple(args), outputs, own.phase, own.path, own.source)
+
+
+def _over(node: Node, overwritten: Collection[str]) -> Node:
+    """A collective that blocks, told that it may write over what it reads."""
+    return replace(node, args=(*node.args, ("own", True))) if node.op == "comm.all_reduce" and node.inputs[0] in overwritten else node
 
 
 def _along(graph: Graph, chain: Sequence[int], name: str) -> Arg:

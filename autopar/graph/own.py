@@ -5,7 +5,8 @@ In: a graph. Out: names. Only ops that make large gradients are looked at: each 
 
 from __future__ import annotations
 
-from .graph import Graph, use_table
+from .graph import Graph, use_table, value_table
+from .tensor import IN_PLACE_BYTES, size_bytes
 from .turns import LOOP
 
 _MAKES_ANEW = frozenset((
@@ -18,3 +19,12 @@ def find_own(graph: Graph) -> frozenset[str]:
     uses, leaving = use_table(graph), {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
     made = (out for node in graph.nodes if node.op in _MAKES_ANEW and node.phase in LOOP for out in node.outputs if out)  # what is made once serves every turn
     return frozenset(name for name in made if len(uses[name]) == 1 and name not in leaving)
+
+
+def find_overwritten(graph: Graph) -> frozenset[str]:
+    """What an all-reduce that blocks puts its result over: large, and nobody else's."""
+    reduced = [node.inputs[0] for node in graph.nodes if node.op == "comm.all_reduce"]
+    if not reduced:
+        return frozenset()
+    own, values = find_own(graph), value_table(graph)
+    return frozenset(name for name in reduced if name in own and size_bytes(values[name]) >= IN_PLACE_BYTES)

@@ -57,8 +57,8 @@ class Comm(Protocol):
     def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
         """Reduce along the axis and keep the own piece: P -> S."""
 
-    def all_reduce(self, x: Tensor, axis: str, op: str = "sum") -> Tensor:
-        """Reduce along the axis: P -> R. The input is not written."""
+    def all_reduce(self, x: Tensor, axis: str, op: str = "sum", own: bool = False) -> Tensor:
+        """Reduce along the axis: P -> R. The input is not written, unless it is `own`: nobody else reads it."""
 
     def all_to_all(self, x: Tensor, axis: str, from_dim: int, from_stride: int, to_dim: int, to_stride: int) -> Tensor:
         """Exchange one split for another: S -> S on another dim."""
@@ -185,8 +185,8 @@ class ProcessComm(Placed):
         self._call("reduce_scatter", axis, lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[axis]))
         return piece
 
-    def all_reduce(self, x: Tensor, axis: str, op: str = "sum") -> Tensor:
-        whole = x.clone(memory_format=torch.contiguous_format)
+    def all_reduce(self, x: Tensor, axis: str, op: str = "sum", own: bool = False) -> Tensor:
+        whole = x if own and x.is_contiguous() else x.clone(memory_format=torch.contiguous_format)
         reduction, [flat] = _reducible(op, whole.view(-1))
         self._call("all_reduce", axis, lambda: dist.all_reduce(flat, reduction, self._groups[axis]))
         return whole

@@ -203,7 +203,7 @@ class ThreadComm(Placed):
             f"reduce_scatter({axis}, {dim}, {stride}, {op}) of {_text(x)}", axis, x, lambda xs: _reduce([take_digit(t, dim, stride, size, c) for t in xs], op)
         )
 
-    def all_reduce(self, x: Tensor, axis: str, op: str = "sum") -> Tensor:
+    def all_reduce(self, x: Tensor, axis: str, op: str = "sum", own: bool = False) -> Tensor:
         return self._meet(f"all_reduce({axis}, {op}) of {_text(x)}", axis, x, lambda xs: _reduce(xs, op))
 
     def all_to_all(self, x: Tensor, axis: str, from_dim: int, from_stride: int, to_dim: int, to_stride: int) -> Tensor:

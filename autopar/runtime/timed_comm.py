@@ -57,8 +57,8 @@ class TimedComm:
     def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
         return self._time("reduce_scatter", axis, x, lambda: self._comm.reduce_scatter(x, axis, dim, stride, op))
 
-    def all_reduce(self, x: Tensor, axis: str, op: str = "sum") -> Tensor:
-        return self._time("all_reduce", axis, x, lambda: self._comm.all_reduce(x, axis, op))
+    def all_reduce(self, x: Tensor, axis: str, op: str = "sum", own: bool = False) -> Tensor:
+        return self._time("all_reduce", axis, x, lambda: self._comm.all_reduce(x, axis, op, own))
 
     def all_to_all(self, x: Tensor, axis: str, from_dim: int, from_stride: int, to_dim: int, to_stride: int) -> Tensor:
         return self._time("all_to_all", axis, x, lambda: self._comm.all_to_all(x, axis, from_dim, from_stride, to_dim, to_stride))

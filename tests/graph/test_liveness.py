@@ -1,9 +1,11 @@
 """Liveness by hand: who owns bytes, from which node to which."""
 
+import pytest
 from codegen.chain import chain_graph
 
 from autopar.graph.liveness import bytes_over_time, is_view, live_ranges, storage_bases
 from autopar.graph.node import Phase
+from autopar.graph.own import find_overwritten
 from autopar.graph.tensor import Kind
 
 from .drafts import Assigner, make_graph, node, value
@@ -69,3 +71,19 @@ def test_gathered_parameters_die_with_their_phase():
     assert set(ranges) == {"comm.all_gather"}
     spans = [(names[first], names[last]) for first, last in held]
     assert spans[0] == ("all_gather:h.0.w@0~1", "mm_0") and spans[1] == ("all_gather:h.0.w@0~2", "dx_0")  # dx_0 reads it through the permuted view
+
+
+@pytest.mark.parametrize("shape, read_again, once", [((512, 512), False, True), ((512, 512), True, False), ((8, 8), False, False)], ids=str)
+def test_the_sum_of_a_large_gradient_lies_where_the_gradient_does(shape, read_again, once):
+    back = {"phase": Phase.BACKWARD}
+    steps = [
+        (node("aten.mm.default", ("g", "x"), "dw", **back), value("dw", shape)),  # 0
+        (node("comm.all_reduce", ("dw",), "sum", axis="a", **back), value("sum", shape)),  # 1
+        (node("aten.view.default", ("sum",), "flat", size=(shape[0] * shape[1],), **back), value("flat", (shape[0] * shape[1],))),  # 2
+        (node("aten.norm.Scalar", ("dw" if read_again else "flat",), "norm", **back), value("norm", ())),  # 3
+        (node("aten.neg.default", ("flat",), "step", phase=Phase.UPDATE), value("step", (shape[0] * shape[1],))),  # 4
+    ]
+    graph = make_graph([value("g", shape, Kind.BATCH), value("x", shape, Kind.BATCH)], steps)
+    ranges = live_ranges(graph)
+    assert ("sum" not in ranges) == once and find_overwritten(graph) == (frozenset(["dw"]) if once else frozenset())
+    assert ranges["dw"] == ((0, 4) if once else (0, 3) if read_again else (0, 1))
