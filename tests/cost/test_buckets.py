@@ -1,0 +1,59 @@
+"""Buckets of programs on the cores of one machine: as much as a block has."""
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.cluster import parse_cluster
+from autopar.cost.buckets import bucketed_model
+from autopar.cost.model import build_cost_model
+from autopar.cost.wires import AxisLink, estimate_comm_s
+from autopar.graph.overlap import BUCKET_BYTES
+from autopar.graph.reshard import StepKind
+from autopar.graph.tensor import IN_PLACE_BYTES, Kind
+from autopar.graph.transfer import Transfer
+from tests.cost.test_measured import MODEL as MEASURED
+from tests.graph.drafts import make_graph, value
+
+CPU = build_cost_model(parse_cluster("cpu:4"))
+
+
+def bucket(**shapes):
+    graph = make_graph([value(f"{name.replace('_', '.')}@0", shape, Kind.PARAM) for name, shape in shapes.items()], [])
+    return bucketed_model(CPU, graph).bucket_bytes
+
+
+def test_a_block_of_the_family_that_has_most():
+    assert bucket(h_0_w=(10, 10), h_0_b=(10,), h_1_w=(10, 10), h_1_b=(10,), embed=(100, 10), tail_0_b=(3,), tail_1_b=(3,)) == 8 * 110
+
+
+def test_all_parameters_where_no_two_blocks_are():
+    assert bucket(up=(10, 10), down_0_w=(5,)) == 8 * 105
+
+
+def test_what_goes_alone_fills_no_bucket():
+    rows = IN_PLACE_BYTES // 8
+    assert bucket(h_0_w=(rows,), h_1_w=(rows,), h_0_b=(7,), h_1_b=(7,)) == 8 * 7
+    assert bucket(h_0_w=(rows,), h_1_w=(rows,)) == 0
+    assert bucket(**{f"h_{i}_w{k}": (rows - 1,) for i in range(2) for k in range(30)}) == BUCKET_BYTES
+
+
+def test_gpus_keep_theirs():
+    model = build_cost_model(parse_cluster("4xH100-80GB"))
+    assert bucketed_model(model, make_graph([value("w@0", (10,), Kind.PARAM)], [])) is model
+
+
+@pytest.mark.parametrize("machine", [CPU, MEASURED], ids=["preset", "measured"])
+@pytest.mark.parametrize("kind", [StepKind.ALL_REDUCE, StepKind.REDUCE_SCATTER, StepKind.ALL_GATHER])
+def test_small_gradients_of_a_block_cost_one_message(kind, machine):
+    """Ten that fill a bucket cost what one of its size does; what the next op waits for goes alone."""
+    model, link = replace(machine, bucket_bytes=10240), AxisLink(4, 4)
+
+    def seconds(size, transfer):
+        ends = (size // 4, size) if kind is StepKind.ALL_GATHER else (size, size // 4 if kind is StepKind.REDUCE_SCATTER else size)
+        return estimate_comm_s(model, kind, link, *ends, transfer=transfer)
+
+    assert 10 * seconds(1024, Transfer.GRAD) == pytest.approx(seconds(10240, Transfer.GRAD), rel=0.05)  # each is copied by itself
+    assert seconds(10240, Transfer.GRAD) == pytest.approx(seconds(10240, Transfer.BLOCKING))
+    assert 10 * seconds(1024, Transfer.BLOCKING) > 5 * seconds(10240, Transfer.BLOCKING)
+    assert seconds(20480, Transfer.GRAD) == seconds(20480, Transfer.BLOCKING)
