@@ -110,6 +110,8 @@ class LastWords:
         if not self._once.acquire(blocking=False):
             return
         try:
+            if getattr(sys, "last_value", None) is not None:  # Python has told of an exception that ends the process: this follows from it
+                return
             place, what = tell_place(frame)
             during = f" in the midst of {what}" if what else ""
             told = f"{place}: rank {self._rank}: ended by SIGTERM{during}. torchrun sends it when another rank has stopped: the first one that stopped says why"

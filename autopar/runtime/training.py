@@ -18,7 +18,7 @@ from .comm import TIMEOUT_S
 from .executable import Executable
 from .folder import read_files
 from .initial import initial_state
-from .last_words import write_error_file
+from .last_words import stop_listening, write_error_file
 from .launch import read_torchrun_env, start_process_group, stop_process_group
 from .named_trace import trace_step
 from .recording import Recorder
@@ -97,6 +97,7 @@ def run_training(
         raise SystemExit(2) from None
     except Exception:
         write_error_file(env and env.error_file, traceback.format_exc(), is_cause=True)
+        stop_listening()  # it ends by its own fault, also if torchrun hears of another rank first
         raise
 
 

@@ -71,6 +71,18 @@ def test_the_last_words_and_the_end():
     )
 
 
+def test_one_who_ends_by_an_exception_of_his_own_has_said_why():
+    """SIGTERM comes while the process is on its way out: torchrun heard first of somebody who waited for it."""
+    done = run("""
+import atexit
+listen(3, None)
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(30)))
+raise ValueError("no such thing")
+""")
+    assert done.returncode == -signal.SIGTERM
+    assert "ValueError: no such thing" in done.stderr and "ended by SIGTERM" not in done.stderr
+
+
 def test_one_who_has_stopped_listening_is_silent():
     done = run(f"listen(3, None)\nstop_listening()\nassert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n{SELF}time.sleep(30)\n")
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
