@@ -60,6 +60,7 @@ def build_workload(spec: tuple, batch: int, seq: int):  # noqa: ANN201 - torch i
 def run_case(name: str, time_limit_s: float, verbose: bool = False) -> None:
     from autopar.cluster import parse_cluster
     from autopar.constraints import Constraints
+    from autopar.cost.buckets import bucketed_model
     from autopar.cost.meshes import list_meshes
     from autopar.cost.model import build_cost_model
     from autopar.cost.prices import build_prices
@@ -79,7 +80,7 @@ def run_case(name: str, time_limit_s: float, verbose: bool = False) -> None:
     marks.append(("trace", time.process_time()))
     case = build_case(graph)
     marks.append(("rules", time.process_time()))
-    model = build_cost_model(cluster)
+    model = bucketed_model(build_cost_model(cluster), graph)
     say = print if verbose else lambda line: None
     if sizes is not None:
         meshes = [m for m in list_meshes(cluster) if axis_sizes(m) == sizes]
