@@ -116,11 +116,11 @@ class _Decide:
         found: SearchResult | None = None
         if staged and (not plain or num_devices(self.ask.model.cluster) >= _MANY_DEVICES):
             share = _LAYOUT_SHARE if plain else 1.0
-            self._search_layouts(inf, self.ask.time_limit_s * share)
+            self._search_layouts(inf, self.ask.time_limit_s * share, not plain)
         if plain and not self._is_late():
             found = self._search_plain(staged and self.layouts is None)
             if staged and self.layouts is None:
-                self._search_layouts(found.certificate.objective_s, max(1.0, self.deadline - time.monotonic()))
+                self._search_layouts(found.certificate.objective_s, max(1.0, self.deadline - time.monotonic()), True)
             elif self.layouts is not None:
                 self.layouts.go_on(self.deadline, found.certificate.objective_s if found.assignment is not None else inf)
         return self._join(found, self.layouts.result() if self.layouts is not None else None, began)
@@ -159,17 +159,17 @@ class _Decide:
 
     def _ask_layouts(self) -> float:
         """The fastest plan of some mesh does not fit with one microbatch in one stage."""
-        self._search_layouts(inf, max(5.0, (self.deadline - time.monotonic()) * _LAYOUT_SHARE))
+        self._search_layouts(inf, max(5.0, (self.deadline - time.monotonic()) * _LAYOUT_SHARE), False)
         return self._known_s()
 
-    def _search_layouts(self, cutoff_s: float, time_s: float) -> None:
+    def _search_layouts(self, cutoff_s: float, time_s: float, last: bool) -> None:
         ask = self.ask
         self.layouts = PipelineSearch(
             self.cases, ask.model, ask.limit_bytes - ask.model.reserve_bytes, time.monotonic() + time_s, ask.report, ask.most_stages,
             plain_too=not _asks_plain(ask) or num_devices(ask.model.cluster) >= _MANY_DEVICES,
             price_only=ask.price_only,
         )  # fmt: skip
-        self.layouts.run(cutoff_s)
+        self.layouts.run(cutoff_s, last)
 
     def _has_room_for_states(self) -> bool:
         """False where no plan of any kind fits: parameters, buffers and optimizer states are somewhere from the start of a step to its end."""

@@ -37,7 +37,7 @@ StageKind = tuple[ChunkKind, ...]  # of each of its chunks
 _GAP = 1e-3
 _STAGE_GAP = 0.01  # a plan of a stage that is as near to its bound is good enough for others like it
 _MOST_CUTS, _CUT_SHARES = 8, 20  # cuts tried of one layout; more than one as long as each takes less than this part of the time that is left
-_STAGE_SHARES = 6  # one stage may take this part of the time that is left
+_STAGE_SHARES = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +90,25 @@ class LayoutSolver:
     limit_bytes: int
     cut: Cut = cut_units
     deadline: float = inf
+    shares: float = _STAGE_SHARES  # one stage may take this part of the time that is left
     solved: dict[tuple, StageAnswer] = field(default_factory=dict)
 
     def staged_model(self, place: Place) -> CostModel:
         """The cost model with the link between the stages of a place."""
         return staged_model(self.model, place.num_stages, self.model.cluster.num_hosts * self.model.cluster.devices_per_host)
 
-    def solve(self, layout: Layout, costs: UnitCosts, time_limit_s: float, cuts: tuple[int, ...] | None = None) -> Staged | Unsolved:
+    def solve(self, layout: Layout, costs: UnitCosts, time_limit_s: float, cuts: tuple[int, ...] | None = None, all_time: bool = False) -> Staged | Unsolved:
         """The plan of a layout, each kind of stage solved on a graph with as few blocks as that takes; why there is none.
 
         Args:
             costs: of its units (`layout_prices`), by which it is cut.
             cuts: where to cut; None: where that is best by the costs.
+            all_time: its stages may take all of it.
         Raises:
             ConstraintError: it cannot obey.
             MicrobatchError: its graph takes no microbatches.
         """
-        self.deadline = time.monotonic() + time_limit_s
+        self.deadline, self.shares = time.monotonic() + time_limit_s, layout.place.num_stages if all_time else _STAGE_SHARES
         place, count = layout.place, layout.num_microbatches
         model = self.staged_model(place)
         turns = self.cases.turned(count)
@@ -232,7 +234,7 @@ class LayoutSolver:
         known: StageAnswer | None,
     ) -> StageAnswer:
         """One stage; `known`: a plan that fits."""
-        key = (layout.place, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None)
+        key = (layout.place, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None, self.shares)
         if key in self.solved:
             return self.solved[key]
         self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, model, held, among, known)
@@ -245,7 +247,7 @@ class LayoutSolver:
         graph, place = stages[number].graph, layout.place
         case = whole if graph is whole.graph else self.cases.refine(build_case(graph, self.cases.case.rules))
         steer = Steer(inner_constraints(self.cases.constraints, place.stage_mesh(number)), part_roles(roles, whole, case))
-        left = max(3.0, (self.deadline - time.monotonic()) / _STAGE_SHARES)
+        left = max(3.0, (self.deadline - time.monotonic()) / self.shares)
         found = solve_stage(case, place.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=place.stage_mesh, among=among)
         better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known

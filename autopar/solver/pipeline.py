@@ -83,6 +83,8 @@ class _Open:
     own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
     cuts: tuple[int, ...] | None = None  # those that hold the bound down
     tried: tuple[int, ...] | None = None  # of these, those that it was solved with
+    failed: bool = False  # no plan was found in the time that it had
+    searched: bool = False  # again, with all the time that was left
     tight: bool = False  # the guess is one of a fastest plan that does not fit
     simulated: bool = False
     solved: bool = False
@@ -160,6 +162,7 @@ class PipelineSearch:
     seen: dict[tuple[bool, bool, _Step], list[float]] = field(default_factory=dict)  # whether ranks share work, whether tight, step -> what it multiplied guesses by
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
+    last: bool = False  # nothing else is searched afterwards: the time that is left may all go into one layout
     hurry: float = inf  # from then on a plan comes before better guesses
     every: list[_Open] = field(default_factory=list)
     places: list[_Place] = field(default_factory=list)
@@ -169,8 +172,9 @@ class PipelineSearch:
         self.prices = LayoutPrices(self.cases, self.model, ())
         self.solver = LayoutSolver(self.cases, self.model, self.limit_bytes, self.cut)
 
-    def run(self, cutoff_s: float) -> None:
-        """Search. Plans that take `cutoff_s` or longer are of no interest."""
+    def run(self, cutoff_s: float, last: bool = False) -> None:
+        """Search. Plans that take `cutoff_s` or longer are of no interest; `last`: see there."""
+        self.last = last
         began, self.best_s = time.monotonic(), cutoff_s
         self.hurry = began + _HURRY * (self.deadline - began)
         self.every = self.list_open()
@@ -188,7 +192,7 @@ class PipelineSearch:
 
     def go_on(self, deadline: float, cutoff_s: float) -> None:
         """Search on, where time was up before; `cutoff_s` as in `run`."""
-        began, self.deadline, self.best_s = time.monotonic(), deadline, min(self.best_s, cutoff_s)
+        began, self.deadline, self.best_s, self.last = time.monotonic(), deadline, min(self.best_s, cutoff_s), True
         self._follow(began)
 
     def _follow(self, began: float) -> None:
@@ -196,6 +200,7 @@ class PipelineSearch:
         if not self.price_only:
             self._raise_bounds(self.places)
             self._follow_all(self.places)
+            self._search_failed(self.places)
         self.wall_s += time.monotonic() - began
 
     def has_proven_none(self) -> bool:
@@ -423,6 +428,19 @@ class PipelineSearch:
                 return
             self._take_step(_next_step(place, each), place, each)
 
+    def _search_failed(self, places: list[_Place]) -> None:
+        """Layouts that had too little time for a plan, best guess first, with all that is left."""
+        while self.last and time.monotonic() < self.deadline:
+            rows = [(place, e) for place in places for e in place.rows if e.failed and not (e.searched or self._is_beaten(e)) and e.guess_s < self.best_s * (1 - _GAP)]
+            place, each = min(rows, key=lambda row: row[1].guess_s, default=(None, None))
+            if place is None or each is None:
+                return
+            self._search_on(place, each)
+
+    def _search_on(self, place: _Place, each: _Open) -> None:
+        each.searched = True
+        self._solve(place, each)
+
     def _list_hopes(self, places: list[_Place]) -> list[tuple[_Place, _Open]]:
         return [(place, e) for place in places for e in place.rows if e.guess_s < inf and not (e.solved or e.gone or self._is_beaten(e))]
 
@@ -471,6 +489,8 @@ class PipelineSearch:
                 continue
             elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
                 self._solve(place, each)  # which raises its bound
+            elif self.last and each.layout.place.num_stages == 1 and each.layout.num_microbatches > 1 and not each.searched:  # what is left is its integer program's own gap
+                self._search_on(place, each)
             elif not self._try_cuts(place, each):
                 return
 
@@ -501,15 +521,17 @@ class PipelineSearch:
         each.solved = True
         costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
         try:
-            staged = self.solver.solve(each.layout, costs, self.deadline - time.monotonic(), cuts)
+            staged = self.solver.solve(each.layout, costs, self.deadline - time.monotonic(), cuts, each.searched)
         except (ConstraintError, MicrobatchError) as error:
             staged = Unsolved(str(error), proven=True)
         self.slowest_s = max(self.slowest_s, time.monotonic() - began)
         if isinstance(staged, Unsolved):
-            each.gone = staged.proven
+            each.gone, each.failed = staged.proven, not staged.proven
             self.report(f"{print_layout(each.layout)}: {staged.why}")
             self._prune(print_layout(each.layout), staged.why)
             return
+        if each.failed:  # before, when it had less time
+            self.pruned = {row: None for row in self.pruned if row.what != print_layout(each.layout)}
         if each.layout.place.num_stages == 1:
             each.any_s = max(each.any_s, staged.stages[0].found.bound_s)
         self.report(f"{print_layout(each.layout)}: {staged.step_s:.4g} s, guessed {each.guess_s:.4g} s, at least {each.bound_s:.4g} s")

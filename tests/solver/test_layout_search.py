@@ -181,3 +181,26 @@ def test_a_known_plan_hides_no_faster_one_in_chunks(blocks, vocab, words):
     again = make_search("4xH100-80GB", shape, limit=70 * 2**30, **words)
     again.run(1.06 * found.best.step_s)
     assert again.result().best is not None and again.result().best.step_s <= found.best.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_what_had_too_little_time_is_solved_again_with_all_that_is_left(last, monkeypatch):
+    """Unless another search follows, which needs the time, too."""
+    usual, hurried = run_search(make_search("cpu:2", LARGE, pp=2)).best, []
+    solve = LayoutSolver.solve
+
+    def solve_late(self, layout, costs, time_limit_s, cuts=None, all_time=False):
+        hurried.append((print_layout(layout), all_time))
+        return solve(self, layout, costs, time_limit_s, cuts, all_time) if all_time else Unsolved("not in this time", proven=False)
+
+    monkeypatch.setattr(LayoutSolver, "solve", solve_late)
+    search = make_search("cpu:2", LARGE, pp=2)
+    search.run(inf, last)
+    found = search.result()
+    again = [name for name, all_time in hurried if all_time]
+    assert len(set(again)) == len(again)
+    if not last:
+        assert found.best is None and not again
+        return
+    assert found.best.step_s == pytest.approx(usual.step_s) and print_layout(found.best.layout) in again
+    assert not any(row.what == print_layout(found.best.layout) for row in found.pruned)
