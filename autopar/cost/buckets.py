@@ -25,12 +25,13 @@ def bucketed_model(model: CostModel, graph: Graph) -> CostModel:
 
 
 def _bytes_at_once(graph: Graph) -> int:
-    """Of the parameters of a block that are not sent alone, of the family that has most of them; of all where there are no two blocks."""
+    """Of the parameters of a block that are not sent alone, of the family that has most of them; of all where there are no two blocks. Of a model that is
+    trained only those that have a gradient: what is frozen fills no message of theirs."""
     families: dict[str, dict[int, int]] = {}
-    alone = 0
+    alone, trained = 0, {param for param, _ in graph.grads}
     for value in entering_values(graph):
         size = size_bytes(value)
-        if value.kind is not Kind.PARAM or size >= IN_PLACE_BYTES:
+        if value.kind is not Kind.PARAM or size >= IN_PLACE_BYTES or (trained and value.name not in trained):
             continue
         place = block_of(value.storage, graph.sequences)
         if place is None:

@@ -108,7 +108,7 @@ def _copies_s(model: CostModel, copied_bytes: np.ndarray) -> np.ndarray:
 def _measured_wire_s(
     measured: MeasuredRows, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, bucket: int
 ) -> np.ndarray | None:
-    """As the runtime does it (`runtime.comm`): an all_reduce works on a copy. `bucket`: bytes that travel together, 0 where each tensor travels alone."""
+    """As the runtime does it (`runtime.comm`): an all_reduce works on a copy (but of a large gradient that nobody else reads, where the copy is priced all the same). `bucket`: bytes that travel together, 0 where each tensor travels alone."""
     if kind is StepKind.SLICE:
         return copy_seconds(measured, 2 * bytes_out)
     if kind is StepKind.KEEP:

@@ -25,7 +25,7 @@ from .node import Node, Ref, get_arg
 from .own import find_own
 from .program import Program
 from .sections import Section
-from .turns import ACCUMULATE, ACCUMULATE_FROM
+from .turns import ACCUMULATE, ACCUMULATE_FROM, GROWN
 
 ONTO = "autopar.embedding_backward_onto"
 _ROWS, _ADD = "autopar.embedding_backward", "aten.add.Tensor"
@@ -38,14 +38,15 @@ def add_in_place(program: Program, sections: Sequence[Section]) -> tuple[Program
     Returns:
         the program, and the section of each of its nodes.
     """
-    return _merge(*_merge(program, sections, _rows_onto(program.graph, sections)), find_added(program.graph, sections))
+    program, sections = _merge(program, sections, _rows_onto(program.graph, sections))
+    return _merge(program, sections, find_added(program.graph, sections))
 
 
 def find_added(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[int, Node]]:
     """What is added to a sum over turns as it is made.
 
     Args:
-        sections: of each node; a pair is in one.
+        sections: of each node, or phases; a pair is in one. (What is a pair by the one is by the other: a sum stands with what it adds up.)
 
     Returns:
         place of the node that adds -> place of the node that makes, and the node that is both.
@@ -84,13 +85,14 @@ def _rows_onto(graph: Graph, sections: Sequence[Section]) -> dict[int, tuple[int
 
 
 def _merge(program: Program, sections: Sequence[Section], pairs: Mapping[int, tuple[int, Node]]) -> tuple[Program, tuple[Section, ...]]:
-    """Each pair as one node, at the place of the one that adds."""
+    """Each pair as one node: at the place of the one that makes where it adds to a sum over turns, whose other reader comes after them; else of the one that adds."""
     if not pairs:
         return program, tuple(sections)
     graph = program.graph
-    gone = {k for k, _ in pairs.values()}
+    lost = {out for k, _ in pairs.values() for out in graph.nodes[k].outputs}
+    merged = {k if node.op in GROWN else i: node for i, (k, node) in pairs.items()}
+    gone = {place for i, (k, _) in pairs.items() for place in (i, k)} - merged.keys()
     kept = [i for i in range(len(graph.nodes)) if i not in gone]
-    lost = {out for k in gone for out in graph.nodes[k].outputs}
-    local = replace(graph, values=tuple(v for v in graph.values if v.name not in lost), nodes=tuple(pairs[i][1] if i in pairs else graph.nodes[i] for i in kept))
+    local = replace(graph, values=tuple(v for v in graph.values if v.name not in lost), nodes=tuple(merged.get(i, graph.nodes[i]) for i in kept))
     rows_left = tuple(row for row in program.shardings if row[0] not in lost)
     return replace(program, graph=local, origins=tuple(program.origins[i] for i in kept), shardings=rows_left), tuple(sections[i] for i in kept)

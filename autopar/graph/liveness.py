@@ -1,7 +1,7 @@
 """Liveness: which values own bytes, and while which nodes they hold them.
 
 In: a graph, whole or a program's local one. Out: for each value that owns bytes the first and last node at which they are held. The
-law of memory that solver, cost and emitted code share:
+law of memory that cost and emitted code share (the solver's own counts what is written or added in place as tensors of their own: what fits by it fits):
 
 * states and the batch are held the whole step; a view owns nothing and keeps its base;
 * the new version of a state is written into the state's own storage as soon as the old version has been read for the last time, so
@@ -10,7 +10,7 @@ law of memory that solver, cost and emitted code share:
 * in a step that takes its batch in turns, what comes from before the turns and is read in them is held to the end of the last turn, and a sum
   over the turns, or what they put together, is held from the start of the first;
 * an all-reduce puts the sum of a large gradient that nobody else reads where that lies (`graph.own`);
-* what is added to a sum over turns as it is made (`graph.in_place`) owns nothing;
+* what a matmul adds to a sum over turns (`graph.in_place`) owns nothing;
 * of a program, what Adam's step makes on its way owns nothing (`graph.adam`), nor do the new states that it puts where the old ones are.
 
 It counts no workspace of a kernel and no reserve of the allocator: that is for `cost` to add.
@@ -97,7 +97,8 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
         last[base[name]] = end
     if span is not None:
         made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op in GROWN)
-    unheld = list_unheld(graph) | {graph.nodes[i].inputs[0] for i in find_added(graph, [node.phase for node in graph.nodes])}
+    added = find_added(graph, [node.phase for node in graph.nodes])
+    unheld = list_unheld(graph) | {graph.nodes[k].outputs[0] for k, _ in added.values() if graph.nodes[k].op == "autopar.linear_weight_grad"}  # rows of a table are made apart, but on a CPU
     return {name: (made[name], until) for name, until in last.items() if name not in unheld}
 
 

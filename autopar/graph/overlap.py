@@ -364,6 +364,12 @@ def _start_node(graph: Graph, bucket: Sequence[_Hiding], free: frozenset[str]) -
     return Node(f"start:{lasts[0].outputs[0]}", name, tuple(n.inputs[0] for n in firsts), tuple(args), outputs, own.phase, own.path, own.source)
 
 
+def write_over(program: Program) -> Program:
+    """The program whose collectives that block know what they may write over."""
+    over = find_overwritten(program.graph)
+    return replace(program, graph=replace(program.graph, nodes=tuple(_over(node, over) for node in program.graph.nodes)))
+
+
 def _over(node: Node, overwritten: Collection[str]) -> Node:
     """A collective that blocks, told that it may write over what it reads."""
     return replace(node, args=(*node.args, ("own", True))) if node.op == "comm.all_reduce" and node.inputs[0] in overwritten else node

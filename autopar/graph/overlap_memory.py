@@ -20,7 +20,7 @@ from math import prod
 from .graph import Graph, use_table, value_table
 from .liveness import bytes_over_time, live_ranges
 from .node import Node, Phase, get_arg
-from .overlap import BUCKET_BYTES, overlap_program
+from .overlap import BUCKET_BYTES, overlap_program, write_over
 from .program import STARTS, WAIT, Program
 from .sections import Section
 from .tensor import IN_PLACE_BYTES, Value, size_bytes
@@ -39,7 +39,7 @@ def overlap_within(program: Program, sections: Sequence[Section], room_bytes: in
         found = overlap_program(program, sections, prefetches, lags)
         if room_bytes is None or extra_bytes(program, found[0]) <= room_bytes:
             return found
-    return program, tuple(sections)
+    return write_over(program), tuple(sections)
 
 
 def extra_bytes(program: Program, overlapped: Program) -> int:

@@ -5,13 +5,12 @@ In: a graph. Out: names. Only ops that make large gradients are looked at: each 
 
 from __future__ import annotations
 
-from .graph import Graph, use_table, value_table
+from .graph import Graph, producer_table, use_table, value_table
 from .tensor import IN_PLACE_BYTES, size_bytes
 from .turns import LOOP
 
-_MAKES_ANEW = frozenset((
-    "autopar.linear_weight_grad", "autopar.embedding_backward", "autopar.embedding_backward_onto", "aten.mm.default", "aten.add.Tensor", "aten.convolution_backward.default",
-))  # fmt: skip
+_PACKED = frozenset(("autopar.linear_weight_grad", "autopar.embedding_backward", "autopar.embedding_backward_onto", "aten.mm.default"))  # whatever the strides of what they read
+_MAKES_ANEW = _PACKED | {"aten.add.Tensor", "aten.convolution_backward.default"}
 
 
 def find_own(graph: Graph) -> frozenset[str]:
@@ -22,9 +21,9 @@ def find_own(graph: Graph) -> frozenset[str]:
 
 
 def find_overwritten(graph: Graph) -> frozenset[str]:
-    """What an all-reduce that blocks puts its result over: large, and nobody else's."""
+    """What an all-reduce that blocks puts its result over: large, packed, and nobody else's."""
     reduced = [node.inputs[0] for node in graph.nodes if node.op == "comm.all_reduce"]
     if not reduced:
         return frozenset()
-    own, values = find_own(graph), value_table(graph)
-    return frozenset(name for name in reduced if name in own and size_bytes(values[name]) >= IN_PLACE_BYTES)
+    own, values, makers = find_own(graph), value_table(graph), producer_table(graph)
+    return frozenset(name for name in reduced if name in own and graph.nodes[makers[name][0]].op in _PACKED and size_bytes(values[name]) >= IN_PLACE_BYTES)

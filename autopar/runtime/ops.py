@@ -85,7 +85,7 @@ def accumulate_weight_grad(sums: dict[str, torch.Tensor], name: str, grad: torch
 def accumulate_embedding(
     sums: dict[str, torch.Tensor], name: str, grad: torch.Tensor, indices: torch.Tensor, rows: torch.Tensor, num_rows: int, padding_idx: int = -1
 ) -> None:
-    """`accumulate` of `embedding_backward`, of float32 or float64: rows are added where the sum lies."""
+    """`accumulate` of `embedding_backward`, of float32 or float64: on a CPU rows are added where the sum lies."""
     if name in sums:
         embedding_backward_onto(sums[name], grad, indices, rows, num_rows, padding_idx)
     else:

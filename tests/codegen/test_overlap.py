@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.graph import overlap, overlap_memory, small_reductions  # noqa: E402
+from autopar.graph import overlap, overlap_memory, own, small_reductions  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
@@ -215,6 +215,17 @@ def test_overlap_keeps_within_the_room_there_is():
     assert 0 < extra_bytes(program, trailing) <= extra <= 3 * WIDTH * WIDTH * 8
     for room, wanted in ((None, whole), (extra, whole), (extra_bytes(program, trailing), trailing if extra > extra_bytes(program, trailing) else whole), (-1, program)):
         assert words(overlap_within(program, sections, room)[0]) == words(wanted)
+
+
+def test_without_room_large_gradients_are_reduced_where_they_lie_all_the_same(monkeypatch):
+    """For so they are counted."""
+    monkeypatch.setattr(own, "IN_PLACE_BYTES", 1)
+    program = zero_program(0)
+    over = own.find_overwritten(program.graph)
+    assert over == {f"dw_{i}" for i in range(BLOCKS)}
+    graph = overlap_within(program, phase_sections(program.graph), -1)[0].graph
+    assert {node.inputs[0] for node in graph.nodes if node.op == "comm.all_reduce" and dict(node.args).get("own")} == over
+    assert not any(node.op == "comm.start_all_reduce" for node in graph.nodes)
 
 
 def mean_graph():

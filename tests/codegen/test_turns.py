@@ -72,6 +72,19 @@ def ignoring_loss(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0)
 
 
+class Tied(nn.Module):
+    """A table that the head is, too, and an encoder whose gradients come after the table's."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.source = nn.Embedding(16, 8), nn.Embedding(16, 8)
+        self.encoder, self.decoder = (nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(2))
+
+    def forward(self, source, target):
+        found = self.table(target) + self.encoder(self.source(source)).mean(1, keepdim=True)
+        return F.linear(self.decoder(found), self.table.weight)
+
+
 class Made(nn.Module):
     """A weight that is computed, a penalty on it, a hook that is not linear in the gradient of the whole batch."""
 
@@ -145,6 +158,7 @@ def spelled(model):
 
 
 MODELS = {
+    "a tied table before an encoder": lambda: Workload(Tied(), (ids(4, 8), ids(4, 8)), (ids(4, 8),), token_loss, ADAMW),
     "mlp": mlp,
     "gpt tied": lambda: Workload(Head(True), (ids(4, 8),), (ids(4, 8),), token_loss, ADAMW),
     "gpt untied": lambda: Workload(Head(False), (ids(4, 8),), (ids(4, 8),), token_loss, ADAMW),

@@ -38,6 +38,15 @@ def test_what_goes_alone_fills_no_bucket():
     assert bucket(**{f"h_{i}_w{k}": (rows - 1,) for i in range(2) for k in range(30)}) == BUCKET_BYTES
 
 
+def test_frozen_parameters_fill_no_bucket():
+    """An adapter beside a frozen weight: what is sent is the adapter's."""
+    names = ("h.0.frozen@0", "h.0.adapter@0", "h.1.frozen@0", "h.1.adapter@0")
+    inputs = [value(name, (1000,) if "frozen" in name else (7,), Kind.PARAM) for name in names]
+    graph = make_graph(inputs, [])
+    trained = replace(graph, grads=tuple((name, name) for name in names if "adapter" in name))
+    assert (bucketed_model(CPU, graph).bucket_bytes, bucketed_model(CPU, trained).bucket_bytes) == (8 * 1007, 8 * 7)
+
+
 def test_gpus_keep_theirs():
     model = build_cost_model(parse_cluster("4xH100-80GB"))
     assert bucketed_model(model, make_graph([value("w@0", (10,), Kind.PARAM)], [])) is model
