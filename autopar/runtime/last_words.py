@@ -94,6 +94,10 @@ class LastWords:
             signal.set_wakeup_fd(found)
         self._mouth.close()
 
+    def begin(self) -> bool:
+        """True for the first who wants to speak."""
+        return self._once.acquire(blocking=False)
+
     def _is_listening(self) -> bool:
         return signal.getsignal(signal.SIGTERM) == self._hear
 
@@ -107,7 +111,7 @@ class LastWords:
         self._end(frame)
 
     def _end(self, frame: FrameType | None) -> None:
-        if not self._once.acquire(blocking=False):
+        if not self.begin():
             return
         try:
             if getattr(sys, "last_value", None) is not None:  # Python has told of an exception that ends the process: this follows from it
@@ -127,6 +131,13 @@ def listen(rank: int, error_file: str | None) -> None:
     """Have this process say its last words, if SIGTERM is nobody else's and this is the main thread."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         LastWords(rank, error_file).listen()
+
+
+def keep_silent() -> None:
+    """From here on this process says itself why it ends, and SIGTERM, which may come meanwhile, adds nothing and ends nothing. Who is saying his last words already says no more."""
+    found = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if isinstance(found, LastWords) and not found.begin():
+        time.sleep(_LATER_S)  # SIGTERM ends it before
 
 
 def stop_listening() -> None:

@@ -18,7 +18,7 @@ from .comm import TIMEOUT_S
 from .executable import Executable
 from .folder import read_files
 from .initial import initial_state
-from .last_words import stop_listening, write_error_file
+from .last_words import keep_silent, write_error_file
 from .launch import read_torchrun_env, start_process_group, stop_process_group
 from .named_trace import trace_step
 from .recording import Recorder
@@ -90,14 +90,16 @@ def run_training(
         stop_process_group()
         return losses
     except AutoparError as error:
+        keep_silent()
         text = f"{type(error).__name__}: {error}"
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{text}\n")  # at once: the lines of ranks that end together stay apart
+        sys.stderr.flush()
         write_error_file(env and env.error_file, text, is_cause=not isinstance(error, RankError))
         stop_process_group()
         raise SystemExit(2) from None
     except Exception:
+        keep_silent()
         write_error_file(env and env.error_file, traceback.format_exc(), is_cause=True)
-        stop_listening()  # it ends by its own fault, also if torchrun hears of another rank first
         raise
 
 

@@ -55,7 +55,7 @@ def test_no_place_outside_of_a_program():
 
 def run(text, timeout=60):
     """A process of its own: signals belong to a whole process."""
-    head = "import multiprocessing, os, signal, sys, time\nfrom autopar.runtime.last_words import listen, stop_listening\n"
+    head = "import multiprocessing, os, signal, sys, time\nfrom autopar.runtime.last_words import keep_silent, listen, stop_listening\n"
     return subprocess.run([sys.executable, "-c", head + text], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=timeout)
 
 
@@ -86,6 +86,11 @@ raise ValueError("no such thing")
 def test_one_who_has_stopped_listening_is_silent():
     done = run(f"listen(3, None)\nstop_listening()\nassert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\n{SELF}time.sleep(30)\n")
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
+
+
+def test_one_who_says_himself_why_he_ends_comes_to_the_end_of_it():
+    done = run(f"listen(3, None)\nkeep_silent()\n{SELF}time.sleep(0.5)\nprint('why', flush=True)\nstop_listening()\nos._exit(2)\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "why\n", "")
 
 
 @pytest.mark.parametrize("order", ["own\nlisten(0, None)\n", "listen(0, None)\nown\n"])
