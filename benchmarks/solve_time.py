@@ -113,7 +113,10 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
-        run_case(asked.cases[0], asked.time_limit, asked.verbose)
+        from autopar.collector import rare_collections
+
+        with rare_collections():  # as the command line does, imports included
+            run_case(asked.cases[0], asked.time_limit, asked.verbose)
         return
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     print(f"{'case':20} {'wall s':>7} {'CPU s':>7} {'GB':>6} {'step ms':>10} {'gap':>8} {'again':>6} {'pruned':>6}  plan; CPU s by step (wall s of the search)", flush=True)

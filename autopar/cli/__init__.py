@@ -17,6 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     import sys
 
-    from .app import run_words
+    from ..collector import rare_collections
 
-    raise SystemExit(run_words(sys.argv[1:] if arguments is None else arguments))
+    with rare_collections():  # imports, too
+        from .app import run_words
+
+        raise SystemExit(run_words(sys.argv[1:] if arguments is None else arguments))

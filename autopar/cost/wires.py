@@ -123,7 +123,8 @@ def _measured_wire_s(
 
 def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, transfer: Transfer) -> np.ndarray:
     """Without the copies of a split that is not outermost."""
-    bucket = model.bucket_bytes if kind in _BUCKETED and transfer is not Transfer.BLOCKING else 0
+    bucketed = transfer is Transfer.GRAD or (transfer is not Transfer.BLOCKING and model.cluster.device.kind != "cpu")  # of states on a CPU often few are split: their message is not full
+    bucket = model.bucket_bytes if kind in _BUCKETED and bucketed else 0
     if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, bucket)) is not None:
         return found
     if kind is StepKind.SLICE:

@@ -38,11 +38,13 @@ from .pipeline import PipelineSearch, StagedResult
 from .role_meshes import label_meshes
 from .run_costs import FEW, bound_mesh
 from .search import Question, SearchResult, search
+from .skeleton import Skeleton
 from .steer import Steer, check_words, describe_space, prepare_steer, refine_fold
 from .why_no_layout import why_no_layout
 
 _MANY_DEVICES = 64
 _LAYOUT_SHARE = 0.5  # of the time, where layouts come first
+_GRACE = 0.25  # of the time, for layouts, where no plan was found in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class _Decide:
         self.deadline = time.monotonic() + ask.time_limit_s
         self.layouts: PipelineSearch | None = None
         self.cases = LayoutCases(ask.case, ask.constraints)
+        self.short_skeletons: list[Skeleton] = []
 
     def run(self) -> Decision:
         began = time.monotonic()
@@ -119,11 +122,19 @@ class _Decide:
             self._search_layouts(inf, self.ask.time_limit_s * share, not plain)
         if plain and not self._is_late():
             found = self._search_plain(staged and self.layouts is None)
+            known_s = found.certificate.objective_s if found is not None and found.assignment is not None else inf
             if staged and self.layouts is None:
-                self._search_layouts(found.certificate.objective_s, max(1.0, self.deadline - time.monotonic()), True)
-            elif self.layouts is not None:
-                self.layouts.go_on(self.deadline, found.certificate.objective_s if found.assignment is not None else inf)
+                self._search_layouts(known_s, max(1.0, self.deadline - time.monotonic()), True)
+            elif self.layouts is not None and found is not None:
+                self.layouts.go_on(self.deadline, known_s)
         return self._join(found, self.layouts.result() if self.layouts is not None else None, began)
+
+    def _finds_layout(self) -> bool:
+        """Meshes have no plan: True where layouts, of which none was found in their share of the time, have one. The user asked for a plan, so a little more is taken."""
+        if self.layouts is None or self.layouts.has_proven_none():
+            return False
+        self.layouts.go_on(max(self.deadline, time.monotonic() + _GRACE * self.ask.time_limit_s), inf)
+        return self.layouts.best is not None
 
     def _steer(self) -> None:
         case, constraints = self.ask.case, self.ask.constraints
@@ -132,10 +143,13 @@ class _Decide:
         self.steer: Steer | None = steer
         self.meshes: tuple[Mesh, ...] = label_meshes(self.meshes, constraints, steer.roles)
 
-    def _search_plain(self, may_ask: bool) -> SearchResult:
+    def _search_plain(self, may_ask: bool) -> SearchResult | None:
+        """None where no mesh has a plan, and a layout does."""
         try:
             return self._search_meshes(may_ask)
         except MemoryShortage as error:
+            if self._finds_layout():
+                return None
             if error.proven and self.layouts is not None and not self.layouts.has_proven_none():
                 raise MemoryShortage(error.limit_bytes, error.memory, error.assignment, False, error.nearest) from None
             raise
@@ -155,7 +169,7 @@ class _Decide:
     def _bound_mesh(self, mesh: Mesh, most_columns: int, enough_s: float) -> tuple[float, int]:
         """By the model with few of its equal blocks; 0 where it has few anyway."""
         case, unit, more = self.cases.shorten(FEW)
-        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns, enough_s) if more else (0.0, 0)
+        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns, enough_s, self.short_skeletons) if more else (0.0, 0)
 
     def _ask_layouts(self) -> float:
         """The fastest plan of some mesh does not fit with one microbatch in one stage."""

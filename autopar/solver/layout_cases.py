@@ -85,6 +85,8 @@ class LayoutCases:
             case = self.refine(split_case(whole, count, self.roles(whole)))
         except MicrobatchError as error:
             return str(error)
+        if not list_units(case.graph):
+            return f"{whole.graph.name}: what reads a parameter does not depend on the batch, so all of it runs before the microbatches"
         roles = self.roles(case)
         units = find_units(case, roles)
         homes = unit_homes(case.graph, self.constraints)

@@ -6,9 +6,9 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from math import comb, inf
+from math import inf
 
 import numpy as np
 
@@ -17,11 +17,10 @@ from ..graph.schedules.known import build_order, is_grid, runs_backward, splits_
 from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, simulate
 from .layouts import Layout, layout_ranks
-from .stage_cuts import Segments, bound_chunks, bound_cuts, bound_drain, bound_every_cut, bound_turns, choose_cuts
+from .stage_cuts import Segments, bound_chunks, bound_cuts, bound_every_cut, bound_turns, choose_cuts
 from .unit_costs import PhaseCosts, UnitCosts
 from .unit_stages import segment_fits
 
-_FEW_CUTS = 1000  # up to here each is looked at
 _AGAIN_FACTOR, _KEPT_SHARE = 1.2, 0.2  # recomputing: what it costs in time, and what it leaves of activations, to rank layouts by
 
 
@@ -67,9 +66,13 @@ def bound_at_cuts(layout: Layout, costs: UnitCosts, phases: PhaseCosts, cuts: Se
     return bound_turns(costs.in_chunks(layout.chunks).segments_by_phase(phases), cuts, layout.place.num_stages)
 
 
-def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> tuple[float, tuple[int, ...] | None]:
+def sharpen_bound(
+    layout: Layout, costs: UnitCosts, phases: PhaseCosts, known: Mapping[tuple[int, ...], float] | None = None
+) -> tuple[float, tuple[int, ...] | None]:
     """`bound_layout`, with what drains at the end.
 
+    Args:
+        known: cuts -> seconds that no plan with these cuts beats; of use where there are few ways to cut.
     Returns:
         Seconds, and the cuts that hold the bound down, of one chunk per stage; None where it is not known of which.
     """
@@ -78,9 +81,7 @@ def sharpen_bound(layout: Layout, costs: UnitCosts, phases: PhaseCosts) -> tuple
         return bound_layout(layout, costs), None
     segments = costs.segments_by_phase(phases)
     tables = _tables(costs, segments.step_s, layout_ranks(layout))
-    if comb(len(costs.step_s) - 1, stages - 1) <= _FEW_CUTS:
-        return bound_every_cut(tables, segments)
-    return bound_drain(tables, segments)
+    return bound_every_cut(tables, segments, known or {})
 
 
 Cut = Callable[[UnitCosts, tuple[int, ...]], "tuple[int, ...] | None"]  # costs, stage of each chunk -> the first unit of the second and every later chunk

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..cost.estimate import Roofline, estimate_roofline
 from ..cost.model import CostModel, staged_model
+from ..errors import MicrobatchError
 from ..graph.mesh import Mesh, num_ranks
 from .build import Shared
 from .layout_cases import LayoutCases, Turned
@@ -70,6 +71,7 @@ class LayoutPrices:
             chunks: how many each stage may run: runs are priced of as many units as such a chunk has.
         Raises:
             ConstraintError: the place cannot obey.
+            MicrobatchError: the model takes fewer microbatches, but not so many.
         """
         if place.others:
             return least_costs([self.costs(Place(place.num_stages, mesh), count, tier, chunks) for mesh in place.meshes])
@@ -213,7 +215,8 @@ class LayoutPrices:
 
     def _turned(self, count: int) -> Turned:
         found = self.cases.turned(count)
-        assert not isinstance(found, str), found
+        if isinstance(found, str):
+            raise MicrobatchError(found)
         return found
 
     def base(self, count: int) -> int:

@@ -16,17 +16,19 @@ from ..cost.model import CostModel, staged_model
 from ..errors import ConstraintError, MicrobatchError
 from ..graph.case import Case, build_case
 from ..graph.choice import Assignment
+from ..graph.graph import Graph
 from ..graph.roles import Roles
-from ..graph.schedules.known import build_order, chunk_ranks, splits_backward
+from ..graph.schedules.known import build_order, chunk_ranks, runs_backward, splits_backward
 from ..graph.schedules.schedule import numbers_on_ranks
 from ..graph.schedules.timeline import Durations, simulate
 from ..graph.stage_programs import crossing_chunks
 from ..graph.stages import Stage, cut_stages, list_units
-from .layout_cases import LayoutCases
+from .joint_bound import StagePlans, bound_jointly
+from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .mixed import TWO_KINDS
-from .stage_solve import StageAnswer, align, holds_as_many, place_among, solve_stage
+from .stage_solve import StageAnswer, align, holds_as_many, place_among, solve_stage, stage_problem
 from .steer import Steer, names_some
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
@@ -120,18 +122,50 @@ class LayoutSolver:
         cuts = cuts if cuts is not None else self.cut(costs, layout_ranks(layout))
         if cuts is None:
             return Unsolved(why_no_cuts(turns.case.graph, self.cases.constraints, layout_ranks(layout)), proven=True)
-        run = turns.run_units
-        kinds = _kinds_of_stages(cuts, len(costs.step_s), run, layout) if turns.more and not place.others else None
+        if (short := self._shorten(layout, turns, cuts, len(costs.step_s))) is None:
+            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, costs)
+        found = self._solve_cuts(short.case, layout, model, short.cuts, short.place_of)
+        return replace(found, proven=found.proven and not cuts) if isinstance(found, Unsolved) else replace(found, cuts=cuts)
+
+    def bound(self, layout: Layout, cuts: tuple[int, ...], num_units: int, enough_s: float, deadline: float) -> float:
+        """Seconds that no plan of a layout with these cuts beats, memory aside; 0 where the schedule is none whose paths are known.
+
+        Args:
+            num_units: of the model.
+            enough_s: more need not be shown.
+            deadline: of `time.monotonic`.
+        Raises:
+            ConstraintError: it cannot obey.
+        """
+        place, count, turns = layout.place, layout.num_microbatches, self.cases.turned(layout.num_microbatches)
+        if isinstance(turns, str) or splits_backward(layout.schedule) or not runs_backward(layout.schedule):
+            return 0.0
+        short = self._shorten(layout, turns, cuts, num_units) or _Short(self.cases.split(self.cases.case, count), cuts, tuple(range(place.num_stages)))
+        starts, num_here = _starts_of(short.case, short.cuts), max(short.place_of) + 1
+        stages = cut_stages(short.case.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks))
+        roles, model = self.cases.roles(short.case), self.staged_model(place)
+        kinds = []
+        for number, stage in enumerate(stages):
+            case, steer = self._stage_case(number, stage.graph, short.case, roles, place)
+            if (left := deadline - time.monotonic()) <= 0:
+                return 0.0
+            weight = turn_weight(layout)
+            kinds.append(StagePlans(stage_problem(case, place.stage_mesh(number), steer, model, weight, place.stage_mesh), weight, max(1.0, left)))
+        order = build_order(layout.schedule, place.num_stages, count, layout.chunks)
+        return bound_jointly(order, layout.chunks, [kinds[here] for here in short.place_of], enough_s, deadline)
+
+    def _shorten(self, layout: Layout, turns: Turned, cuts: tuple[int, ...], num_units: int) -> _Short | None:
+        """The graph in which each kind of stage stands once; None where that is the model's own."""
+        run, place = turns.run_units, layout.place
+        kinds = _kinds_of_stages(cuts, num_units, run, layout) if turns.more and not place.others else None
         inside = sum(n for kind in kinds or () for _, n, _ in kind)
         if kinds is None or inside + 1 >= run[1] - run[0]:
-            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, costs)
-        small = _small_cuts(cuts, kinds, len(costs.step_s), run, layout)
+            return None
         units = sum(len(outside) + n for kind in kinds for outside, n, _ in kind)
-        case = self.cases.with_run(inside, count)
+        case = self.cases.with_run(inside, layout.num_microbatches)
         if case is None or len(list_units(case.graph)) != units:
-            return self._move_cuts(self.cases.split(self.cases.case, count), layout, model, cuts, costs)
-        found = self._solve_cuts(case, layout, model, *small)
-        return replace(found, proven=found.proven and not cuts) if isinstance(found, Unsolved) else replace(found, cuts=cuts)
+            return None
+        return _Short(case, *_small_cuts(cuts, kinds, num_units, run, layout))
 
     def _move_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], costs: UnitCosts) -> Staged | Unsolved:
         """Solve the stages of these cuts; then hand units of the stage that does not fit, or of the slowest, to its neighbours as long as that is faster,
@@ -244,13 +278,31 @@ class LayoutSolver:
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, among: Among,
         known: StageAnswer | None,
     ) -> StageAnswer:
-        graph, place = stages[number].graph, layout.place
-        case = whole if graph is whole.graph else self.cases.refine(build_case(graph, self.cases.case.rules))
-        steer = Steer(inner_constraints(self.cases.constraints, place.stage_mesh(number)), part_roles(roles, whole, case))
+        place = layout.place
+        case, steer = self._stage_case(number, stages[number].graph, whole, roles, place)
         left = max(3.0, (self.deadline - time.monotonic()) / self.shares)
         found = solve_stage(case, place.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=place.stage_mesh, among=among)
         better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known
+
+    def _stage_case(self, number: int, graph: Graph, whole: Case, roles: Roles, place: Place) -> tuple[Case, Steer]:
+        """The case of a stage, and what constraints say inside of it."""
+        case = whole if graph is whole.graph else self.cases.refine(build_case(graph, self.cases.case.rules))
+        return case, Steer(inner_constraints(self.cases.constraints, place.stage_mesh(number)), part_roles(roles, whole, case))
+
+
+@dataclass(frozen=True, slots=True)
+class _Short:
+    """A graph that has each kind of stage of a model once.
+
+    Args:
+        cuts: of it.
+        place_of: for each stage of the model the stage here that stands for it.
+    """
+
+    case: Case
+    cuts: tuple[int, ...]
+    place_of: tuple[int, ...]
 
 
 def _busy_seconds(staged: Staged, stage: int) -> float:

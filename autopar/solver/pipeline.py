@@ -82,6 +82,7 @@ class _Open:
     tier: Tier = Tier.NONE
     own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
     cuts: tuple[int, ...] | None = None  # those that hold the bound down
+    joint_s: dict[tuple[int, ...], float] = field(default_factory=dict)  # cuts -> bound of their stages, each with one plan for all phases
     tried: tuple[int, ...] | None = None  # of these, those that it was solved with
     failed: bool = False  # no plan was found in the time that it had
     searched: bool = False  # again, with all the time that was left
@@ -158,6 +159,7 @@ class PipelineSearch:
     best_s: float = inf
     pruned: dict[Pruned, None] = field(default_factory=dict)
     num_solved: int = 0
+    num_late: int = 0  # of these, when time was up
     slowest_s: float = 0.0  # of the solves so far
     seen: dict[tuple[bool, bool, _Step], list[float]] = field(default_factory=dict)  # whether ranks share work, whether tight, step -> what it multiplied guesses by
     prices: LayoutPrices = field(init=False)
@@ -201,6 +203,8 @@ class PipelineSearch:
             self._raise_bounds(self.places)
             self._follow_all(self.places)
             self._search_failed(self.places)
+            if self.last:
+                self._raise_bounds(self.places, True)
         self.wall_s += time.monotonic() - began
 
     def has_proven_none(self) -> bool:
@@ -355,9 +359,9 @@ class PipelineSearch:
                 each.any_s = max(each.any_s, least_seconds(layout, sum(phases.loop_s) / count))
                 if each.tier is Tier.RUN and count == priced:  # by these prices it is cut, and solved there
                     cuts = self.cut(costs.in_chunks(layout.chunks), layout_ranks(layout))
-                    each.at_cuts_s = bound_at_cuts(layout, costs, phases, cuts) if cuts is not None else inf
+                    each.at_cuts_s = max(bound_at_cuts(layout, costs, phases, cuts), each.joint_s.get(cuts, 0.0)) if cuts is not None else inf
                 continue
-            bound, each.cuts = sharpen_bound(layout, costs, phases)
+            bound, each.cuts = sharpen_bound(layout, costs, phases, each.joint_s)
             each.any_s = max(each.any_s, bound)
             if each.cuts is not None and not _shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
                 each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), count == priced
@@ -369,10 +373,10 @@ class PipelineSearch:
         return tuple(sorted({chunks, *(each.layout.chunks for each in place.rows if not (each.gone or self._is_beaten(each)))}))
 
     def _costs(self, place: _Place, count: int, tier: Tier, chunks: Sequence[int]) -> UnitCosts | None:
-        """None where the place cannot obey."""
+        """None where the place cannot obey, or the model not run in so many microbatches."""
         try:
             return self.prices.costs(place.place, count, tier, chunks)
-        except ConstraintError as error:
+        except (ConstraintError, MicrobatchError) as error:
             self._prune(print_layout(Layout(place.place, count)), str(error))
             for each in place.rows:
                 each.gone = each.gone or each.layout.num_microbatches == count
@@ -407,7 +411,8 @@ class PipelineSearch:
             if place is None or each is None or trust * expect(place, each) >= self.best_s:
                 return
             if time.monotonic() >= self.deadline:  # a plan in any case, but nothing beside it
-                if self.num_solved < _MOST_LATE:
+                self.num_late += 1
+                if self.num_late <= _MOST_LATE:
                     self._solve(*min(self._list_hopes(places), key=lambda row: row[1].guess_s))
                     continue
                 return
@@ -471,8 +476,12 @@ class PipelineSearch:
         slower = memory_factor(each.layout, costs, cuts, self.limit_bytes)
         each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts) * slower)
 
-    def _raise_bounds(self, places: list[_Place]) -> None:
-        """Ask for what the layout with the lowest bound still hides, as long as that bound is what keeps the gap open."""
+    def _raise_bounds(self, places: list[_Place], jointly: bool = False) -> None:
+        """Ask for what the layout with the lowest bound still hides, as long as that bound is what keeps the gap open.
+
+        Args:
+            jointly: that of stages with one plan for all phases, too, which takes as long as making their problems.
+        """
         rows = [(place, each) for place in places for each in place.rows]
         while time.monotonic() < self.deadline:
             lowest = min(((each.bound_s, k) for k, (_, each) in enumerate(rows) if not each.gone), default=(inf, -1))
@@ -485,7 +494,7 @@ class PipelineSearch:
                 self._price_place(place, Tier.RUN, each.layout.chunks)
             elif each.tier < Tier.RUN:
                 self._price_layout(place, each)
-            elif self._price_pieces(place, each):
+            elif self._price_pieces(place, each) or (jointly and self._bound_jointly(place, each)):
                 continue
             elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
                 self._solve(place, each)  # which raises its bound
@@ -506,6 +515,20 @@ class PipelineSearch:
         self._price_layout(place, each)
         return True
 
+    def _bound_jointly(self, place: _Place, each: _Open) -> bool:
+        """Bound the stages of the cuts that hold a bound down, each with one plan for all of its phases; False where that was done before or cannot be."""
+        layout = each.layout
+        costs = self.prices.costs(place.place, layout.num_microbatches, Tier.RUN, (layout.chunks,)).in_chunks(layout.chunks)
+        cuts = self.cut(costs, layout_ranks(layout)) if has_given_cuts(layout) else each.cuts
+        if cuts is None or cuts in each.joint_s or layout.place.num_stages == 1:
+            return False
+        try:
+            each.joint_s[cuts] = self.solver.bound(layout, cuts, len(costs.step_s), self.best_s, self.deadline)
+        except (ConstraintError, MicrobatchError):  # what solving it would say
+            each.joint_s[cuts] = 0.0
+        self._price_layout(place, each)
+        return True
+
     def _try_cuts(self, place: _Place, each: _Open) -> bool:
         """Solve a layout at the cuts that hold its bound down: with ample memory they take about that. False where they were tried before."""
         if each.cuts is None or each.tried == each.cuts or self.num_solved >= _MOST_MORE:
@@ -519,8 +542,8 @@ class PipelineSearch:
         began = time.monotonic()
         self.num_solved += 1
         each.solved = True
-        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
         try:
+            costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
             staged = self.solver.solve(each.layout, costs, self.deadline - time.monotonic(), cuts, each.searched)
         except (ConstraintError, MicrobatchError) as error:
             staged = Unsolved(str(error), proven=True)

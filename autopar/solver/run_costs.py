@@ -115,15 +115,18 @@ def unit_names(case: Case, unit: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def bound_mesh(case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, most_columns: int, enough_s: float) -> tuple[float, int]:
+def bound_mesh(
+    case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, most_columns: int, enough_s: float, skeletons: list[Skeleton]
+) -> tuple[float, int]:
     """(seconds that no plan of a whole model on a mesh beats, memory aside, columns of its program); 0 seconds where there are too many to be solved.
 
     Args:
         case: shortened: the model has `more` units like number `unit`, which is neither the first nor the last of its run.
         enough_s: more need not be shown.
+        skeletons: of this case, for all meshes.
     """
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
-    problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices)
+    problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, skeletons=skeletons)
     count = count_columns(problem)
     if count > most_columns:
         return 0.0, count

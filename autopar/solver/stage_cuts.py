@@ -13,11 +13,14 @@ whose slowest stage is fastest, and bounds that hold wherever one cuts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from math import comb
 
 import numpy as np
+
+_WIDER = 1.02  # ways to cut are looked at up to so many times the bound of a good one
+_MOST_WAYS = 200_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,19 +260,81 @@ def bound_drain(tables: Sequence[np.ndarray], segments: Segments) -> tuple[float
     return low, found
 
 
-def bound_every_cut(tables: Sequence[np.ndarray], segments: Segments) -> tuple[float, tuple[int, ...] | None]:
-    """`bound_drain`, one way to cut after another: what it says of each is not mixed with what it says of others.
+def bound_every_cut(
+    tables: Sequence[np.ndarray], segments: Segments, known: Mapping[tuple[int, ...], float]
+) -> tuple[float, tuple[int, ...] | None]:
+    """`bound_drain`, one way to cut after another (`bound_turns`, one chunk per stage): what it says of each is not mixed with what it says of others.
 
     Args:
         tables: of each stage, as in `choose_cuts`: which units may be its own.
+        known: cuts -> seconds that no plan with these cuts beats.
     """
-    count, best, found = len(segments.step_s) - 1, np.inf, None
-    for cuts in combinations(range(1, count), len(tables) - 1):
-        ends = zip((0, *cuts), (*cuts, count))
-        if all(np.isfinite(table[a, b]) for table, (a, b) in zip(tables, ends)):
-            bound = bound_turns(segments, cuts, len(tables))
-            best, found = (bound, cuts) if bound < best else (best, found)
-    return float(best), found
+    low, first = bound_drain(tables, segments)
+    if first is None:
+        return low, None
+    most = min(bound_turns(segments, cuts, len(tables)) for cuts in {first, choose_cuts(tables) or first})
+    while True:
+        most *= _WIDER
+        ways = _ways_below(tables, segments, most)
+        if ways is None:
+            return low, first
+        cuts, bounds = ways
+        for mine, seconds in known.items():
+            at = (cuts == mine).all(axis=1)
+            bounds[at] = np.maximum(bounds[at], seconds)
+        least = int(bounds.argmin())
+        if bounds[least] <= most or len(cuts) == comb(len(segments.step_s) - 2, len(tables) - 1):
+            return float(bounds[least]), tuple(cuts[least].tolist())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ways:
+    """Ways to cut the first units into the stages so far, one row each.
+
+    Args:
+        cuts: the first unit of each stage but the first, and last of the next one.
+        filled: seconds until the next stage begins.
+        owed: of what is still to run of a stage before when the turns of the next one are over, the most.
+        prepared: the most that one of them prepares.
+        turned, whole: the most that one of them takes: from when all are prepared; and all in all.
+    """
+
+    cuts: np.ndarray
+    filled: np.ndarray
+    owed: np.ndarray
+    prepared: np.ndarray
+    turned: np.ndarray
+    whole: np.ndarray
+
+
+def _ways_below(tables: Sequence[np.ndarray], segments: Segments, most: float) -> tuple[np.ndarray, np.ndarray] | None:
+    """Every way to cut whose `bound_turns` is at most so much, a row each, and its bound; None where these are too many to be looked at."""
+    count, rows = len(segments.step_s) - 1, _of_some(tables)
+    rest = [np.where(np.arange(count + 1) == count, 0.0, np.inf)]  # least that the slowest of the stages that follow takes, from when the first of them begins
+    for table in reversed(rows):
+        rest.append(np.maximum(table, segments.forward_s + rest[-1][None, :]).min(axis=1))
+    nothing = np.zeros(1)
+    ways = _Ways(np.zeros((1, 1), dtype=int), nothing, nothing, nothing, nothing, nothing)
+    for table, after in zip(rows, rest[-2::-1]):
+        parts = [_extend(ways, table, segments, last, after[last], most) for last in range(1, count + 1)]
+        ways = _Ways(*(np.concatenate([getattr(part, name) for part in parts]) for name in _Ways.__slots__))
+        if len(ways.cuts) > _MOST_WAYS:
+            return None
+    return ways.cuts[:, 1:-1], np.maximum(ways.whole, ways.prepared + ways.turned)
+
+
+def _extend(ways: _Ways, table: np.ndarray, segments: Segments, last: int, after_s: float, most: float) -> _Ways:
+    """One more stage, of the units up to `last`: those ways that may stay below `most`. `after_s`: of the stages that follow, at least."""
+    own = table[ways.cuts[:, -1], last]
+    at = np.flatnonzero(np.maximum(ways.filled + own, ways.whole) <= most)
+    first, own, filled, owed = ways.cuts[at, -1], own[at], ways.filled[at], ways.owed[at]
+    update = np.maximum(segments.update_s[first, last], owed)
+    turned = np.maximum(ways.turned[at], filled + segments.loop_s[first, last] + update)
+    prepared, whole = np.maximum(ways.prepared[at], segments.prepare_s[first, last]), np.maximum(ways.whole[at], filled + segments.step_s[first, last])
+    filled = filled + segments.forward_s[first, last]
+    kept = np.flatnonzero(np.maximum(np.maximum(whole, prepared + turned), filled + after_s) <= most)
+    cuts = np.hstack([ways.cuts[at], np.full((len(at), 1), last)])
+    return _Ways(cuts[kept], filled[kept], (update + segments.backward_s[first, last])[kept], prepared[kept], turned[kept], whole[kept])
 
 
 def trace_cuts(picks: Sequence[np.ndarray], count: int) -> tuple[int, ...]:

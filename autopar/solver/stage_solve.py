@@ -125,6 +125,19 @@ def crossing_choices(
     return tuple(found)
 
 
+def _with_crossings(case: Case, mesh: Mesh, steer: Steer, mesh_of: Callable[[int], Mesh] | None) -> Steer:
+    return replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles, steer.constraints, mesh_of)))
+
+
+def stage_problem(case: Case, mesh: Mesh, steer: Steer, model: CostModel, weight: float, mesh_of: Callable[[int], Mesh] | None = None) -> Problem:
+    """The problem that `solve_stage` begins with: nothing is made again, but where that is demanded."""
+    said, prices = steer.constraints.recompute or "free", build_prices(model, mesh, case.graph, case.sites, case.signatures)
+    return build_problem(
+        case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=_with_crossings(case, mesh, steer, mesh_of),
+        recompute="none" if said == "free" else said, turn_weight=weight,
+    )  # fmt: skip
+
+
 def solve_stage(
     case: Case,
     mesh: Mesh,
@@ -153,7 +166,7 @@ def solve_stage(
         ConstraintError: the mesh cannot obey.
     """
     deadline = time.monotonic() + time_limit_s
-    asked, steer = steer, replace(steer, choices=(*steer.choices, *crossing_choices(case, mesh, steer.roles, steer.constraints, mesh_of)))
+    asked, steer = steer, _with_crossings(case, mesh, steer, mesh_of)
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     said = steer.constraints.recompute or "free"
 

@@ -7,7 +7,7 @@ those that only have a copy; so sums over units bound every stage, and every pla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -28,7 +28,7 @@ from ..graph.turns import LOOP, SEND
 from .build import Shared, build_problem
 from .judge import made_id, share_bytes, wanted_id
 from .layouts import stage_roles
-from .problem import Group, Problem
+from .problem import Chooser, Group, Problem
 from .relaxation import Relaxation
 from .skeleton import Skeleton
 from .stage_cuts import NOTHING, Crossings, Piece, Segments, least_crossings, raise_segments, raise_table, receive_table, sum_segments
@@ -291,15 +291,22 @@ def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Pr
     problem = problem or relaxation.problem
     if not any(node.phase in phases for node in problem.graph.nodes):
         return 0.0
-    return relaxation.solve(_of_phases(problem, phases))
+    return relaxation.solve(weigh_phases(problem, dict.fromkeys(phases, 1.0)))
 
 
-def _of_phases(problem: Problem, phases: Sequence[Phase]) -> Problem:
-    """The problem in which only some phases cost anything."""
+def weigh_phases(problem: Problem, weights: Mapping[Phase, float]) -> Problem:
+    """The problem in which each phase costs so many times as much; what is not named, nothing. What decides for several phases at once costs by the least of theirs."""
     nodes = problem.graph.nodes
-    inside = [all((nodes[p.node].phase if p.node >= 0 else Phase.UPDATE) in phases for p in c.parts) for c in problem.choosers]
-    choosers = tuple(c if mine else replace(c, seconds=np.zeros_like(c.seconds)) for c, mine in zip(problem.choosers, inside))
-    return replace(problem, choosers=choosers, groups=tuple(g if g.phase in phases else replace(g, times=0.0) for g in problem.groups))
+
+    def times(chooser: Chooser) -> float:
+        return min(weights.get(nodes[p.node].phase if p.node >= 0 else Phase.UPDATE, 0.0) for p in chooser.parts)
+
+    def weighed(chooser: Chooser) -> Chooser:
+        weight = times(chooser)
+        return chooser if weight == 1.0 else replace(chooser, seconds=chooser.seconds * weight if weight else np.zeros_like(chooser.seconds))
+
+    choosers = tuple(map(weighed, problem.choosers))
+    return replace(problem, choosers=choosers, groups=tuple(replace(g, times=g.times * weights.get(g.phase, 0.0)) for g in problem.groups))
 
 
 def _once(problem: Problem, decisions: list[int]) -> float:

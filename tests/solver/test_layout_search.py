@@ -5,13 +5,22 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 import pytest
 
+from autopar.api import compile_workload
 from autopar.cluster import parse_cluster
 from autopar.constraints import Constraints, constrain
+from autopar.cost.memory import Memory
 from autopar.cost.model import build_cost_model
+from autopar.errors import ConstraintError
+from autopar.graph.choice import Assignment
+from autopar.graph.mesh import Mesh
+from autopar.options import Options
 from autopar.solver import layout_cases
+from autopar.solver.decide import Ask, _Decide
+from autopar.solver.infeasible import MemoryShortage
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_guess import bound_layout, cut_evenly, cut_units, guess_seconds, simulate_guess
 from autopar.solver.layout_prices import Tier
@@ -20,6 +29,7 @@ from autopar.solver.layouts import layout_ranks, print_layout
 from autopar.solver.one_mesh import MeshAnswer
 from autopar.solver.pipeline import PipelineSearch
 from autopar.solver.stage_solve import _narrowed
+from autopar.trace.load import load_workload
 
 from .blocks import build_block_case
 
@@ -204,3 +214,38 @@ def test_what_had_too_little_time_is_solved_again_with_all_that_is_left(last, mo
         return
     assert found.best.step_s == pytest.approx(usual.step_s) and print_layout(found.best.layout) in again
     assert not any(row.what == print_layout(found.best.layout) for row in found.pruned)
+
+
+def test_layouts_go_on_where_no_mesh_has_a_plan(monkeypatch):
+    """Neither gave one in its share of the time: the user asked for a plan, and gets one."""
+    ask = Ask(build_block_case(**LARGE), build_cost_model(parse_cluster("8x8xA100-80GB")), Constraints(), 60 * 2**30, 30.0, None, lambda line: None)
+    nothing = Memory(0, 2**40, 0, 0, (), ())
+
+    def none_fits(self, may_ask):
+        raise MemoryShortage(1, nothing, Assignment(Mesh(()), (), ()), False, "none")
+
+    monkeypatch.setattr(_Decide, "_search_meshes", none_fits)
+    usual = PipelineSearch.run
+
+    def run_late(self, cutoff_s, last=False):
+        self.deadline, self.num_late = 0.0, 2
+        usual(self, cutoff_s, last)
+
+    monkeypatch.setattr(PipelineSearch, "run", run_late)
+    with pytest.raises(MemoryShortage):
+        _Decide(replace(ask, most_stages=1, constraints=constrain(microbatches=1))).run()
+    found = _Decide(ask).run()
+    assert found.certificate.lower_bound_s <= found.certificate.objective_s < inf
+    monkeypatch.setattr(PipelineSearch, "go_on", lambda self, deadline, cutoff_s: None)
+    with pytest.raises(MemoryShortage):
+        _Decide(ask).run()
+
+
+@pytest.mark.parametrize("name", ["functional_call", "accumulated_loss"])
+def test_models_that_take_no_microbatches_or_few_have_a_plan(name):
+    """Of one all parameters are read before the turns; the other sums its loss over two slices of the batch, so it runs in 2 microbatches and not in 4."""
+    workload = load_workload(f"{Path(__file__).parents[1] / 'zoo' / 'user_code.py'}:{name}")
+    plan = compile_workload(workload, "8xH100-80GB", Options(time_limit_s=20.0)).plan
+    assert 0 < plan.solve.lower_bound_s <= plan.solve.objective_s
+    with pytest.raises(ConstraintError, match=f"{name}.*microbatches"):
+        compile_workload(workload, "8xH100-80GB", Options(time_limit_s=20.0, constraints=constrain(microbatches=4)))

@@ -86,9 +86,9 @@ def test_a_mesh_is_bounded_by_the_shortened_model(mesh):
     rows = list_units(case.graph)
     short = build_case(drop_units(case.graph, unit_members(case.graph, rows), 3, 2 + SHAPE["blocks"] - FEW), case.rules)
     unit = next(k for k, row in enumerate(list_units(short.graph)) if short.graph.nodes[row[0]].path.startswith("h.1"))
-    found, columns = bound_mesh(short, unit, SHAPE["blocks"] - FEW, mesh, MODEL, 10**6, inf)
+    found, columns = bound_mesh(short, unit, SHAPE["blocks"] - FEW, mesh, MODEL, 10**6, inf, [])
     prices = build_prices(MODEL, mesh, case.graph, case.sites, case.signatures)
     problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices)
     whole = solve_program(Formulation(problem).build(None, 1e6), relaxed=True, time_limit_s=30.0).objective / 1e6
     assert found == pytest.approx(whole, rel=1e-6) and columns > 0
-    assert bound_mesh(short, unit, 1, mesh, MODEL, columns - 1, inf)[0] == 0.0
+    assert bound_mesh(short, unit, 1, mesh, MODEL, columns - 1, inf, [])[0] == 0.0

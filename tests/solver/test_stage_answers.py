@@ -7,6 +7,7 @@ import random
 import time
 from dataclasses import replace
 from math import inf
+from statistics import median
 
 import pytest
 
@@ -170,7 +171,7 @@ def list_gaps(spec, in_turns, **shape):
     """Layout -> (what its units say at least) / (the step of its plan), for every layout of a model with so many turns."""
     model = build_cost_model(parse_cluster(spec))
     search = PipelineSearch(LayoutCases(build_block_case(**shape), Constraints()), model, 60 * 2**30, time.monotonic() + 300, lambda line: None)
-    found = {}
+    found, joint = {}, {}
     for layout in (each.layout for each in search.list_open()):
         place, turns = layout.place, layout.num_microbatches
         if turns not in in_turns:
@@ -181,11 +182,14 @@ def list_gaps(spec, in_turns, **shape):
         assert isinstance(staged, Staged), staged
         sharp = sharpen_bound(layout, costs, search.prices.phases(place, turns))[0]
         bounds = (each_bound(search, layout, few), bound_layout(layout, costs), sharp, bound_by_pieces(search, layout))
+        if place.num_stages > 1:
+            joint[print_layout(layout)] = search.solver.bound(layout, staged.cuts, len(costs.step_s), inf, time.monotonic() + 300) / staged.step_s
         assert bounds[0] <= staged.step_s * (1 + 1e-6) and bounds[1] <= bounds[2] <= bounds[3] * (1 + 1e-3)
         if has_given_cuts(layout):
             bounds += tuple(each_bound_at(search, layout, few, staged.cuts))
         found[print_layout(layout)] = max(bounds) / staged.step_s
-    assert len(found) > 3
+    assert len(found) > 3 and joint
+    assert all(0.95 <= share <= 1 + 1e-6 for share in joint.values()) and median(joint.values()) > 0.98, joint
     return found
 
 

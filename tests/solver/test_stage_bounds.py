@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import combinations
+from math import inf
 
 import pytest
 
@@ -163,8 +164,10 @@ def test_the_bound_with_the_drain_equals_every_way_to_cut(seed):
     least = min(last(parts) for _, parts in every_cut(count, stages))
     low = bound_cuts([sum_segments(steps)] * stages, sum_segments(forward))
     found, cuts = bound_drain([sum_segments(steps)] * stages, sums_of(steps, forward, loops, update, backward))
-    every, cuts_of_every = bound_every_cut([sum_segments(steps)] * stages, sums_of(steps, forward, loops, update, backward))
+    every, cuts_of_every = bound_every_cut([sum_segments(steps)] * stages, sums_of(steps, forward, loops, update, backward), {})
     assert every == pytest.approx(least) and last([range(a, b) for a, b in zip((0, *cuts_of_every), (*cuts_of_every, count))]) == pytest.approx(least)
+    raised, others = bound_every_cut([sum_segments(steps)] * stages, sums_of(steps, forward, loops, update, backward), {cuts_of_every: inf})
+    assert raised >= every * (1 - 1e-9) and (others != cuts_of_every or stages in (1, count))
     best = [range(a, b) for a, b in zip((0, *cuts), (*cuts, count))]
     assert len(best) == stages and last(best) <= least + (sum(loops) + sum(update)) / 8000
     assert found <= least * (1 + 1e-9)

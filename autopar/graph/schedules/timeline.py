@@ -83,6 +83,20 @@ def action_times(order: Order, durations: Durations) -> tuple[tuple[tuple[float,
     return tuple(tuple((ends[code] - take[code], ends[code]) for code in row) for row in order.rows)
 
 
+def critical_path(order: Order, durations: Durations, rank: int) -> tuple[tuple[int, int], ...]:
+    """(forwards, backwards) of each stage on the longest chain of actions up to the last one of a rank: whatever stages take, that action ends no earlier
+    than these do one after another. Not for split backwards, nor where sends take time."""
+    take, _, ends = _run(order, durations)
+    needs, size = _needs(order), order.num_stages * order.num_microbatches
+    before = {code: earlier for row in order.rows for earlier, code in zip((-1, *row), row)}
+    counts = [[0, 0] for _ in range(order.num_stages)]
+    code = order.rows[rank][-1]
+    while code >= 0:
+        counts[code % size // order.num_microbatches][code // size] += 1
+        code = max(before[code], needs[code], key=lambda c: ends[c] if c >= 0 else -1.0)
+    return tuple((f, b) for f, b in counts)
+
+
 def _run(order: Order, durations: Durations) -> tuple[list[float], list[float], list[float]]:
     """Over codes: what each takes, how long its output is under way, when it ends."""
     take, lag = _tables(order, durations)
