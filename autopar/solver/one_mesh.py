@@ -1,7 +1,7 @@
 """The best plan on one mesh: glance, relax, choose among what looks good, prove; memory rows as they are needed.
 
     glance    the fastest plan, memory and the limits of overlap aside (`relaxation`): a lower bound, and where it fits, as a rule the answer
-    relax     LP without memory rows: a lower bound; with the overlap rows that its solution would break
+    relax     LP without memory rows: a lower bound; with the overlap rows that its solution would break, and the memory rows that it would once it is rounded
     choose    MIP over few options (what relaxations used; one factor on all axes; every storage), with the memory rows asked for so far;
               judge every program point; where the answer breaks the limit, ask for those rows and choose again
     measure   build the program: where it holds more than the judge saw, leave that much room and choose again
@@ -36,6 +36,7 @@ from .relaxation import Relaxation
 _INTEGRAL = 1e-6
 _ROWS_PER_ROUND = 4
 _MAX_ROUNDS = 30
+_MAX_ROUNDED = 6  # so many times the LP is asked for rows before a MIP is
 _GOOD_GAP = 5e-3  # of a large program: the whole MIP seldom closes what is left
 _FEW_COLUMNS = 20_000  # up to here a proof to the last digit costs seconds
 _VERY_FEW_COLUMNS = 4_000  # with memory rows up to here
@@ -205,15 +206,27 @@ class _Work:
         return self.measure is None or self.measure(build_assignment(self.problem, decisions)) <= self.true_limit
 
     def relax(self) -> str:
-        """Solve the LP with the rows so far, raise the bound."""
-        found = solve_program(self._program(), relaxed=True, time_limit_s=self.left_s())
-        if found.status == "infeasible":
-            return "unknown" if self.tightened else "infeasible"
-        if found.values is None:
-            return "unknown"
-        self._raise_bound(found.objective if found.status == "optimal" else found.bound)
-        self.relaxed = found
-        return self.relax() if self.form.ask_overlap(found.values) else ""
+        """Solve the LP with the rows so far, and with those that its solution breaks; raise the bound."""
+        for turn in range(_MAX_ROUNDS):
+            found = solve_program(self._program(), relaxed=True, time_limit_s=self.left_s())
+            if found.status == "infeasible":
+                return "unknown" if self.tightened else "infeasible"
+            if found.values is None:
+                return "unknown"
+            self._raise_bound(found.objective if found.status == "optimal" else found.bound)
+            self.relaxed = found
+            hides_too_much = self.form.ask_overlap(found.values)
+            if not (hides_too_much or (turn < _MAX_ROUNDED and self._ask_rows_of(found.values))):
+                return ""
+        return ""
+
+    def _ask_rows_of(self, values: np.ndarray) -> bool:
+        """Ask for the memory rows that the LP's solution breaks once it is rounded: another LP takes less time than the MIP that would ask for them. True where some are new."""
+        if self.limit is None or self._is_integral(values):
+            return False
+        before, held = self.form.num_memory_rows, held_bytes(self.problem, self._round(values))
+        self._ask_rows(held)
+        return self.form.num_memory_rows > before
 
     def choose(self) -> str:
         """Decisions for the rows so far: those of the LP where it is integral, else of a MIP over what is nearly as good as what it uses."""
@@ -307,11 +320,13 @@ class _Work:
         )
 
     def _take(self, values: np.ndarray, how: str) -> None:
-        self.decisions = tuple(
-            int(np.argmax(values[o : o + len(c.seconds)])) for o, c in zip(self.form.offsets, self.problem.choosers)
-        )
+        self.decisions = self._round(values)
         self.objective, self.how = evaluate_seconds(self.problem, self.decisions), how
         self.hides_too_much = self.form.ask_overlap(values)
+
+    def _round(self, values: np.ndarray) -> Decisions:
+        """Of each chooser the option with the largest share."""
+        return tuple(int(np.argmax(values[o : o + len(c.seconds)])) for o, c in zip(self.form.offsets, self.problem.choosers))
 
     def answer(self, status: str) -> MeshAnswer:
         best, rows = self.best, self._form.num_memory_rows if self._form is not None else 0
