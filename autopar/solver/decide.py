@@ -242,8 +242,10 @@ class _Decide:
         two = layouts.best is not None and any(stage.found.how == TWO_KINDS for stage in layouts.best.stages)
         mixed = ", equal blocks of a stage deciding alike, but for those of the plan, which decide in two ways" if two else ""
         schedules = "1F1B and interleaved" if has_backward(self.ask.case.graph) else "forward-only"
+        varied = layouts.best is not None and bool(layouts.best.layout.place.others) and not self.ask.constraints.stage_degrees
+        alike = ", all divided alike, and divided as those of this plan" if varied else ""
         return (
-            f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}, every number of microbatches, {schedules} "
+            f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}{alike}, every number of microbatches, {schedules} "
             "schedules; inside of a stage an axis that splits the batch and one within a host that splits anything else (and, where starting ops takes longer than "
             f"their work, one along which nothing is split), every ZeRO stage, recompute value "
             f"by value{demanded}{mixed}; {layouts.num_solved} solved with memory"

@@ -125,15 +125,23 @@ def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...]) -> fl
 
 def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...]) -> float:
     """The guess with the schedule simulated: chunks as long as their units, a third of it forward (where there is a backward)."""
-    stages = layout.place.num_stages
-    ends, table = list(zip((0, *cuts), (*cuts, len(costs.step_s)))), likely_segments(costs)
-    last = [_after_turns(layout, costs, a, b) for a, b in ends]
-    sums = [max(0.0, float(table[a, b]) - s) / layout.num_microbatches for (a, b), s in zip(ends, last)]
+    return simulate_stages_guess(layout, [costs] * layout.place.num_stages, cuts, [1.0] * layout.place.num_stages)
+
+
+def simulate_stages_guess(layout: Layout, costs: Sequence[UnitCosts], cuts: tuple[int, ...], slower: Sequence[float]) -> float:
+    """`simulate_guess`, each stage with costs of its own.
+
+    Args:
+        slower: what multiplies the seconds of each stage.
+    """
+    stages, ranks = layout.place.num_stages, layout_ranks(layout)
+    ends = list(zip(ranks, (0, *cuts), (*cuts, len(costs[0].step_s))))
+    last = [slower[r] * _after_turns(layout, costs[r], a, b) for r, a, b in ends]
+    sums = [max(0.0, slower[r] * float(likely_segments(costs[r])[a, b]) - s) / layout.num_microbatches for (r, a, b), s in zip(ends, last)]
     order = build_order(layout.schedule, stages, layout.num_microbatches, layout.chunks)
     share = 1 / 3 if runs_backward(layout.schedule) else 1.0
     forward, backward = tuple(s * share for s in sums), tuple(s * (1 - share) for s in sums)
     line = simulate(order, Durations(forward, backward, forward if splits_backward(layout.schedule) else ()))
-    ranks = layout_ranks(layout)
     after = [sum(s for s, rank in zip(last, ranks) if rank == r) for r in range(stages)]
     return max(end + update for end, update in zip(line.end_s, after))
 
@@ -145,17 +153,18 @@ def _after_turns(layout: Layout, costs: UnitCosts, first: int, end: int) -> floa
 
 def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
     """How much slower a plan may become to fit: 1 where the fastest fits, what recomputing all takes where that would, much where not."""
-    stages, factor = layout.place.num_stages, 1.0
-    held = _held(layout.schedule, stages, layout.num_microbatches, layout.chunks)
-    ends = list(zip((0, *cuts), (*cuts, len(costs.step_s))))
-    for s in range(stages):
-        always = waiting = passing = 0.0
-        for (a, b), _ in (row for row in zip(ends, layout_ranks(layout)) if row[1] == s):
+    return max(stage_memory_factor(layout, costs, cuts, s, limit_bytes) for s in range(layout.place.num_stages))
+
+
+def stage_memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], stage: int, limit_bytes: int) -> float:
+    """`memory_factor` of one stage."""
+    held = _held(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)[stage]
+    always = waiting = passing = 0.0
+    for a, b, rank in zip((0, *cuts), (*cuts, len(costs.step_s)), layout_ranks(layout)):
+        if rank == stage:
             always, waiting, passing = always + sum(costs.always[a:b]), waiting + sum(costs.waiting[a:b]), max(passing, *costs.passing[a:b])
-        need, least = always + held[s] * waiting + passing, always + _KEPT_SHARE * held[s] * waiting + passing
-        if need > limit_bytes:
-            factor = max(factor, _AGAIN_FACTOR * (1.0 + max(0.0, least / limit_bytes - 1.0)))
-    return factor
+    need, least = always + held * waiting + passing, always + _KEPT_SHARE * held * waiting + passing
+    return _AGAIN_FACTOR * (1.0 + max(0.0, least / limit_bytes - 1.0)) if need > limit_bytes else 1.0
 
 
 def count_flying(order: Order, chunks: int) -> tuple[float, ...]:

@@ -17,24 +17,26 @@ from ..errors import ConstraintError, MicrobatchError
 from ..graph.case import Case, build_case
 from ..graph.choice import Assignment
 from ..graph.graph import Graph
+from ..graph.mesh import Mesh
 from ..graph.roles import Roles
 from ..graph.schedules.known import build_order, chunk_ranks, runs_backward, splits_backward
 from ..graph.schedules.schedule import numbers_on_ranks
 from ..graph.schedules.timeline import Durations, simulate
 from ..graph.stage_programs import crossing_chunks
 from ..graph.stages import Stage, cut_stages, list_units
+from ..graph.turns import RECEIVE, SEND
 from .joint_bound import StagePlans, bound_jointly
 from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .mixed import TWO_KINDS
-from .stage_solve import StageAnswer, align, holds_as_many, place_among, solve_stage, stage_problem
+from .stage_solve import StageAnswer, align, crossing_choices, holds_as_many, place_among, solve_stage, stage_problem
 from .steer import Steer, names_some
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
 
 ChunkKind = tuple[tuple[int, ...], int, bool]  # units outside of the run of equal ones, how many of the run, whether the next chunk is on the same stage
-StageKind = tuple[ChunkKind, ...]  # of each of its chunks
+StageKind = tuple[tuple[ChunkKind, ...], tuple[Mesh, ...]]  # of each of its chunks; the mesh of the stage, and those of the stages around it
 
 _GAP = 1e-3
 _STAGE_GAP = 0.01  # a plan of a stage that is as near to its bound is good enough for others like it
@@ -144,24 +146,24 @@ class LayoutSolver:
         starts, num_here = _starts_of(short.case, short.cuts), max(short.place_of) + 1
         stages = cut_stages(short.case.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks))
         roles, model = self.cases.roles(short.case), self.staged_model(place)
-        kinds = []
+        kinds, here = [], _place_here(place, short.place_of)
         for number, stage in enumerate(stages):
-            case, steer = self._stage_case(number, stage.graph, short.case, roles, place)
+            case, steer = self._stage_case(number, stage.graph, short.case, roles, here)
             if (left := deadline - time.monotonic()) <= 0:
                 return 0.0
             weight = turn_weight(layout)
-            kinds.append(StagePlans(stage_problem(case, place.stage_mesh(number), steer, model, weight, place.stage_mesh), weight, max(1.0, left)))
+            kinds.append(StagePlans(stage_problem(case, here.stage_mesh(number), steer, model, weight, here.stage_mesh), weight, max(1.0, left)))
         order = build_order(layout.schedule, place.num_stages, count, layout.chunks)
-        return bound_jointly(order, layout.chunks, [kinds[here] for here in short.place_of], enough_s, deadline)
+        return bound_jointly(order, layout.chunks, [kinds[k] for k in short.place_of], enough_s, deadline)
 
     def _shorten(self, layout: Layout, turns: Turned, cuts: tuple[int, ...], num_units: int) -> _Short | None:
         """The graph in which each kind of stage stands once; None where that is the model's own."""
-        run, place = turns.run_units, layout.place
-        kinds = _kinds_of_stages(cuts, num_units, run, layout) if turns.more and not place.others else None
-        inside = sum(n for kind in kinds or () for _, n, _ in kind)
+        run = turns.run_units
+        kinds = _kinds_of_stages(cuts, num_units, run, layout) if turns.more else None
+        inside = sum(n for rows, _ in kinds or () for _, n, _ in rows)
         if kinds is None or inside + 1 >= run[1] - run[0]:
             return None
-        units = sum(len(outside) + n for kind in kinds for outside, n, _ in kind)
+        units = sum(len(outside) + n for rows, _ in kinds for outside, n, _ in rows)
         case = self.cases.with_run(inside, layout.num_microbatches)
         if case is None or len(list_units(case.graph)) != units:
             return None
@@ -213,12 +215,19 @@ class LayoutSolver:
         stages = cut_stages(whole.graph, starts, layout_ranks(layout))
         known = {k: Stage(a.case.graph, (), ()) for k, a in enumerate(staged.stages)}
         answers = [_transfer(known[k], stage, a, self.cases) for k, (stage, a) in enumerate(zip(stages, staged.stages))]
-        if any(a is None for a in answers):
+        if any(a is None for a in answers) or (place.others and not all(self._meets(k, a, whole, place) for k, a in enumerate(answers) if a is not None)):
             found = self._solve_cuts(whole, layout, model, staged.cuts, None)
             if isinstance(found, Unsolved):
                 raise ConstraintError(f"{print_layout(layout)}: {found.why}")
             return replace(found, starts=starts)
         return replace(staged, stages=tuple(a for a in answers if a is not None), starts=starts)
+
+    def _meets(self, number: int, answer: StageAnswer, whole: Case, place: Place) -> bool:
+        """What crosses the ends of a stage does so as its neighbours have it, whose meshes may be others than where the answer was found."""
+        case, steer = self._stage_case(number, answer.case.graph, whole, self.cases.roles(whole), place)
+        chosen = dict(answer.assignment.strategies) if answer.assignment is not None else {}
+        asked = crossing_choices(case, place.stage_mesh(number), steer.roles, steer.constraints, place.stage_mesh)
+        return all(chosen.get(name) == choices for name, choices in asked)
 
     def _solve_cuts(self, whole: Case, layout: Layout, model: CostModel, cuts: tuple[int, ...], place_of: tuple[int, ...] | None) -> Staged | Unsolved:
         """Solve the stages of given cuts, alike stages once; simulate the schedule. `Unsolved.proven` is about these cuts.
@@ -239,22 +248,24 @@ class LayoutSolver:
         chunks = crossing_chunks(whole.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks), graphs) if starts else ()
         kinds: list[tuple[int, float, Among, StageAnswer]] = []
         answers: list[StageAnswer] = []
+        inside = _place_here(place, place_of)
+        around = [_meshes_around(stage.graph, inside, k) for k, stage in enumerate(stages)]
         for number, held in enumerate(in_flight):
             here = number if place_of is None else place_of[number]
             among = place_among(graphs, here, few, number, chunks)
             like, known_s = None, inf
             for other, flying, beside, found in kinds:
-                if flying >= held and holds_as_many(beside, among) and not place.others:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
+                if flying >= held and holds_as_many(beside, among) and around[other] == around[here]:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
                     mine = found if other == here else _transfer(stages[other], stages[here], found, self.cases)
                     if mine is not None and mine.found.objective_s < known_s:
                         like, known_s = mine, mine.found.objective_s
                         if (found.found.memory_rows == 0 and not found.found.heavy and found.found.how != TWO_KINDS) or flying == held:
                             known_s = -inf
             if like is not None and known_s > max(a.found.objective_s for a in answers) * (1 - _GAP) and known_s > like.found.bound_s * (1 + _STAGE_GAP):
-                like = self._solve_stage(here, stages, whole, roles, layout, model, held, among, like)
+                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, like)
                 kinds.append((here, held, among, like))
             if like is None:
-                like = self._solve_stage(here, stages, whole, roles, layout, model, held, among, None)
+                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, None)
                 if like.assignment is None:
                     unfit = like.found.status == "infeasible"
                     why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
@@ -264,24 +275,23 @@ class LayoutSolver:
         return simulate_stages(layout, cuts, starts, tuple(answers), tuple(in_flight))
 
     def _solve_stage(
-        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, among: Among,
+        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, inside: Place, model: CostModel, held: float, among: Among,
         known: StageAnswer | None,
     ) -> StageAnswer:
-        """One stage; `known`: a plan that fits."""
-        key = (layout.place, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None, self.shares)
+        """One stage; `inside`: the place of these stages; `known`: a plan that fits."""
+        key = (layout.place, inside, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None, self.shares)
         if key in self.solved:
             return self.solved[key]
-        self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, model, held, among, known)
+        self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, inside, model, held, among, known)
         return found
 
     def _solve_fresh(
-        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, model: CostModel, held: float, among: Among,
+        self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, inside: Place, model: CostModel, held: float, among: Among,
         known: StageAnswer | None,
     ) -> StageAnswer:
-        place = layout.place
-        case, steer = self._stage_case(number, stages[number].graph, whole, roles, place)
+        case, steer = self._stage_case(number, stages[number].graph, whole, roles, inside)
         left = max(3.0, (self.deadline - time.monotonic()) / self.shares)
-        found = solve_stage(case, place.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=place.stage_mesh, among=among)
+        found = solve_stage(case, inside.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=inside.stage_mesh, among=among)
         better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known
 
@@ -333,7 +343,7 @@ def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int]
     is the only one of its kind: so they stand in the shorter graph where they stand in the model."""
     found: list[StageKind] = []
     for stage in range(layout.place.num_stages):
-        kind = _kind_of_stage(cuts, num_units, run, layout_ranks(layout), stage)
+        kind = _kind_of_stage(cuts, num_units, run, layout, stage)
         if kind in found and found[-1] != kind:
             return None
         if kind not in found:
@@ -344,16 +354,18 @@ def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int]
 def _chunks_of(kinds: list[StageKind], layout: Layout) -> list[ChunkKind]:
     """The chunks of the shorter graph, in which each kind of stage stands once, in the order of its units."""
     ranks = chunk_ranks(layout.schedule, len(kinds), layout.chunks)
-    return [kinds[rank][number] for rank, number in zip(ranks, numbers_on_ranks(ranks))]
+    return [kinds[rank][0][number] for rank, number in zip(ranks, numbers_on_ranks(ranks))]
 
 
-def _kind_of_stage(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], ranks: Sequence[int], stage: int) -> StageKind:
-    """Of each of its chunks: (units outside of the run, how many of the run, whether the next chunk is on this stage, too)."""
+def _kind_of_stage(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], layout: Layout, stage: int) -> StageKind:
+    """Of each of its chunks: (units outside of the run, how many of the run, whether the next chunk is on this stage, too); and meshes."""
+    ranks, place = layout_ranks(layout), layout.place
     ends = [(k, first, last) for k, (first, last) in enumerate(zip((0, *cuts), (*cuts, num_units))) if ranks[k] == stage]
-    return tuple(
+    rows = tuple(
         (tuple(u for u in range(first, last) if not run[0] <= u < run[1]), max(0, min(last, run[1]) - max(first, run[0])), stage in ranks[k + 1 : k + 2])
         for k, first, last in ends
     )
+    return rows, tuple(place.stage_mesh((stage + step) % place.num_stages) for step in (0, -1, 1))
 
 
 def _small_cuts(cuts: tuple[int, ...], kinds: list[StageKind], num_units: int, run: tuple[int, int], layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -362,8 +374,20 @@ def _small_cuts(cuts: tuple[int, ...], kinds: list[StageKind], num_units: int, r
     for outside, inside, _ in _chunks_of(kinds, layout):
         at += len(outside) + inside
         ends.append(at)
-    ranks = layout_ranks(layout)
-    return tuple(ends[:-1]), tuple(kinds.index(_kind_of_stage(cuts, num_units, run, ranks, s)) for s in range(layout.place.num_stages))
+    return tuple(ends[:-1]), tuple(kinds.index(_kind_of_stage(cuts, num_units, run, layout, s)) for s in range(layout.place.num_stages))
+
+
+def _place_here(place: Place, place_of: tuple[int, ...] | None) -> Place:
+    """The place of a graph in which each kind of stage stands once (`place_of`: as of `_solve_cuts`)."""
+    if place_of is None or not place.others:
+        return place
+    meshes = {here: place.stage_mesh(number) for number, here in enumerate(place_of)}
+    return Place(len(meshes), place.mesh, tuple((here, mesh) for here, mesh in sorted(meshes.items()) if mesh != place.mesh))
+
+
+def _meshes_around(graph: Graph, place: Place, stage: int) -> tuple[Mesh, ...]:
+    """The mesh of a stage, and those at the other ends of what crosses its own, in order."""
+    return (place.stage_mesh(stage), *(place.stage_mesh(int(dict(n.args)["stage"])) for n in graph.nodes if n.op in (SEND, RECEIVE)))  # type: ignore[call-overload]
 
 
 def _transfer(other: Stage, stage: Stage, found: StageAnswer, cases: LayoutCases) -> StageAnswer | None:

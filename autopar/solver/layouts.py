@@ -105,6 +105,21 @@ def list_places(num_devices: int, devices_per_host: int, num_units: int, constra
     return tuple(found)
 
 
+def vary_place(place: Place, tps: Sequence[int], devices_per_host: int) -> Place | None:
+    """The place with so many ranks of tp on each stage, the closest ones, and dp along the others; None where these are all the same, or no grid of ranks has all."""
+    usual = max(tps, key=tps.count)
+    meshes = _divide(num_ranks(place.mesh), (usual, *tps), devices_per_host)
+    if meshes is None or len(set(tps)) == 1:
+        return None
+    return Place(place.num_stages, meshes[0], tuple((stage, mesh) for stage, mesh in enumerate(meshes[1:]) if mesh != meshes[0]))
+
+
+def divide_stage(ranks: int, devices_per_host: int) -> dict[int, Mesh]:
+    """Every number of ranks of tp within a host -> the mesh of a stage with that."""
+    found = {tp: _divide(ranks, (tp,), devices_per_host) for tp in divisors(gcd(ranks, devices_per_host))}
+    return {tp: meshes[0] for tp, meshes in found.items() if meshes is not None}
+
+
 def _divide(ranks: int, tps: Sequence[int], devices_per_host: int) -> tuple[Mesh, ...] | None:
     """One grid of ranks as several meshes, with so many ranks of tp each, the closest ones; None where there is no such grid: one must divide the next."""
     steps = sorted({1, *tps, ranks})
@@ -163,6 +178,11 @@ def working_mesh(place: Place) -> Mesh:
 def data_degree(mesh: Mesh) -> int:
     """Ranks of a stage that divide the batch."""
     return prod(a.size for a in mesh.axes if a.name.partition("_")[0] == DATA)
+
+
+def tensor_degree(mesh: Mesh) -> int:
+    """Ranks of a stage that divide anything but the batch."""
+    return prod(a.size for a in mesh.axes if a.name.partition("_")[0] == TENSOR)
 
 
 def list_schedules(place: Place, turns: int, num_units: int, constraints: Constraints, trains: bool = True) -> Iterator[Layout]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import inf, prod
 from statistics import median
@@ -21,6 +20,7 @@ from ..cluster import num_devices
 from ..constraints import PIPELINE
 from ..cost.model import CostModel
 from ..errors import ConstraintError, MicrobatchError
+from ..graph.mesh import Mesh
 from ..graph.plan import Pruned
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
@@ -39,14 +39,16 @@ from .layouts import (
     list_turns,
     num_samples,
     print_layout,
-    working_ranks,
 )
+from .open_layouts import Open, OpenPlace, Step, by_count, by_place, is_own_price, least_bound, next_step, shares_work
 from .unit_costs import PhaseCosts, UnitCosts
 from .unit_stages import count_cuts, why_no_cuts
+from .vary_stages import Varied, list_varied, may_vary
 
 _GAP = 1e-3
 _CLOSE = 0.008  # a gap at which nobody looks for a better bound
 _TRUST = 0.97  # what is expected to take up to 3 % more than the best plan is still tried
+_WORTH_OTHERS, _FAR_OTHERS, _MOST_VARIED = 0.005, 2.0, 4  # other degrees on some stages are tried for no less, as a share; of so many layouts, up to so many times the best plan
 _WORTH = 1.01  # where only a price is asked for: what is expected to be less than 1 % faster is not tried
 _NEAR, _SPARE = 1.08, 8  # a guess may be so much too high; time for so many solves has to be left to try it
 _SPARE_BETTER = 2  # and for so many to try a guess that is better than the best plan, though such guesses have proved too low
@@ -71,75 +73,9 @@ class StagedResult:
     pruned: tuple[Pruned, ...]
 
 
-@dataclass(slots=True)
-class _Open:
-    """A layout, with what is known of it so far: `guess_s` only once its place was priced; `tier`: of the prices for its own number of microbatches."""
-
-    layout: Layout
-    any_s: float  # no plan is faster, wherever it is cut
-    at_cuts_s: float = 0.0  # nor one that is cut where its own prices say, if it is searched there alone (`has_given_cuts`)
-    guess_s: float = inf
-    tier: Tier = Tier.NONE
-    own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
-    cuts: tuple[int, ...] | None = None  # those that hold the bound down
-    joint_s: dict[tuple[int, ...], float] = field(default_factory=dict)  # cuts -> bound of their stages, each with one plan for all phases
-    tried: tuple[int, ...] | None = None  # of these, those that it was solved with
-    failed: bool = False  # no plan was found in the time that it had
-    searched: bool = False  # again, with all the time that was left
-    tight: bool = False  # the guess is one of a fastest plan that does not fit
-    simulated: bool = False
-    solved: bool = False
-    gone: bool = False  # there is no such plan
-
-    @property
-    def bound_s(self) -> float:
-        """No plan of it that is searched is faster."""
-        return max(self.any_s, self.at_cuts_s)
-
-
-@dataclass(slots=True)
-class _Place:
-    """A place with its layouts, fewest microbatches first, and how much of its prices is known: for the fewest that may be good (`count`)."""
-
-    place: Place
-    rows: list[_Open]
-    tier: Tier = Tier.NONE
-    count: int = 0
-    chunks: set[int] = field(default_factory=set)  # for which runs were priced
-
-    @property
-    def first_chunks(self) -> int:
-        """Of the first layout with so many microbatches."""
-        return next((row.layout.chunks for row in self.rows if row.layout.num_microbatches >= self.count), 1)
-
-
-class _Step(IntEnum):
-    """What makes a guess better, in order."""
-
-    UNITS, RUN, OWN, CHUNKS, SIMULATE, SOLVE = range(6)
-
-
 _USUAL = (1.01, 1.05, 1.12, 1.02, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
 _ALONE = (1.0, 1.0, 1.02, 1.0, 1.0, 1.01)  # where no rank of a stage shares its work with another
 _TIGHT = 1.25  # the last of them, where the fastest plan does not fit
-
-
-def _next_step(place: _Place, each: _Open) -> _Step:
-    if place.tier < Tier.RUN:
-        return _Step.UNITS if place.tier < Tier.ALL else _Step.RUN
-    if each.tier < Tier.RUN:
-        return _Step.CHUNKS if each.own else _Step.OWN
-    return _Step.SIMULATE if not each.simulated and each.layout.place.num_stages > 1 else _Step.SOLVE
-
-
-def _is_own_price(place: _Place, each: _Open) -> bool:
-    """The place is priced for as many microbatches and chunks as this layout has: nothing more is asked for it alone."""
-    return (each.layout.num_microbatches, each.layout.chunks) == (place.count, place.first_chunks)
-
-
-def _shares_work(place: _Place) -> bool:
-    """Ranks of a stage divide its work. Where none does, nothing is resharded, and a guess is nearly exact: it says nothing of the others."""
-    return working_ranks(place.place) > 1
 
 
 @dataclass(slots=True)
@@ -161,13 +97,13 @@ class PipelineSearch:
     num_solved: int = 0
     num_late: int = 0  # of these, when time was up
     slowest_s: float = 0.0  # of the solves so far
-    seen: dict[tuple[bool, bool, _Step], list[float]] = field(default_factory=dict)  # whether ranks share work, whether tight, step -> what it multiplied guesses by
+    seen: dict[tuple[bool, bool, Step], list[float]] = field(default_factory=dict)  # whether ranks share work, whether tight, step -> what it multiplied guesses by
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
     last: bool = False  # nothing else is searched afterwards: the time that is left may all go into one layout
     hurry: float = inf  # from then on a plan comes before better guesses
-    every: list[_Open] = field(default_factory=list)
-    places: list[_Place] = field(default_factory=list)
+    every: list[Open] = field(default_factory=list)
+    places: list[OpenPlace] = field(default_factory=list)
     wall_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -180,11 +116,11 @@ class PipelineSearch:
         began, self.best_s = time.monotonic(), cutoff_s
         self.hurry = began + _HURRY * (self.deadline - began)
         self.every = self.list_open()
-        self.places = _by_place(self.every)
+        self.places = by_place(self.every)
         if self.prices.is_launch_bound(num_devices(self.model.cluster)):  # then what crosses between stages takes long, and is known without a price
             for place in self.places:
                 self._price_place(place, Tier.FLOOR)
-            alone = [place for place in self.places if not _shares_work(place)]  # cheap, and what is guessed of them is right
+            alone = [place for place in self.places if not shares_work(place)]  # cheap, and what is guessed of them is right
             for place in alone:
                 if time.monotonic() < self.deadline:
                     self._price_place(place, Tier.ALL)
@@ -202,6 +138,7 @@ class PipelineSearch:
         if not self.price_only:
             self._raise_bounds(self.places)
             self._follow_all(self.places)
+            self._vary()
             self._search_failed(self.places)
             if self.last:
                 self._raise_bounds(self.places, True)
@@ -222,7 +159,7 @@ class PipelineSearch:
 
     # --- what there is
 
-    def list_open(self) -> list[_Open]:
+    def list_open(self) -> list[Open]:
         """Every layout that the cluster, the batch and the constraints allow, with the bound of its work."""
         found = self.cases.turned(1)
         if isinstance(found, str):
@@ -244,7 +181,7 @@ class PipelineSearch:
             else:
                 layouts = self._keep_divisible(layouts, told, several[0])
         self.prices.counts = tuple(sorted({each.num_microbatches for each in layouts}))
-        return [_Open(each, least_seconds(each, *self.prices.floor_s(each.place, each.num_microbatches))) for each in layouts]
+        return [Open(each, least_seconds(each, *self.prices.floor_s(each.place, each.num_microbatches))) for each in layouts]
 
     def _keep_divisible(self, layouts: list[Layout], turned: Turned, least: int) -> list[Layout]:
         """The layouts whose chunks are no more than the units; of one microbatch, or (`least` above 1) of several."""
@@ -284,7 +221,7 @@ class PipelineSearch:
 
     # --- prices
 
-    def _glance(self, places: list[_Place], began: float) -> None:
+    def _glance(self, places: list[OpenPlace], began: float) -> None:
         """The price of the main unit of each place whose bound is not far above the best guess so far, in the order of bounds, as long as there is time; where no plan
         is known, of one in any case."""
         while True:
@@ -292,15 +229,15 @@ class PipelineSearch:
             if time.monotonic() > began + _GLANCE * (self.deadline - began) and (self.best_s < inf or hopes):
                 return
             place = self._next_place(places)
-            if place is None or (hopes and _least_bound(place) > _FAR * min(each.guess_s for _, each in hopes)):
+            if place is None or (hopes and least_bound(place) > _FAR * min(each.guess_s for _, each in hopes)):
                 return
             self._price_place(place, Tier.MAIN if place.tier is Tier.FLOOR else Tier.FLOOR)
 
-    def _next_place(self, places: list[_Place]) -> _Place | None:
+    def _next_place(self, places: list[OpenPlace]) -> OpenPlace | None:
         """The one with the least bound of which nothing is priced."""
-        return min((p for p in places if p.tier < Tier.MAIN and not self._is_over(p)), key=_least_bound, default=None)
+        return min((p for p in places if p.tier < Tier.MAIN and not self._is_over(p)), key=least_bound, default=None)
 
-    def _price_place(self, place: _Place, tier: Tier, chunks: int | None = None) -> None:
+    def _price_place(self, place: OpenPlace, tier: Tier, chunks: int | None = None) -> None:
         """Raise the bounds of a place's layouts by prices for the fewest microbatches that may be good, and guess what they take. Without turns the units of a
         small graph may be others: then by prices for one microbatch, and for the fewest beyond that.
 
@@ -310,11 +247,11 @@ class PipelineSearch:
         if self._is_over(place):
             return
         if place.tier < Tier.MAIN:
-            most = _HOPELESS * _least_bound(place)
+            most = _HOPELESS * least_bound(place)
             place.count = min(each.layout.num_microbatches for each in place.rows if each.bound_s <= most and not each.gone)
         place.tier, fewest, together = tier, 0, ()
         costs: UnitCosts | None = None
-        for count, rows in _by_count(place.rows):
+        for count, rows in by_count(place.rows):
             if count < place.count:
                 continue
             if costs is None or not self.prices.may_stretch(fewest, count):
@@ -329,7 +266,7 @@ class PipelineSearch:
                     each.tier = tier if count == fewest and each.layout.chunks in together else each.tier
                 self._sharpen(place, rows, mine, fewest, tier)
 
-    def _price_layout(self, place: _Place, each: _Open) -> None:
+    def _price_layout(self, place: OpenPlace, each: Open) -> None:
         """The prices for its own number of microbatches: of all layouts of the place with as many."""
         together = self._chunks_with(place, each.layout.chunks)
         costs = self._costs(place, each.layout.num_microbatches, Tier.RUN, together)
@@ -342,7 +279,7 @@ class PipelineSearch:
             count = each.layout.num_microbatches
             self._sharpen(place, [row for row in place.rows if row.layout.num_microbatches == count and row.tier is Tier.RUN], costs, count, Tier.RUN)
 
-    def _sharpen(self, place: _Place, rows: Iterable[_Open], costs: UnitCosts, priced: int, tier: Tier) -> None:
+    def _sharpen(self, place: OpenPlace, rows: Iterable[Open], costs: UnitCosts, priced: int, tier: Tier) -> None:
         """Raise the bounds of layouts with equally many microbatches by what drains.
 
         Args:
@@ -358,21 +295,25 @@ class PipelineSearch:
             if has_given_cuts(layout):
                 each.any_s = max(each.any_s, least_seconds(layout, sum(phases.loop_s) / count))
                 if each.tier is Tier.RUN and count == priced:  # by these prices it is cut, and solved there
-                    cuts = self.cut(costs.in_chunks(layout.chunks), layout_ranks(layout))
+                    cuts = self._cuts(each, costs.in_chunks(layout.chunks))
                     each.at_cuts_s = max(bound_at_cuts(layout, costs, phases, cuts), each.joint_s.get(cuts, 0.0)) if cuts is not None else inf
                 continue
             bound, each.cuts = sharpen_bound(layout, costs, phases, each.joint_s)
             each.any_s = max(each.any_s, bound)
-            if each.cuts is not None and not _shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
+            if each.cuts is not None and not shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
                 each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), count == priced
 
-    def _chunks_with(self, place: _Place, chunks: int) -> tuple[int, ...]:
+    def _cuts(self, each: Open, costs: UnitCosts) -> tuple[int, ...] | None:
+        """Where a layout is cut, by the costs of units."""
+        return each.own_cuts or self.cut(costs, layout_ranks(each.layout))
+
+    def _chunks_with(self, place: OpenPlace, chunks: int) -> tuple[int, ...]:
         """For how many chunks layouts of a place are priced with those that have so many: of a large model each takes long, and is priced alone."""
         if len(self.cases.case.graph.nodes) >= _LARGE:
             return (chunks,)
         return tuple(sorted({chunks, *(each.layout.chunks for each in place.rows if not (each.gone or self._is_beaten(each)))}))
 
-    def _costs(self, place: _Place, count: int, tier: Tier, chunks: Sequence[int]) -> UnitCosts | None:
+    def _costs(self, place: OpenPlace, count: int, tier: Tier, chunks: Sequence[int]) -> UnitCosts | None:
         """None where the place cannot obey, or the model not run in so many microbatches."""
         try:
             return self.prices.costs(place.place, count, tier, chunks)
@@ -382,11 +323,11 @@ class PipelineSearch:
                 each.gone = each.gone or each.layout.num_microbatches == count
             return None
 
-    def _learn(self, each: _Open, costs: UnitCosts, cut_by: UnitCosts, guesses: bool = True) -> None:
+    def _learn(self, each: Open, costs: UnitCosts, cut_by: UnitCosts, guesses: bool = True) -> None:
         each.any_s = max(each.any_s, bound_layout(each.layout, costs))
         costs, cut_by = costs.in_chunks(each.layout.chunks), cut_by.in_chunks(each.layout.chunks)
         chunks = each.layout.place.num_stages * each.layout.chunks
-        cuts = self.cut(cut_by, layout_ranks(each.layout)) if chunks <= len(costs.step_s) else None
+        cuts = self._cuts(each, cut_by) if chunks <= len(costs.step_s) else None
         if cuts is not None and guesses and not each.solved and not self._is_beaten(each):
             slower = memory_factor(each.layout, costs, cuts, self.limit_bytes)
             each.guess_s, each.simulated = max(guess_seconds(each.layout, costs, cuts) * slower, each.bound_s), False
@@ -394,15 +335,15 @@ class PipelineSearch:
 
     # --- plans
 
-    def _follow_guesses(self, places: list[_Place]) -> None:
+    def _follow_guesses(self, places: list[OpenPlace]) -> None:
         """Best guess first: priced, simulated, solved with memory, as long as what it is expected to become is below the best plan. Where no plan is known after
         a part of the time, it is solved at once, and when time is up, in any case: the user asked for a plan."""
         trust = _WORTH if self.price_only else _TRUST
         while self.num_solved < _MOST and (time.monotonic() < self.deadline or self.best_s == inf):
             grows = {key: self._list_growths(*key) for key in product((False, True), repeat=3)}
 
-            def expect(place: _Place, each: _Open) -> float:
-                return each.guess_s * grows[_shares_work(place), _is_own_price(place, each), each.tight][_next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
+            def expect(place: OpenPlace, each: Open) -> float:
+                return each.guess_s * grows[shares_work(place), is_own_price(place, each), each.tight][next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
 
             place, each = min(self._list_hopes(places), key=lambda row: expect(*row), default=(None, None))
             if place is None and self.best_s == inf and (fresh := self._next_place(places)) is not None:  # nothing fitted of what was looked at
@@ -417,12 +358,12 @@ class PipelineSearch:
                     continue
                 return
             hurries = self.best_s == inf and time.monotonic() >= self.hurry
-            step, before, tight = _Step.SOLVE if hurries else _next_step(place, each), each.guess_s, each.tight
+            step, before, tight = Step.SOLVE if hurries else next_step(place, each), each.guess_s, each.tight
             self._take_step(step, place, each)
             if not (each.gone or hurries):
-                self.seen.setdefault((_shares_work(place), tight and step is _Step.SOLVE, step), []).append(each.guess_s / before)
+                self.seen.setdefault((shares_work(place), tight and step is Step.SOLVE, step), []).append(each.guess_s / before)
 
-    def _follow_all(self, places: list[_Place]) -> None:
+    def _follow_all(self, places: list[OpenPlace]) -> None:
         """What no bound rules out and whose guess is little more than the best plan takes, where that costs little of the time."""
         while self.num_solved < _MOST_MORE:
             place, each = min(self._list_hopes(places), key=lambda row: row[1].guess_s, default=(None, None))
@@ -431,9 +372,53 @@ class PipelineSearch:
             spare = _SPARE_BETTER if each.guess_s < self.best_s else _SPARE
             if time.monotonic() >= self.deadline - spare * self.slowest_s:
                 return
-            self._take_step(_next_step(place, each), place, each)
+            self._take_step(next_step(place, each), place, each)
 
-    def _search_failed(self, places: list[_Place]) -> None:
+    def _vary(self) -> None:
+        """Other degrees on some stages of the best layouts, best guess first, as long as that gives a better plan. Such a layout is one of those that are searched once
+        it is the best."""
+        tried: set[Layout] = set()
+        while time.monotonic() < self.deadline - _SPARE_BETTER * self.slowest_s:
+            rows = [row for each in self._list_variable() for row in self._list_varied(each) if row.layout not in tried]
+            best = min(rows, key=lambda row: row.guess_s, default=None)
+            if best is None or best.guess_s >= self.best_s * (1 - _WORTH_OTHERS):
+                return
+            tried.add(best.layout)
+            self._try_varied(best.layout, best.cuts)
+
+    def _list_variable(self) -> list[Open]:
+        """The best layouts in stages, by what is known of them: one for each number of stages, microbatches and chunks, for degrees are what changes. Of a large model the
+        best alone, if it is the plan."""
+        constraints, large = self.cases.constraints, len(self.cases.case.graph.nodes) >= _LARGE
+        most = self.best_s * (_NEAR if large else _FAR_OTHERS)
+        rows = [e for e in self.every if e.tier is Tier.RUN and not e.gone and e.likely_s <= most and may_vary(e.layout, constraints)]
+        found: dict[Layout, Open] = {}
+        for each in sorted(rows, key=lambda e: e.likely_s):
+            found.setdefault(replace(each.layout, place=Place(each.layout.place.num_stages, Mesh(()))), each)
+        best = [each for each in found.values() if not large or (self.best is not None and each.layout == self.best.layout)]
+        return best[:_MOST_VARIED]
+
+    def _list_varied(self, each: Open) -> list[Varied]:
+        layout, chunks = each.layout, each.layout.chunks
+        costs = self.prices.costs(layout.place, layout.num_microbatches, Tier.RUN, (chunks,)).in_chunks(chunks)
+        cuts = each.tried if each.solved and each.tried is not None else self._cuts(each, costs)
+        if cuts is None:
+            return []
+        batch, near = num_samples(self.cases.roles(self.cases.case)), self.model.cluster.devices_per_host
+        return list_varied(layout, cuts, each.likely_s, self.prices, self.limit_bytes, batch, near)
+
+    def _try_varied(self, layout: Layout, cuts: tuple[int, ...]) -> None:
+        each = Open(layout, 0.0, own_cuts=cuts)
+        place = OpenPlace(layout.place, [each])
+        before = self.best
+        self._price_place(place, Tier.RUN)
+        if not each.gone:
+            self._solve(place, each, cuts)
+        if self.best is not before:
+            self.every.append(each)
+            self.places.append(place)
+
+    def _search_failed(self, places: list[OpenPlace]) -> None:
         """Layouts that had too little time for a plan, best guess first, with all that is left."""
         while self.last and time.monotonic() < self.deadline:
             rows = [(place, e) for place in places for e in place.rows if e.failed and not (e.searched or self._is_beaten(e)) and e.guess_s < self.best_s * (1 - _GAP)]
@@ -442,41 +427,41 @@ class PipelineSearch:
                 return
             self._search_on(place, each)
 
-    def _search_on(self, place: _Place, each: _Open) -> None:
+    def _search_on(self, place: OpenPlace, each: Open) -> None:
         each.searched = True
         self._solve(place, each)
 
-    def _list_hopes(self, places: list[_Place]) -> list[tuple[_Place, _Open]]:
+    def _list_hopes(self, places: list[OpenPlace]) -> list[tuple[OpenPlace, Open]]:
         return [(place, e) for place in places for e in place.rows if e.guess_s < inf and not (e.solved or e.gone or self._is_beaten(e))]
 
-    def _take_step(self, step: _Step, place: _Place, each: _Open) -> None:
-        if step in (_Step.UNITS, _Step.RUN):
+    def _take_step(self, step: Step, place: OpenPlace, each: Open) -> None:
+        if step in (Step.UNITS, Step.RUN):
             self._price_place(place, Tier(place.tier + 1))
-        elif step in (_Step.OWN, _Step.CHUNKS):
+        elif step in (Step.OWN, Step.CHUNKS):
             self._price_layout(place, each)
-        elif step is _Step.SIMULATE:
+        elif step is Step.SIMULATE:
             self._simulate(place, each)
         else:
-            self._solve(place, each, None if _shares_work(place) else each.cuts)
+            self._solve(place, each, None if shares_work(place) else each.cuts)
 
     def _list_growths(self, shared: bool, own: bool, tight: bool) -> list[float]:
         """Per step what it and all that follow have usually multiplied a guess by, of places whose ranks share the work of a stage or do not; `own`: of layouts
-        for which the prices of their place are made (`_is_own_price`); `tight`: of those whose fastest plan does not fit."""
+        for which the prices of their place are made (`is_own_price`); `tight`: of those whose fastest plan does not fit."""
         weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
         first = _USUAL if shared else _ALONE
         first = (*first[:-1], _TIGHT) if tight and not self.price_only else first
-        usual = [median((*weight * (first[step],), *self.seen.get((shared, tight and step is _Step.SOLVE, step), ())) or (first[step],)) for step in _Step]
-        usual = [1.0 if own and step in (_Step.OWN, _Step.CHUNKS) else grows for step, grows in zip(_Step, usual)]
-        return [prod(usual[step:]) for step in _Step]
+        usual = [median((*weight * (first[step],), *self.seen.get((shared, tight and step is Step.SOLVE, step), ())) or (first[step],)) for step in Step]
+        usual = [1.0 if own and step in (Step.OWN, Step.CHUNKS) else grows for step, grows in zip(Step, usual)]
+        return [prod(usual[step:]) for step in Step]
 
-    def _simulate(self, place: _Place, each: _Open) -> None:
+    def _simulate(self, place: OpenPlace, each: Open) -> None:
         costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
-        cuts = self.cut(costs, layout_ranks(each.layout))
+        cuts = self._cuts(each, costs)
         assert cuts is not None, "what has no cuts is not guessed"
         slower = memory_factor(each.layout, costs, cuts, self.limit_bytes)
         each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts) * slower)
 
-    def _raise_bounds(self, places: list[_Place], jointly: bool = False) -> None:
+    def _raise_bounds(self, places: list[OpenPlace], jointly: bool = False) -> None:
         """Ask for what the layout with the lowest bound still hides, as long as that bound is what keeps the gap open.
 
         Args:
@@ -503,11 +488,11 @@ class PipelineSearch:
             elif not self._try_cuts(place, each):
                 return
 
-    def _price_pieces(self, place: _Place, each: _Open) -> bool:
+    def _price_pieces(self, place: OpenPlace, each: Open) -> bool:
         """Price as one piece each stage of the cuts that hold a bound down; False where all of them were priced before."""
         alone = place.place.num_stages == 1
         cuts = () if alone else each.cuts
-        if cuts is None or (alone and not _shares_work(place)):
+        if cuts is None or (alone and not shares_work(place)):
             return False
         ends = list(zip((0, *cuts), (*cuts, len(self.prices.costs(place.place, each.layout.num_microbatches, Tier.FLOOR).step_s))))
         if not self.prices.add_pieces(place.place, each.layout.num_microbatches, ends, self.deadline):
@@ -515,11 +500,11 @@ class PipelineSearch:
         self._price_layout(place, each)
         return True
 
-    def _bound_jointly(self, place: _Place, each: _Open) -> bool:
+    def _bound_jointly(self, place: OpenPlace, each: Open) -> bool:
         """Bound the stages of the cuts that hold a bound down, each with one plan for all of its phases; False where that was done before or cannot be."""
         layout = each.layout
         costs = self.prices.costs(place.place, layout.num_microbatches, Tier.RUN, (layout.chunks,)).in_chunks(layout.chunks)
-        cuts = self.cut(costs, layout_ranks(layout)) if has_given_cuts(layout) else each.cuts
+        cuts = self._cuts(each, costs) if has_given_cuts(layout) else each.cuts
         if cuts is None or cuts in each.joint_s or layout.place.num_stages == 1:
             return False
         try:
@@ -529,7 +514,7 @@ class PipelineSearch:
         self._price_layout(place, each)
         return True
 
-    def _try_cuts(self, place: _Place, each: _Open) -> bool:
+    def _try_cuts(self, place: OpenPlace, each: Open) -> bool:
         """Solve a layout at the cuts that hold its bound down: with ample memory they take about that. False where they were tried before."""
         if each.cuts is None or each.tried == each.cuts or self.num_solved >= _MOST_MORE:
             return False
@@ -537,7 +522,7 @@ class PipelineSearch:
         self._solve(place, each, each.cuts)
         return True
 
-    def _solve(self, place: _Place, each: _Open, cuts: tuple[int, ...] | None = None) -> None:
+    def _solve(self, place: OpenPlace, each: Open, cuts: tuple[int, ...] | None = None) -> None:
         """Solve a layout stage by stage, cut where that is best or as told; take it if it is the best so far."""
         began = time.monotonic()
         self.num_solved += 1
@@ -562,30 +547,11 @@ class PipelineSearch:
         if staged.step_s < self.best_s:
             self.best, self.best_s = staged, staged.step_s
 
-    def _is_beaten(self, each: _Open) -> bool:
+    def _is_beaten(self, each: Open) -> bool:
         return each.bound_s >= self.best_s * (1 - _GAP)
 
-    def _is_over(self, place: _Place) -> bool:
+    def _is_over(self, place: OpenPlace) -> bool:
         return all(each.gone or self._is_beaten(each) for each in place.rows)
 
     def _prune(self, what: str, why: str) -> None:
         self.pruned[Pruned(what, why)] = None
-
-
-def _by_place(every: list[_Open]) -> list[_Place]:
-    """In the order of the least bounds."""
-    found: dict[Place, list[_Open]] = {}
-    for each in sorted(every, key=lambda e: (e.layout.num_microbatches, e.layout.chunks)):
-        found.setdefault(each.layout.place, []).append(each)
-    return sorted((_Place(place, rows) for place, rows in found.items()), key=_least_bound)
-
-
-def _least_bound(place: _Place) -> float:
-    return min((each.bound_s for each in place.rows if not each.gone), default=inf)
-
-
-def _by_count(rows: list[_Open]) -> Iterable[tuple[int, list[_Open]]]:
-    found: dict[int, list[_Open]] = {}
-    for each in rows:
-        found.setdefault(each.layout.num_microbatches, []).append(each)
-    return found.items()

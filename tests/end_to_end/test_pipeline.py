@@ -16,6 +16,8 @@ import autopar  # noqa: E402
 from autopar.constraints import StageDegrees, constrain  # noqa: E402
 from autopar.verify import describe_failure, verify_workload  # noqa: E402
 
+from tests.solver.narrowing import narrowing  # noqa: E402
+
 from .staged_models import Case, compare_case, gpt, list_cases  # noqa: E402
 from .test_processes import run_ranks  # noqa: E402
 
@@ -66,6 +68,14 @@ def test_stages_with_other_degrees_equal_plain_pytorch():
     report = verify_workload(gpt(), "cpu:4", autopar.Options(constraints=words, price=False, time_limit_s=30.0))
     assert not report.failures, describe_failure(report)
     assert report.num_ranks == 4
+
+
+def test_degrees_that_the_search_gives_to_single_stages_equal_plain_pytorch():
+    """Data parallelism on the first stage, tensor parallelism on the second one: nobody asked for that."""
+    workload = narrowing(batch=8, seq=256, width=64, wide=512, device="cpu")
+    report = verify_workload(workload, "cpu:4", autopar.Options(constraints=constrain(pp=2, vpp=1, microbatches=2), price=False, time_limit_s=30.0))
+    assert not report.failures, describe_failure(report)
+    assert "mixed" in report.mesh
 
 
 @pytest.mark.gloo
