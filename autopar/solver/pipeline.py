@@ -3,7 +3,7 @@
 In: a case, the cost model of a cluster, constraints, a memory limit, the time of the best plan so far. Out: the best staged plan, and what bounds all
 others. The way: every layout has a bound and, once its place was priced, a guess. Prices are made where they may change the answer, cheapest first
 (`layout_prices`): while a guess is below the best plan, that layout is priced, simulated, solved with memory (`layout_solve`); then the layout with the
-lowest bound is priced until its bound says that it cannot win, or nothing is left to ask. Invariant: the bound of a layout holds for every plan with
+lowest bound is priced until its bound says that it cannot win, or nothing is left to ask. Around the best ones single stages get other degrees (`vary_stages`). Invariant: the bound of a layout holds for every plan with
 its stages, mesh and microbatches, wherever it is cut (with several chunks per stage: where its costs said when it was bounded).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from math import inf, prod
 from statistics import median
@@ -20,7 +20,6 @@ from ..cluster import num_devices
 from ..constraints import PIPELINE
 from ..cost.model import CostModel
 from ..errors import ConstraintError, MicrobatchError
-from ..graph.mesh import Mesh
 from ..graph.plan import Pruned
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
@@ -30,7 +29,6 @@ from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
 from .layouts import (
     Layout,
-    Place,
     divisors,
     layout_ranks,
     least_seconds,
@@ -57,7 +55,7 @@ _GLANCE = 0.4  # of the time, for a first price of every place that may be good
 _HOPELESS = 1.5  # who takes at least so many times as long as the fastest of a place may is not what its prices are for
 _FAR = 1.1  # who takes more than so many times the best guess has none yet
 _HURRY = 0.5  # of the time: who has no plan by then solves the layout that is expected to be best, without looking closer at others
-_MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess, and in all
+_MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess (and so many with other degrees on some stages), and in all
 _MOST_LATE = 2  # when time is up and there is no plan
 
 
@@ -104,6 +102,7 @@ class PipelineSearch:
     hurry: float = inf  # from then on a plan comes before better guesses
     every: list[Open] = field(default_factory=list)
     places: list[OpenPlace] = field(default_factory=list)
+    varied: set[Layout] = field(default_factory=set)  # with other degrees on some stages: those that were tried
     wall_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -377,13 +376,12 @@ class PipelineSearch:
     def _vary(self) -> None:
         """Other degrees on some stages of the best layouts, best guess first, as long as that gives a better plan. Such a layout is one of those that are searched once
         it is the best."""
-        tried: set[Layout] = set()
-        while time.monotonic() < self.deadline - _SPARE_BETTER * self.slowest_s:
-            rows = [row for each in self._list_variable() for row in self._list_varied(each) if row.layout not in tried]
+        while len(self.varied) < _MOST and time.monotonic() < self.deadline - _SPARE_BETTER * self.slowest_s:
+            rows = [row for each in self._list_variable() for row in self._list_varied(each) if row.layout not in self.varied]
             best = min(rows, key=lambda row: row.guess_s, default=None)
             if best is None or best.guess_s >= self.best_s * (1 - _WORTH_OTHERS):
                 return
-            tried.add(best.layout)
+            self.varied.add(best.layout)
             self._try_varied(best.layout, best.cuts)
 
     def _list_variable(self) -> list[Open]:
@@ -392,9 +390,10 @@ class PipelineSearch:
         constraints, large = self.cases.constraints, len(self.cases.case.graph.nodes) >= _LARGE
         most = self.best_s * (_NEAR if large else _FAR_OTHERS)
         rows = [e for e in self.every if e.tier is Tier.RUN and not e.gone and e.likely_s <= most and may_vary(e.layout, constraints)]
-        found: dict[Layout, Open] = {}
+        found: dict[tuple[int, int, str, int], Open] = {}
         for each in sorted(rows, key=lambda e: e.likely_s):
-            found.setdefault(replace(each.layout, place=Place(each.layout.place.num_stages, Mesh(()))), each)
+            layout = each.layout
+            found.setdefault((layout.place.num_stages, layout.num_microbatches, layout.schedule, layout.chunks), each)
         best = [each for each in found.values() if not large or (self.best is not None and each.layout == self.best.layout)]
         return best[:_MOST_VARIED]
 
