@@ -6,7 +6,7 @@ step is that of the simulated schedule; compute and communication are the averag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -30,6 +30,7 @@ from .recognise import recognise
 from .role_meshes import axis_role
 from .stage_solve import place_among
 
+Told = tuple[tuple[tuple[str, tuple[str, ...]], ...], str]  # what `recognise` says: labels of each axis, and a summary
 MIXED = "mixed"  # an axis that has one role on some stages and another on others
 
 
@@ -66,8 +67,8 @@ def build_staged_answer(
         model: of the cluster in stages (`cost.model.staged_model`).
     """
     plans = []
-    told: tuple[tuple[tuple[str, tuple[str, ...]], ...], str] | None = None
-    middle = len(staged.stages) // 2
+    told: dict[int, Told] = {}
+    telling = _telling_stages(staged.layout.place)
     layout, graphs = staged.layout, [s.case.graph for s in staged.stages]
     order = build_order(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)
     chunks = crossing_chunks(split_case(case, layout.num_microbatches).graph, staged.starts, layout_ranks(layout), graphs)
@@ -75,20 +76,18 @@ def build_staged_answer(
         assert stage.assignment is not None
         assignment = replace(stage.assignment, mesh=plan_axes(staged.layout.place))
         mine = copy_case(stage.case, assignment.again)
-        if number == middle:
-            told = recognise(mine.graph, mine.sites, mine.signatures, mine.cuts, assignment)
+        if number in telling:
+            told[number] = recognise(mine.graph, mine.sites, mine.signatures, mine.cuts, assignment)
         prices = build_prices(model, assignment.mesh, mine.graph, mine.sites, mine.signatures)
         among = place_among(graphs, number, order, number, chunks)
         plans.append(build_answer(mine, assignment, certificate, model, prices, (), "", model_info, cluster, held, among).plan)
-    assert told is not None
-    labels, summary = told
     place = staged.layout.place
     axes = [tuple(axis_role(a.name) for a in place.stage_mesh(s).axes) if place.others else () for s in range(len(plans))]
     rows = tuple(replace(row, holders=p.cost.holders, peak=p.peak, axes=own) for row, p, own in zip(_stage_rows(case, staged), plans, axes))
     pipeline = Pipeline(staged.layout.schedule, staged.layout.chunks, staged.starts, rows)
     return Plan(
         plans[0].format, model_info, cluster, join_assignments(staged), len(plans),
-        (*labels, ("pipeline", (_label(staged),))), f"{_sentence(staged)} {summary}", staged.layout.num_microbatches, print_schedule(staged.layout),
+        (*_join_labels(told), ("pipeline", (_label(staged),))), f"{_sentence(staged)}{_tell_stages(told)}", staged.layout.num_microbatches, print_schedule(staged.layout),
         _join_costs([p.cost for p in plans], staged, model_info, cluster), certificate,
         tuple(replace(t, stage=s) for s, p in enumerate(plans) for t in p.tensors),
         _join_params(plans),
@@ -111,12 +110,34 @@ def _sentence(staged: Staged) -> str:
     layout = staged.layout
     chunks = f", each running {layout.chunks} chunks of the model in turn" if layout.chunks > 1 else ""
     meshes = [f" Stage {s} is divided as {print_degrees(m)}, the others as {print_degrees(layout.place.mesh)}." for s, m in layout.place.others]
-    inside = f"{''.join(meshes)} Inside of stage {len(staged.stages) // 2}:" if meshes else " Inside of a stage:"
     turns = f"{layout.num_microbatches} microbatches pass" if layout.num_microbatches > 1 else "the whole batch passes"
     return (
         f"Pipeline parallelism: the model is cut into {layout.place.num_stages} stages{chunks}; {turns} through them by "
-        f"{_NAMES[kind_name(layout.schedule)]}, with at most {max(staged.in_flight):.3g} in flight on a stage.{inside}"
+        f"{_NAMES[kind_name(layout.schedule)]}, with at most {max(staged.in_flight):.3g} in flight on a stage.{''.join(meshes)}"
     )
+
+
+def _telling_stages(place: Place) -> tuple[int, ...]:
+    """Whose shardings tell those of all: a middle one; where stages are divided in different ways, the one nearest to the middle of each."""
+    middle = place.num_stages // 2
+    near = sorted(range(place.num_stages), key=lambda s: abs(s - middle))
+    return tuple(sorted(next(s for s in near if place.stage_mesh(s) == mesh) for mesh in dict.fromkeys(map(place.stage_mesh, range(place.num_stages)))))
+
+
+def _join_labels(told: Mapping[int, Told]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What each axis is, on any of these stages."""
+    found: dict[str, dict[str, None]] = {}
+    for labels, _ in told.values():
+        for axis, names in labels:
+            found.setdefault(axis, {}).update(dict.fromkeys(names))
+    return tuple((axis, tuple(names)) for axis, names in found.items())
+
+
+def _tell_stages(told: Mapping[int, Told]) -> str:
+    """The summaries of these stages, each with its number where there are several."""
+    if len(told) == 1:
+        return f" Inside of a stage: {next(iter(told.values()))[1]}"
+    return "".join(f" Inside of stage {stage}: {summary}" for stage, (_, summary) in told.items())
 
 
 def print_degrees(mesh: Mesh) -> str:

@@ -79,6 +79,8 @@ def test_a_model_whose_ends_are_unlike_gets_degrees_per_stage(monkeypatch):
     """First much batch and small weights, then the opposite: data parallelism there and tensor parallelism here is far better than anything that is the same everywhere."""
     found = plan(constrain(pp=2, vpp=1, microbatches=4))
     assert [stage.axes for stage in found.pipeline.stages] == [("dp",), ("tp",)] and "Stage 1 is divided as tp=4, the others as dp=4." in found.summary
+    assert "Inside of stage 0: Axis mixed: 4-way data parallel" in found.summary and "Inside of stage 1: Axis mixed: 4-way tensor parallel" in found.summary
+    assert set(dict(found.labels)["mixed"]) >= {"data", "tensor"}
     assert found.solve.lower_bound_s <= found.solve.objective_s and found.solve.gap <= 0.05
     assert "and divided as those of this plan" in found.solve.search_space
     told = plan(constrain(pp=2, vpp=1, microbatches=4, dp=4, tp=1, stage=[StageDegrees(1, 1, 4)]))
