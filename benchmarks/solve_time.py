@@ -81,7 +81,7 @@ def run_case(name: str, time_limit_s: float, verbose: bool = False) -> None:
     case = build_case(graph)
     marks.append(("rules", time.process_time()))
     model = bucketed_model(build_cost_model(cluster), graph)
-    say = print if verbose else lambda line: None
+    say = (lambda line: print(f"{time.perf_counter() - began:6.1f} s  {line}", flush=True)) if verbose else lambda line: None
     if sizes is not None:
         meshes = [m for m in list_meshes(cluster) if axis_sizes(m) == sizes]
         question = Question(case.graph, case.sites, case.signatures, case.cuts, case.fold, cluster.device.memory_bytes, model.reserve_bytes)
