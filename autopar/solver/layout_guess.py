@@ -21,7 +21,8 @@ from .stage_cuts import Segments, bound_chunks, bound_cuts, bound_every_cut, bou
 from .unit_costs import PhaseCosts, UnitCosts
 from .unit_stages import segment_fits
 
-_AGAIN_FACTOR, _KEPT_SHARE = 1.2, 0.2  # recomputing: what it costs in time, and what it leaves of activations, to rank layouts by
+_AGAIN_FACTOR, _KEPT_SHARE = 1.2, 0.2  # recomputing all: what it costs in time, and what it leaves of activations, to rank layouts by
+_CHEAP_FIRST = 4  # what costs least per byte goes first: time grows with this power of the share of bytes that has to go
 
 
 def bound_layout(layout: Layout, costs: UnitCosts) -> float:
@@ -152,7 +153,8 @@ def _after_turns(layout: Layout, costs: UnitCosts, first: int, end: int) -> floa
 
 
 def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:
-    """How much slower a plan may become to fit: 1 where the fastest fits, what recomputing all takes where that would, much where not."""
+    """How much slower a plan may become to fit: 1 where the fastest fits, little where little is to be recomputed, what recomputing all takes where that would
+    do, much where not."""
     return max(stage_memory_factor(layout, costs, cuts, s, limit_bytes) for s in range(layout.place.num_stages))
 
 
@@ -164,7 +166,10 @@ def stage_memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...],
         if rank == stage:
             always, waiting, passing = always + sum(costs.always[a:b]), waiting + sum(costs.waiting[a:b]), max(passing, *costs.passing[a:b])
     need, least = always + held * waiting + passing, always + _KEPT_SHARE * held * waiting + passing
-    return _AGAIN_FACTOR * (1.0 + max(0.0, least / limit_bytes - 1.0)) if need > limit_bytes else 1.0
+    if need <= limit_bytes:
+        return 1.0
+    share = min(1.0, (need - limit_bytes) / (need - least)) if need > least else 1.0
+    return (1.0 + (_AGAIN_FACTOR - 1.0) * share**_CHEAP_FIRST) * (1.0 + max(0.0, least / limit_bytes - 1.0))
 
 
 def count_flying(order: Order, chunks: int) -> tuple[float, ...]:

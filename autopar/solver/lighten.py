@@ -44,7 +44,8 @@ class Lighter:
 
 
 def lighten(
-    problem: Problem, relaxation: Relaxation, heavy: Sequence[int], limit_bytes: float, fits: Callable[[Decisions], bool], has_time: Callable[[], bool]
+    problem: Problem, relaxation: Relaxation, heavy: Sequence[int], limit_bytes: float, fits: Callable[[Decisions], bool], has_time: Callable[[], bool],
+    enough_s: float = inf,
 ) -> Lighter:
     """Decisions that fit, and a bound.
 
@@ -54,6 +55,7 @@ def lighten(
         limit_bytes: for tensors, by the judge.
         fits: True of decisions that fit by the judge, and by the program that is built.
         has_time: asked before each try.
+        enough_s: a bound that is as high ends it.
     """
     seconds = evaluate_seconds(problem, heavy)
     held = held_bytes(problem, heavy)
@@ -67,7 +69,7 @@ def lighten(
             break
         least, found = relaxation.find(_priced(problem, points, multiplier))
         bound = max(bound, least * (1 - relaxation.error) - multiplier * limit_bytes) if least < inf else bound
-        if found is None:
+        if found is None or bound >= enough_s:
             break
         decisions = tuple(found)
         took, held = evaluate_seconds(problem, decisions), held_bytes(problem, decisions)

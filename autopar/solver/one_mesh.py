@@ -1,8 +1,9 @@
 """The best plan on one mesh: glance, relax, choose among what looks good, prove; memory rows as they are needed.
 
-    glance    the fastest plan, memory and the limits of overlap aside (`relaxation`): a lower bound, and where it fits, as a rule the answer
+    glance    the fastest plan, memory and the limits of overlap aside (`relaxation`): a lower bound, and where it fits, as a rule the answer;
+              where not, of a large program some plan that fits (`lighten`)
     relax     LP without memory rows: a lower bound; with the overlap rows that its solution would break, and the memory rows that it would once it is rounded
-    choose    MIP over few options (what relaxations used; one factor on all axes; every storage), with the memory rows asked for so far;
+    choose    MIP over few options (what the relaxation and the fastest plan use, kept or made again; what is nearly as good), with the memory rows asked for so far;
               judge every program point; where the answer breaks the limit, ask for those rows and choose again
     measure   build the program: where it holds more than the judge saw, leave that much room and choose again
     prove     LP with the rows: a higher bound, and more options to choose among; if a gap is left, the whole MIP in the time that is left
@@ -14,7 +15,7 @@ program; `bound_s` holds for every plan of the search space that fits by the jud
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -30,7 +31,7 @@ from .formulate import Formulation, count_columns
 from .ilp import LinearProgram, Solution, solve_program
 from .judge import evaluate_seconds, held_bytes
 from .lighten import lighten
-from .problem import Problem
+from .problem import Chooser, Problem
 from .relaxation import Relaxation
 
 _INTEGRAL = 1e-6
@@ -41,6 +42,7 @@ _GOOD_GAP = 5e-3  # of a large program: the whole MIP seldom closes what is left
 _FEW_COLUMNS = 20_000  # up to here a proof to the last digit costs seconds
 _VERY_FEW_COLUMNS = 4_000  # with memory rows up to here
 _WIDTHS = (0.0, 0.003, 0.03, float("inf"))  # how much dearer than the relaxation's what may be chosen is, as a share of the whole
+_SOON_COLUMNS = 50_000  # of a program with recompute that has no more, a MIP over what is made again gives a better plan than bytes priced by a multiplier, as soon
 _NUM_SHARES = 3  # a narrow MIP, and the search for a plan to begin with, may take this part of the time that is left
 _LEAST_S = 3.0  # the latter gets in any case: a plan late is better than none
 _SURE = 0.9  # of the limit: without recompute the judge's bytes are at least the program's, so that up to here building it tells nothing new
@@ -177,15 +179,20 @@ class _Work:
         if decisions is None or objective == inf:
             return ""
         self.decisions, self.objective, self.how = tuple(decisions), objective, "the fastest plan"
-        if self.limit is not None and held_bytes(self.problem, self.decisions).max() > self.limit:
+        held = held_bytes(self.problem, self.decisions)
+        if self.limit is not None and held.max() > self.limit:
             if give_up_tight:  # the bound that is asked for knows nothing of memory
                 return "tight" if objective <= self.bound * (1 + _INTEGRAL) else ""
-            self._lighten(relaxation)
+            if self._has_twins() and self.num_variables <= _SOON_COLUMNS:
+                self.heavy, self.apart_s = (self.decisions,), self.bound
+                self._ask_rows(held)
+                return ""
+            self._lighten(relaxation, cutoff_s)
             return "dominated" if self.bound >= cutoff_s else ""
         return "solved" if self._fits() and self._gap() <= self._fine_gap() else ""
 
-    def _lighten(self, relaxation: Relaxation) -> None:
-        """A plan that fits, to begin with, and a bound that knows of memory."""
+    def _lighten(self, relaxation: Relaxation, cutoff_s: float) -> None:
+        """A plan that fits, to begin with, and a bound that knows of memory, up to the cutoff."""
         assert self.limit is not None
         until = time.monotonic() + max(_LEAST_S, self.left_s() / _NUM_SHARES)
 
@@ -194,7 +201,7 @@ class _Work:
             relaxation.limit_time(left)
             return left > 0
 
-        found = lighten(self.problem, relaxation, self.decisions, self.limit, self._is_within, has_time)
+        found = lighten(self.problem, relaxation, self.decisions, self.limit, self._is_within, has_time, cutoff_s)
         self._raise_bound(found.bound_s * self.scale)
         self.heavy, self.apart_s = found.heavy, self.bound
         if found.decisions is not None:
@@ -235,21 +242,28 @@ class _Work:
             self._take(self.relaxed.values, "the relaxation was integral")
             return ""
         program = self._program()
-        for width in _WIDTHS:
-            allowed = self._within(width * max(self.relaxed.objective, 0.0))
+        for allowed, how in self._list_menus():
             every = bool(allowed.all())
             share = self.left_s() / (1 if every else _NUM_SHARES)
             found = solve_program(_restrict(program, allowed), relaxed=False, time_limit_s=share, relative_gap=self._fine_gap())
             if found.values is not None:
                 if every:
                     self._raise_bound(found.bound)
-                self._take(found.values, "the whole MIP" if every else f"a MIP over what is within {width:.1%} of the relaxation")
+                self._take(found.values, "the whole MIP" if every else how)
                 return ""
             if every and found.status == "infeasible":
                 return "unknown" if self.tightened else "infeasible"
             if self.left_s() <= 0:
                 return "unknown"
         return "unknown"
+
+    def _list_menus(self) -> Iterator[tuple[np.ndarray, str]]:
+        """Columns to choose among, narrow first, and how that is told."""
+        assert self.relaxed is not None and self.relaxed.values is not None
+        if self.form.num_memory_rows and self._has_twins():
+            yield self._with_twins(self.relaxed.values > _INTEGRAL), "a MIP over what is made again"
+        for width in _WIDTHS:
+            yield self._within(width * max(self.relaxed.objective, 0.0)), f"a MIP over what is within {width:.1%} of the relaxation"
 
     def prove(self) -> bool:
         """Close the gap: no better plan uses an option whose reduced cost exceeds what is left to gain. True where it gave other decisions."""
@@ -277,6 +291,21 @@ class _Work:
         if self.relaxed.reduced is None:
             return np.ones(len(used), bool)
         return used | (self.relaxed.reduced <= room + 1e-9 * abs(self.relaxed.objective))
+
+    def _has_twins(self) -> bool:
+        """Something may be kept or made again."""
+        return any(_has_twins(chooser) for chooser in self.problem.choosers)
+
+    def _with_twins(self, some: np.ndarray) -> np.ndarray:
+        """These columns and those of the fastest plan, each option kept and made again. What is made again fills the memory; how all is split changes little beside it."""
+        found = some.copy()
+        for decisions in self.heavy[:1]:
+            found[np.array(self.form.offsets) + np.array(decisions)] = True
+        for first, chooser in zip(self.form.offsets, self.problem.choosers):
+            if _has_twins(chooser):
+                pair = found[first : first + len(chooser.seconds)].reshape(2, -1)
+                pair |= pair[::-1].copy()
+        return found
 
     def _fits(self) -> bool:
         """Judge the decisions; where they do not fit, ask for rows or leave room."""
@@ -374,6 +403,11 @@ def build_assignment(problem: Problem, decisions: Decisions) -> Assignment:
         recomputed_names(found),
         count_microbatches(problem.graph),
     )
+
+
+def _has_twins(chooser: Chooser) -> bool:
+    """Each of its options is there twice, kept and made again."""
+    return 2 * chooser.num_kept == len(chooser.seconds)
 
 
 def _restrict(program: LinearProgram, some: np.ndarray) -> LinearProgram:

@@ -73,7 +73,7 @@ class StagedResult:
 
 _USUAL = (1.01, 1.05, 1.12, 1.02, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
 _ALONE = (1.0, 1.0, 1.02, 1.0, 1.0, 1.01)  # where no rank of a stage shares its work with another
-_TIGHT = 1.25  # the last of them, where the fastest plan does not fit
+_TIGHT = 1.02  # the last of them, where the fastest plan does not fit
 
 
 @dataclass(slots=True)

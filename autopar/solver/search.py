@@ -283,8 +283,8 @@ class _Search:
         each.answer = replace(answer, bound_s=each.bound_s)
 
     def make_all_again(self, each: _Try, parts: int) -> None:
-        """The fastest plan that recomputes all it may: soon found, and often one that fits."""
-        if self.is_beaten(each) or time.monotonic() > self.deadline:
+        """The fastest plan that recomputes all it may: soon found, and often one that fits. Where a plan is known it would bound nothing."""
+        if self.known_s() < inf or time.monotonic() > self.deadline:
             return
         full = self.build(each.problem.mesh, "full")
         if full.can_recompute:

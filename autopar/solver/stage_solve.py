@@ -201,15 +201,12 @@ def solve_stage(
     if answer.status == "tight":
         fastest, wide = answer.heavy, build("free")
         if wide.can_recompute and count_columns(wide) <= _MOST_COLUMNS:
-            full = build("full")
-            made = solve(full, True, 3.0)  # soon found, and often one that fits
-            form, problem, answer = "free", wide, solve(wide, False, 2.0, made.objective_s)
-            if answer.status == "unknown" and made.status == "tight":
+            form, problem, answer = "free", wide, solve(wide, False)
+            if answer.status == "unknown":  # then all that may be made again is, which is soon found and often fits
+                full = build("full")
                 made = solve(full, False)
-            if made.status == "solved" and made.objective_s < answer.objective_s:
-                answer = widen_answer(full, wide, replace(made, bound_s=min(answer.bound_s, made.objective_s)), fastest)
-            elif answer.status == "unknown":
-                answer = _narrowed(made, answer.bound_s)
+                if made.status == "solved":
+                    answer = widen_answer(full, wide, replace(made, bound_s=min(answer.bound_s, made.objective_s)), fastest)
         elif wide.can_recompute:  # only without recompute; the bound is that of the fastest plan, which recompute does not make faster
             answer = _narrowed(solve(problem, False), answer.bound_s)
         else:
