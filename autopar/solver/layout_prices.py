@@ -7,7 +7,7 @@
     RUN     and equal units in a row as one piece, and what crosses between stages
 
 In: the graphs of a layout (`layout_cases`), a cost model. Out: costs per unit of the whole model, of which the seconds are never more than what any
-plan takes. A cache: prices are made once, and a spare axis changes none. Costs for few microbatches bound those for more (`stretch`): more of them only add starts.
+plan takes. A cache: prices are made once, and a spare axis changes none. A graph in few microbatches tells what more of them take at least (`more_turns`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ import numpy as np
 from ..cost.estimate import Roofline, estimate_roofline
 from ..cost.model import CostModel, staged_model
 from ..errors import MicrobatchError
+from ..graph.case import Case
 from ..graph.mesh import Mesh, num_ranks
 from .build import Shared
 from .layout_cases import LayoutCases, Turned
 from .layouts import Place, inner_constraints, working_mesh, working_ranks
+from .more_turns import EachTurn, find_each_turn, with_turns
+from .problem import Problem
 from .relaxation import Latest, Relaxation
 from .run_costs import RunRelaxation, Span, fill_run, price_piece, price_run, relax_run, telling_span
 from .stage_cuts import PIECE_FIELDS, Crossings, Piece, some_units
@@ -54,44 +57,60 @@ class LayoutPrices:
     model: CostModel
     counts: Sequence[int]
     _rooflines: dict[int, tuple[Roofline, ...]] = field(default_factory=dict)
-    _kinds: dict[tuple[Mesh, int], dict[int, tuple[float, ...]]] = field(default_factory=dict)
-    _runs: dict[tuple[Mesh, int, bool], dict[int, tuple[float, float]]] = field(default_factory=dict)
-    _phases: dict[tuple[Mesh, int], list[tuple[float, ...]]] = field(default_factory=dict)
+    _kinds: dict[tuple[Mesh, int, int], dict[int, tuple[float, ...]]] = field(default_factory=dict)
+    _runs: dict[tuple[Mesh, int, int, bool], dict[int, tuple[float, float]]] = field(default_factory=dict)
+    _phases: dict[tuple[Mesh, int, int], list[tuple[float, ...]]] = field(default_factory=dict)
     _pieces: dict[tuple[Mesh, int], dict[tuple[int, int], Piece]] = field(default_factory=dict)
+    _each: dict[int, EachTurn] = field(default_factory=dict)
     _between: dict[Mesh, Shared] = field(default_factory=dict)
     _shared: dict[Mesh, Shared] = field(default_factory=dict)
     _received: dict[tuple[int, Mesh, int, bool], Crossings] = field(default_factory=dict)
     _kind_programs: Latest[Relaxation] = field(default_factory=lambda: Latest(_MOST_KEPT))
     _run_programs: Latest[RunRelaxation] = field(default_factory=lambda: Latest(_MOST_KEPT))
 
-    def costs(self, place: Place, count: int, tier: Tier, chunks: Sequence[int] = (1,)) -> UnitCosts:
+    def costs(self, place: Place, count: int, tier: Tier, chunks: Sequence[int] = (1,), turns: int = 0) -> UnitCosts:
         """Costs of the units.
 
         Args:
             chunks: how many each stage may run: runs are priced of as many units as such a chunk has.
+            turns: so many microbatches, by the graph of `count`: at least, and bytes as if they were proportional (`may_stretch`). 0: as many as `count`.
         Raises:
             ConstraintError: the place cannot obey.
             MicrobatchError: the model takes fewer microbatches, but not so many.
         """
+        turns = turns or count
         if place.others:
-            return least_costs([self.costs(Place(place.num_stages, mesh), count, tier, chunks) for mesh in place.meshes])
+            return least_costs([self.costs(Place(place.num_stages, mesh), count, tier, chunks, turns) for mesh in place.meshes])
         turned = self._turned(count)
         mesh = working_mesh(place)
-        known = self._kinds.setdefault((mesh, count), {})
+        known = self._kinds.setdefault((mesh, count, turns), {})
         kinds = turned.units.kinds
         wanted = {Tier.FLOOR: (), Tier.MAIN: (max(set(kinds), key=kinds.count),)}.get(tier, tuple(range(len(turned.units.cases))))
         for kind in wanted:
             if kind not in known:
-                known[kind] = price_kind(self._relax_kind(place, count, kind), count)
-        floors = self._floors(place, count)
+                unit = self._relax_kind(place, count, kind)
+                known[kind] = price_kind(unit, self._in_turns(unit.problem, turned.units.cases[kind], count, turns), turns)
+        floors = self._floors(place, count, turns)
         rows = [known.get(kind) or floors[kind] for kind in kinds]
         costs = UnitCosts(*(turned.expand([row[k] for row in rows]) for k in range(len(COST_FIELDS))), homes=turned.homes)
         if place.num_stages > 1:
             costs = replace(costs, crossings=self._crossings(place, count, False), near=self._crossings(place, count, True))
+        costs = costs if turns == count else _of_shorter_turns(costs, count / turns)
         if tier is not Tier.RUN:
             return costs
-        costs = replace(costs, pieces=tuple(self._pieces.get((mesh, count), {}).values()))
-        return self._with_run(costs, place, count, chunks) if working_ranks(place) > 1 else costs  # of one rank the units tell all
+        if turns == count:
+            costs = replace(costs, pieces=tuple(self._pieces.get((mesh, count), {}).values()))
+        return self._with_run(costs, place, count, chunks, turns) if working_ranks(place) > 1 else costs  # of one rank the units tell all
+
+    def _in_turns(self, problem: Problem, case: Case, count: int, turns: int) -> Problem:
+        """A problem of `count` microbatches in `turns` of them."""
+        return problem if turns == count else with_turns(problem, case, self._each_turn(self.base(turns)), self.model, count, turns)
+
+    def _each_turn(self, base: int) -> EachTurn:
+        """What is the same in every turn, as the graph in the fewest tells."""
+        if base not in self._each:
+            self._each[base] = find_each_turn(self._turned(1).case.graph, self._turned(base).case.graph)
+        return self._each[base]
 
     def _relax_kind(self, place: Place, count: int, kind: int) -> Relaxation:
         """The program of a kind of unit."""
@@ -113,18 +132,22 @@ class LayoutPrices:
     def _staged_model(self, place: Place) -> CostModel:
         return staged_model(self.model, place.num_stages, num_ranks(place.mesh) * place.num_stages)
 
-    def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: Sequence[int]) -> UnitCosts:
+    def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: Sequence[int], turns: int) -> UnitCosts:
         """The costs with those of the longest run as one piece, as long as a chunk has of it."""
         turned, stages = self._turned(count), place.num_stages
         if turned.parts.length < 2:
             return costs
         first, last = turned.run_units
         mesh = working_mesh(place)
-        known = self._runs.setdefault((mesh, count, stages > 1), {})
+        known = self._runs.setdefault((mesh, count, turns, stages > 1), {})
         lengths = {-(-(last - first) // (stages * each)) for each in chunks} | {(last - first) // (stages * each) for each in chunks if each > 1}
         for each in sorted(lengths - {0} - known.keys()):
             span = telling_span(turned.parts, Span(0, each, 0))
-            known[each] = price_run(self._relax_run(place, count, span), each) if span is not None else (0.0, 0.0)
+            if span is None:
+                known[each] = 0.0, 0.0
+                continue
+            run = self._relax_run(place, count, span)
+            known[each] = price_run(run, self._in_turns(run.own, turned.parts.part(span).case, count, turns), each)
         return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
     def add_pieces(self, place: Place, count: int, ends: Sequence[tuple[int, int]], deadline: float = inf) -> bool:
@@ -155,14 +178,16 @@ class LayoutPrices:
         shared, model = self._between.setdefault(mesh, Shared()), self._staged_model(place)
         return self._run_programs.get((mesh, count, place.num_stages > 1, span, inner), lambda: relax_run(parts, span, mesh, model, inner, count, shared))
 
-    def phases(self, place: Place, count: int) -> PhaseCosts:
-        """Costs of the units by phase, of a place that obeys."""
+    def phases(self, place: Place, count: int, turns: int = 0) -> PhaseCosts:
+        """Costs of the units by phase, of a place that obeys. Args: as of `costs`."""
+        turns = turns or count
         if place.others:
-            rows = [self.phases(Place(place.num_stages, mesh), count) for mesh in place.meshes]
+            rows = [self.phases(Place(place.num_stages, mesh), count, turns) for mesh in place.meshes]
             return PhaseCosts(*(tuple(map(min, *(getattr(row, name) for row in rows))) for name in PHASE_FIELDS))
-        turned, key = self._turned(count), (working_mesh(place), count)
+        turned, key = self._turned(count), (working_mesh(place), count, turns)
         if key not in self._phases:
-            self._phases[key] = [price_phases(self._relax_kind(place, count, kind), count) for kind in range(len(turned.units.cases))]
+            units = [(self._relax_kind(place, count, kind), case) for kind, case in enumerate(turned.units.cases)]
+            self._phases[key] = [price_phases(unit, self._in_turns(unit.problem, case, count, turns), turns) for unit, case in units]
         rows = self._phases[key]
         return PhaseCosts(*(turned.expand([rows[kind][k] for kind in turned.units.kinds]) for k in range(len(PHASE_FIELDS))))
 
@@ -180,38 +205,6 @@ class LayoutPrices:
         """True where the starts of ops take longer than their work, divided among so many devices."""
         loop, once, starts, first = self._sums(1)
         return (loop + once) / devices < starts + first
-
-    def stretch(self, costs: UnitCosts, count: int, more: int) -> UnitCosts:
-        """The costs for `more` microbatches, at least, from those for `count`; bytes as if they were proportional."""
-        if more == count:
-            return costs
-        turned, share = self._turned(self.base(more)), count / more
-        starts = turned.expand([self._roofline(more)[kind].loop_start_s for kind in turned.units.kinds])
-        run = costs.run
-        if run is not None:
-            extra = (more - count) * starts[run.first]
-            free, between, likely = (tuple(s + n * extra for n, s in enumerate(row)) for row in (run.free_s, run.between_s, run.likely_s))
-            run = replace(run, free_s=free, between_s=between, likely_s=likely)
-        return replace(
-            costs,
-            pieces=(),
-            run=run,
-            step_s=tuple(s + (more - count) * start for s, start in zip(costs.step_s, starts)),
-            fill_s=tuple(share * s for s in costs.fill_s),
-            waiting=tuple(share * b for b in costs.waiting),
-            passing=tuple(share * b for b in costs.passing),
-            crossings=_of_shorter_turns(costs.crossings, share),
-            near=_of_shorter_turns(costs.near, share),
-        )
-
-    def stretch_phases(self, phases: PhaseCosts, count: int, more: int) -> PhaseCosts:
-        """The costs by phase for `more` microbatches, at least, from those for `count`."""
-        if more == count:
-            return phases
-        turned = self._turned(self.base(more))
-        starts = turned.expand([self._roofline(more)[kind].loop_start_s for kind in turned.units.kinds])
-        loop = tuple(s + (more - count) * start for s, start in zip(phases.loop_s, starts))
-        return replace(phases, loop_s=loop, drain_s=tuple(count / more * s for s in phases.drain_s))
 
     def _turned(self, count: int) -> Turned:
         found = self.cases.turned(count)
@@ -236,13 +229,14 @@ class LayoutPrices:
         per_unit = turned.expand([rows[kind] for kind in turned.units.kinds])
         return sum(r.loop_s for r in per_unit), sum(r.once_s for r in per_unit), sum(r.loop_start_s for r in per_unit), sum(r.once_start_s for r in per_unit)
 
-    def _floors(self, place: Place, count: int) -> list[tuple[float, ...]]:
-        ranks, base, rows = working_ranks(place), self.base(count), self._roofline(count)
-        if len(rows) != len(self._turned(count).units.cases):
-            return [(0.0,) * len(COST_FIELDS)] * len(self._turned(count).units.cases)
+    def _floors(self, place: Place, count: int, turns: int) -> list[tuple[float, ...]]:
+        """Of each kind of unit of the graph of `count`, in `turns` microbatches."""
+        ranks, base, rows, kinds = working_ranks(place), self.base(turns), self._roofline(turns), len(self._turned(count).units.cases)
+        if len(rows) != kinds:
+            return [(0.0,) * len(COST_FIELDS)] * kinds
         once = [r.once_s / ranks + r.once_start_s for r in rows]
-        fill = [base * r.forward_s / ranks / count + r.forward_start_s for r in rows]
-        return [(base * r.loop_s / ranks + count * r.loop_start_s + o, f, o, 0.0, 0.0, 0.0) for r, o, f in zip(rows, once, fill)]
+        fill = [base * r.forward_s / ranks / turns + r.forward_start_s for r in rows]
+        return [(base * r.loop_s / ranks + turns * r.loop_start_s + o, f, o, 0.0, 0.0, 0.0) for r, o, f in zip(rows, once, fill)]
 
 
 def _of_ends(found: Crossings, turned: Turned) -> Crossings:
@@ -253,6 +247,8 @@ def _of_ends(found: Crossings, turned: Turned) -> Crossings:
     return Crossings(first[0], last[1], first[2], last[3])
 
 
-def _of_shorter_turns(found: Crossings, share: float) -> Crossings:
-    """What crosses where a turn has a share of the samples; all turns together receive as much, at least."""
-    return replace(found, forward_s=share * found.forward_s, backward_s=share * found.backward_s)
+def _of_shorter_turns(costs: UnitCosts, share: float) -> UnitCosts:
+    """Costs where a turn has a share of the samples: bytes as if they were proportional, and what crosses as much in all turns together, at least."""
+    crossings, near = (replace(c, forward_s=share * c.forward_s, backward_s=share * c.backward_s) for c in (costs.crossings, costs.near))
+    waiting, passing = (tuple(share * b for b in row) for row in (costs.waiting, costs.passing))
+    return replace(costs, waiting=waiting, passing=passing, crossings=crossings, near=near)

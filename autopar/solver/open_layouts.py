@@ -16,14 +16,14 @@ from .layouts import Layout, Place, working_ranks
 
 @dataclass(slots=True)
 class Open:
-    """A layout, with what is known of it so far: `guess_s` only once its place was priced; `tier`: of the prices for its own number of microbatches."""
+    """A layout, with what is known of it so far: `guess_s` only once its place was priced; `tier`: of its prices."""
 
     layout: Layout
     any_s: float  # no plan is faster, wherever it is cut
-    at_cuts_s: float = 0.0  # nor one that is cut where its own prices say, if it is searched there alone (`has_given_cuts`)
+    at_cuts_s: float = 0.0  # nor one that is cut where its prices say, if it is searched there alone (`has_given_cuts`)
     guess_s: float = inf
     tier: Tier = Tier.NONE
-    own: bool = False  # priced for its number of microbatches, but maybe not for as many chunks
+    base: int = 0  # number of microbatches whose graph was asked for its prices
     own_cuts: tuple[int, ...] | None = None  # the only ones; None: where its costs say
     cuts: tuple[int, ...] | None = None  # those that hold the bound down
     joint_s: dict[tuple[int, ...], float] = field(default_factory=dict)  # cuts -> bound of their stages, each with one plan for all phases
@@ -41,6 +41,11 @@ class Open:
         return max(self.any_s, self.at_cuts_s)
 
     @property
+    def is_own(self) -> bool:
+        """Priced by the graph of its own number of microbatches."""
+        return self.base == self.layout.num_microbatches
+
+    @property
     def likely_s(self) -> float:
         """What it may take: a guess is not made again where a bound says that it cannot win."""
         return max(self.guess_s, self.bound_s)
@@ -54,32 +59,23 @@ class OpenPlace:
     rows: list[Open]
     tier: Tier = Tier.NONE
     count: int = 0
-    chunks: set[int] = field(default_factory=set)  # for which runs were priced
-
-    @property
-    def first_chunks(self) -> int:
-        """Of the first layout with so many microbatches."""
-        return next((row.layout.chunks for row in self.rows if row.layout.num_microbatches >= self.count), 1)
 
 
 class Step(IntEnum):
     """What makes a guess better, in order."""
 
-    UNITS, RUN, OWN, CHUNKS, SIMULATE, SOLVE = range(6)
+    UNITS, RUN, OWN, SIMULATE, SOLVE = range(5)
 
 
 def next_step(place: OpenPlace, each: Open) -> Step:
     """What makes the guess of a layout better."""
-    if place.tier < Tier.RUN:
-        return Step.UNITS if place.tier < Tier.ALL else Step.RUN
+    if place.tier < Tier.ALL:
+        return Step.UNITS
     if each.tier < Tier.RUN:
-        return Step.CHUNKS if each.own else Step.OWN
+        return Step.RUN
+    if not each.is_own:
+        return Step.OWN
     return Step.SIMULATE if not each.simulated and each.layout.place.num_stages > 1 else Step.SOLVE
-
-
-def is_own_price(place: OpenPlace, each: Open) -> bool:
-    """The place is priced for as many microbatches and chunks as this layout has: nothing more is asked for it alone."""
-    return (each.layout.num_microbatches, each.layout.chunks) == (place.count, place.first_chunks)
 
 
 def shares_work(place: OpenPlace) -> bool:

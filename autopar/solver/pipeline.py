@@ -10,11 +10,9 @@ its stages, mesh and microbatches, wherever it is cut (with several chunks per s
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import product
 from math import inf, prod
-from statistics import median
 
 from ..cluster import num_devices
 from ..constraints import PIPELINE
@@ -23,8 +21,19 @@ from ..errors import ConstraintError, MicrobatchError
 from ..graph.plan import Pruned
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
+from .growths import Growths
 from .layout_cases import LayoutCases, Turned
-from .layout_guess import Cut, bound_at_cuts, bound_layout, cut_units, guess_seconds, has_given_cuts, memory_factor, sharpen_bound, simulate_guess
+from .layout_guess import (
+    Cut,
+    bound_at_cuts,
+    bound_layout,
+    cut_units,
+    guess_seconds,
+    has_given_cuts,
+    memory_factor,
+    sharpen_bound,
+    simulate_guess,
+)
 from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
 from .layouts import (
@@ -38,8 +47,17 @@ from .layouts import (
     num_samples,
     print_layout,
 )
-from .open_layouts import Open, OpenPlace, Step, by_count, by_place, is_own_price, least_bound, next_step, shares_work
-from .unit_costs import PhaseCosts, UnitCosts
+from .open_layouts import (
+    Open,
+    OpenPlace,
+    Step,
+    by_count,
+    by_place,
+    least_bound,
+    next_step,
+    shares_work,
+)
+from .unit_costs import UnitCosts
 from .unit_stages import count_cuts, why_no_cuts
 from .vary_stages import Varied, list_varied, may_vary
 
@@ -71,11 +89,6 @@ class StagedResult:
     pruned: tuple[Pruned, ...]
 
 
-_USUAL = (1.01, 1.05, 1.12, 1.02, 1.0, 1.03)  # what each of them multiplies a guess by, until the search knows better
-_ALONE = (1.0, 1.0, 1.02, 1.0, 1.0, 1.01)  # where no rank of a stage shares its work with another
-_TIGHT = 1.02  # the last of them, where the fastest plan does not fit
-
-
 @dataclass(slots=True)
 class PipelineSearch:
     """One search; lives for one call of `run`."""
@@ -95,7 +108,7 @@ class PipelineSearch:
     num_solved: int = 0
     num_late: int = 0  # of these, when time was up
     slowest_s: float = 0.0  # of the solves so far
-    seen: dict[tuple[bool, bool, Step], list[float]] = field(default_factory=dict)  # whether ranks share work, whether tight, step -> what it multiplied guesses by
+    growths: Growths = field(init=False)
     prices: LayoutPrices = field(init=False)
     solver: LayoutSolver = field(init=False)
     last: bool = False  # nothing else is searched afterwards: the time that is left may all go into one layout
@@ -106,6 +119,7 @@ class PipelineSearch:
     wall_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.growths = Growths(self.price_only)
         self.prices = LayoutPrices(self.cases, self.model, ())
         self.solver = LayoutSolver(self.cases, self.model, self.limit_bytes, self.cut)
 
@@ -236,101 +250,84 @@ class PipelineSearch:
         """The one with the least bound of which nothing is priced."""
         return min((p for p in places if p.tier < Tier.MAIN and not self._is_over(p)), key=least_bound, default=None)
 
-    def _price_place(self, place: OpenPlace, tier: Tier, chunks: int | None = None) -> None:
+    def _price_place(self, place: OpenPlace, tier: Tier) -> None:
         """Raise the bounds of a place's layouts by prices for the fewest microbatches that may be good, and guess what they take. Without turns the units of a
-        small graph may be others: then by prices for one microbatch, and for the fewest beyond that.
-
-        Args:
-            chunks: that runs are priced for; None: as many as the first layout has.
-        """
+        small graph may be others: then by prices for one microbatch, and for the fewest beyond that."""
         if self._is_over(place):
             return
         if place.tier < Tier.MAIN:
             most = _HOPELESS * least_bound(place)
             place.count = min(each.layout.num_microbatches for each in place.rows if each.bound_s <= most and not each.gone)
-        place.tier, fewest, together = tier, 0, ()
-        costs: UnitCosts | None = None
+        place.tier, fewest = tier, 0
         for count, rows in by_count(place.rows):
-            if count < place.count:
+            if count < place.count or all(each.gone or self._is_beaten(each) for each in rows):
                 continue
-            if costs is None or not self.prices.may_stretch(fewest, count):
-                together = self._chunks_with(place, chunks or rows[0].layout.chunks)
+            if not fewest or not self.prices.may_stretch(fewest, count):
                 fewest = self.prices.base(count) if tier is Tier.FLOOR else count  # floors of any number are those of the same graph
-                costs = self._costs(place, fewest, tier, together)
-                place.chunks |= set(together) if tier is Tier.RUN else set()
-            if costs is not None:
-                mine = self.prices.stretch(costs, fewest, count)
-                for each in rows:
-                    self._learn(each, mine, costs, guesses=tier > Tier.FLOOR)
-                    each.tier = tier if count == fewest and each.layout.chunks in together else each.tier
-                self._sharpen(place, rows, mine, fewest, tier)
+            costs = self._costs(place, fewest, tier, 1, count)
+            for each in rows if costs is not None else ():
+                each.tier, each.base = tier, fewest
+                self._learn(place, each, costs)
 
-    def _price_layout(self, place: OpenPlace, each: Open) -> None:
-        """The prices for its own number of microbatches: of all layouts of the place with as many."""
-        together = self._chunks_with(place, each.layout.chunks)
-        costs = self._costs(place, each.layout.num_microbatches, Tier.RUN, together)
-        for other in place.rows if costs is not None else ():
-            if other.layout.num_microbatches == each.layout.num_microbatches:
-                other.gone = other.gone or place.place.num_stages * other.layout.chunks > len(costs.step_s)
-                self._learn(other, costs, costs)
-                other.own, other.tier = True, Tier.RUN if other.layout.chunks in together else max(other.tier, Tier.ALL)
-        if costs is not None:
-            count = each.layout.num_microbatches
-            self._sharpen(place, [row for row in place.rows if row.layout.num_microbatches == count and row.tier is Tier.RUN], costs, count, Tier.RUN)
-
-    def _sharpen(self, place: OpenPlace, rows: Iterable[Open], costs: UnitCosts, priced: int, tier: Tier) -> None:
-        """Raise the bounds of layouts with equally many microbatches by what drains.
+    def _price_layout(self, place: OpenPlace, each: Open, base: int) -> None:
+        """The price of a layout with its runs of units, between cuts, and what drains at its end.
 
         Args:
-            costs: for their number of microbatches.
-            priced: number of microbatches that was priced, of which these are stretched.
+            base: number of microbatches whose graph is asked; 0: its own.
         """
-        phases: PhaseCosts | None = None
-        for each in rows:
-            layout, count = each.layout, each.layout.num_microbatches
-            if tier < Tier.ALL or place.place.num_stages == 1 or each.gone or self._is_beaten(each):
-                continue
-            phases = phases or self.prices.stretch_phases(self.prices.phases(place.place, priced), priced, count)
-            if has_given_cuts(layout):
-                each.any_s = max(each.any_s, least_seconds(layout, sum(phases.loop_s) / count))
-                if each.tier is Tier.RUN and count == priced:  # by these prices it is cut, and solved there
-                    cuts = self._cuts(each, costs.in_chunks(layout.chunks))
-                    each.at_cuts_s = max(bound_at_cuts(layout, costs, phases, cuts), each.joint_s.get(cuts, 0.0)) if cuts is not None else inf
-                continue
-            bound, each.cuts = sharpen_bound(layout, costs, phases, each.joint_s)
-            each.any_s = max(each.any_s, bound)
-            if each.cuts is not None and not shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
-                each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), count == priced
+        count = each.layout.num_microbatches
+        each.tier, each.base = Tier.RUN, base or count
+        costs = self._costs(place, each.base, Tier.RUN, each.layout.chunks, count)
+        if costs is not None:
+            each.gone = each.gone or place.place.num_stages * each.layout.chunks > len(costs.step_s)
+            self._learn(place, each, costs)
+
+    def _sharpen(self, place: OpenPlace, each: Open, costs: UnitCosts) -> None:
+        """Raise the bound of a layout by what drains.
+
+        Args:
+            costs: for its number of microbatches.
+        """
+        layout = each.layout
+        if place.place.num_stages == 1 or each.gone or self._is_beaten(each):
+            return
+        phases = self.prices.phases(place.place, each.base, layout.num_microbatches)
+        if has_given_cuts(layout):
+            each.any_s = max(each.any_s, least_seconds(layout, sum(phases.loop_s) / layout.num_microbatches))
+            if each.tier is Tier.RUN:  # by these prices it is cut, and solved there
+                cuts = self._cuts(each, costs)
+                each.at_cuts_s = max(bound_at_cuts(layout, costs, phases, cuts), each.joint_s.get(cuts, 0.0)) if cuts is not None else inf
+            return
+        bound, each.cuts = sharpen_bound(layout, costs, phases, each.joint_s)
+        each.any_s = max(each.any_s, bound)
+        if each.cuts is not None and not shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
+            each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), each.is_own
 
     def _cuts(self, each: Open, costs: UnitCosts) -> tuple[int, ...] | None:
         """Where a layout is cut, by the costs of units."""
         return each.own_cuts or self.cut(costs, layout_ranks(each.layout))
 
-    def _chunks_with(self, place: OpenPlace, chunks: int) -> tuple[int, ...]:
-        """For how many chunks layouts of a place are priced with those that have so many: of a large model each takes long, and is priced alone."""
-        if len(self.cases.case.graph.nodes) >= _LARGE:
-            return (chunks,)
-        return tuple(sorted({chunks, *(each.layout.chunks for each in place.rows if not (each.gone or self._is_beaten(each)))}))
-
-    def _costs(self, place: OpenPlace, count: int, tier: Tier, chunks: Sequence[int]) -> UnitCosts | None:
-        """None where the place cannot obey, or the model not run in so many microbatches."""
+    def _costs(self, place: OpenPlace, base: int, tier: Tier, chunks: int, count: int) -> UnitCosts | None:
+        """In `count` microbatches by the graph of `base`; None where the place cannot obey, or the model not run in so many microbatches."""
         try:
-            return self.prices.costs(place.place, count, tier, chunks)
+            return self.prices.costs(place.place, base, tier, (chunks,), count)
         except (ConstraintError, MicrobatchError) as error:
-            self._prune(print_layout(Layout(place.place, count)), str(error))
+            self._prune(print_layout(Layout(place.place, base)), str(error))
             for each in place.rows:
-                each.gone = each.gone or each.layout.num_microbatches == count
+                each.gone = each.gone or each.layout.num_microbatches == base
             return None
 
-    def _learn(self, each: Open, costs: UnitCosts, cut_by: UnitCosts, guesses: bool = True) -> None:
+    def _learn(self, place: OpenPlace, each: Open, costs: UnitCosts) -> None:
+        """What prices tell of a layout: a bound, and unless they are floors, a guess."""
         each.any_s = max(each.any_s, bound_layout(each.layout, costs))
-        costs, cut_by = costs.in_chunks(each.layout.chunks), cut_by.in_chunks(each.layout.chunks)
-        chunks = each.layout.place.num_stages * each.layout.chunks
-        cuts = self._cuts(each, cut_by) if chunks <= len(costs.step_s) else None
-        if cuts is not None and guesses and not each.solved and not self._is_beaten(each):
+        costs = costs.in_chunks(each.layout.chunks)
+        cuts = self._cuts(each, costs) if each.layout.place.num_stages * each.layout.chunks <= len(costs.step_s) else None
+        if cuts is not None and each.tier > Tier.FLOOR and not each.solved and not self._is_beaten(each):
             slower = memory_factor(each.layout, costs, cuts, self.limit_bytes)
             each.guess_s, each.simulated = max(guess_seconds(each.layout, costs, cuts) * slower, each.bound_s), False
             each.tight = slower > 1.0
+        if each.tier is Tier.RUN or (each.tier is Tier.ALL and not shares_work(place)):
+            self._sharpen(place, each, costs)
 
     # --- plans
 
@@ -339,16 +336,11 @@ class PipelineSearch:
         a part of the time, it is solved at once, and when time is up, in any case: the user asked for a plan."""
         trust = _WORTH if self.price_only else _TRUST
         while self.num_solved < _MOST and (time.monotonic() < self.deadline or self.best_s == inf):
-            grows = {key: self._list_growths(*key) for key in product((False, True), repeat=3)}
-
-            def expect(place: OpenPlace, each: Open) -> float:
-                return each.guess_s * grows[shares_work(place), is_own_price(place, each), each.tight][next_step(place, each)]  # noqa: B023 - called in this turn of the loop alone
-
-            place, each = min(self._list_hopes(places), key=lambda row: expect(*row), default=(None, None))
+            place, each = min(self._list_hopes(places), key=lambda row: self.growths.expect(*row), default=(None, None))
             if place is None and self.best_s == inf and (fresh := self._next_place(places)) is not None:  # nothing fitted of what was looked at
                 self._price_place(fresh, Tier.MAIN)
                 continue
-            if place is None or each is None or trust * expect(place, each) >= self.best_s:
+            if place is None or each is None or trust * self.growths.expect(place, each) >= self.best_s:
                 return
             if time.monotonic() >= self.deadline:  # a plan in any case, but nothing beside it
                 self.num_late += 1
@@ -360,7 +352,7 @@ class PipelineSearch:
             step, before, tight = Step.SOLVE if hurries else next_step(place, each), each.guess_s, each.tight
             self._take_step(step, place, each)
             if not (each.gone or hurries):
-                self.seen.setdefault((shares_work(place), tight and step is Step.SOLVE, step), []).append(each.guess_s / before)
+                self.growths.note(place, tight, step, each.guess_s / before)
 
     def _follow_all(self, places: list[OpenPlace]) -> None:
         """What no bound rules out and whose guess is little more than the best plan takes, where that costs little of the time."""
@@ -389,7 +381,7 @@ class PipelineSearch:
         best alone, if it is the plan."""
         constraints, large = self.cases.constraints, len(self.cases.case.graph.nodes) >= _LARGE
         most = self.best_s * (_NEAR if large else _FAR_OTHERS)
-        rows = [e for e in self.every if e.tier is Tier.RUN and not e.gone and e.likely_s <= most and may_vary(e.layout, constraints)]
+        rows = [e for e in self.every if e.tier is Tier.RUN and e.is_own and not e.gone and e.likely_s <= most and may_vary(e.layout, constraints)]
         found: dict[tuple[int, int, str, int], Open] = {}
         for each in sorted(rows, key=lambda e: e.likely_s):
             layout = each.layout
@@ -410,8 +402,9 @@ class PipelineSearch:
         each = Open(layout, 0.0, own_cuts=cuts)
         place = OpenPlace(layout.place, [each])
         before = self.best
-        self._price_place(place, Tier.RUN)
+        self._price_place(place, Tier.ALL)
         if not each.gone:
+            self._price_layout(place, each, each.base)
             self._solve(place, each, cuts)
         if self.best is not before:
             self.every.append(each)
@@ -434,24 +427,14 @@ class PipelineSearch:
         return [(place, e) for place in places for e in place.rows if e.guess_s < inf and not (e.solved or e.gone or self._is_beaten(e))]
 
     def _take_step(self, step: Step, place: OpenPlace, each: Open) -> None:
-        if step in (Step.UNITS, Step.RUN):
+        if step is Step.UNITS:
             self._price_place(place, Tier(place.tier + 1))
-        elif step in (Step.OWN, Step.CHUNKS):
-            self._price_layout(place, each)
+        elif step in (Step.RUN, Step.OWN):
+            self._price_layout(place, each, each.base if step is Step.RUN else each.layout.num_microbatches)
         elif step is Step.SIMULATE:
             self._simulate(place, each)
         else:
             self._solve(place, each, None if shares_work(place) else each.cuts)
-
-    def _list_growths(self, shared: bool, own: bool, tight: bool) -> list[float]:
-        """Per step what it and all that follow have usually multiplied a guess by, of places whose ranks share the work of a stage or do not; `own`: of layouts
-        for which the prices of their place are made (`is_own_price`); `tight`: of those whose fastest plan does not fit."""
-        weight = 0 if self.price_only else 2  # what was seen once tells more of layouts that are nearly all fixed than what is usual
-        first = _USUAL if shared else _ALONE
-        first = (*first[:-1], _TIGHT) if tight and not self.price_only else first
-        usual = [median((*weight * (first[step],), *self.seen.get((shared, tight and step is Step.SOLVE, step), ())) or (first[step],)) for step in Step]
-        usual = [1.0 if own and step in (Step.OWN, Step.CHUNKS) else grows for step, grows in zip(Step, usual)]
-        return [prod(usual[step:]) for step in Step]
 
     def _simulate(self, place: OpenPlace, each: Open) -> None:
         costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
@@ -472,12 +455,12 @@ class PipelineSearch:
             if lowest[0] >= self.best_s * (1 - _CLOSE):
                 return
             place, each = rows[lowest[1]]
-            if place.tier < Tier.RUN:
+            if place.tier < Tier.ALL:
                 self._price_place(place, Tier(place.tier + 1))
-            elif each.tier < Tier.RUN and each.layout.chunks not in place.chunks:
-                self._price_place(place, Tier.RUN, each.layout.chunks)
             elif each.tier < Tier.RUN:
-                self._price_layout(place, each)
+                self._price_layout(place, each, each.base)
+            elif not each.is_own:
+                self._price_layout(place, each, each.layout.num_microbatches)
             elif self._price_pieces(place, each) or (jointly and self._bound_jointly(place, each)):
                 continue
             elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
@@ -496,7 +479,7 @@ class PipelineSearch:
         ends = list(zip((0, *cuts), (*cuts, len(self.prices.costs(place.place, each.layout.num_microbatches, Tier.FLOOR).step_s))))
         if not self.prices.add_pieces(place.place, each.layout.num_microbatches, ends, self.deadline):
             return False
-        self._price_layout(place, each)
+        self._price_layout(place, each, each.base)
         return True
 
     def _bound_jointly(self, place: OpenPlace, each: Open) -> bool:
@@ -510,7 +493,7 @@ class PipelineSearch:
             each.joint_s[cuts] = self.solver.bound(layout, cuts, len(costs.step_s), self.best_s, self.deadline)
         except (ConstraintError, MicrobatchError):  # what solving it would say
             each.joint_s[cuts] = 0.0
-        self._price_layout(place, each)
+        self._price_layout(place, each, each.base)
         return True
 
     def _try_cuts(self, place: OpenPlace, each: Open) -> bool:

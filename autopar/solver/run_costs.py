@@ -188,11 +188,15 @@ def _without(problem: Problem, shared: frozenset[str]) -> Problem:
     return replace(problem, choosers=choosers, groups=tuple(groups))
 
 
-def price_run(run: RunRelaxation, count: int) -> tuple[float, float]:
-    """Least seconds of a step of what only `count` units of the run have, between two cuts; and what free ends save at most."""
+def price_run(run: RunRelaxation, own: Problem, count: int) -> tuple[float, float]:
+    """Least seconds of a step of what only `count` units of the run have, between two cuts; and what free ends save at most.
+
+    Args:
+        own: `RunRelaxation.own`, or that of more turns (`more_turns`): what crosses is as much in all of them together.
+    """
     if count != run.inside and not run.second:
         return 0.0, 0.0
-    problem = _with_more(run.own, run.second, count - run.inside)
+    problem = _with_more(own, run.second, count - run.inside)
     return run.relaxation.solve(problem), run.ends_s
 
 

@@ -243,14 +243,17 @@ def relax_kind(units: Units, kind: int, mesh: Mesh, model: CostModel, constraint
     return Relaxation(own_costs(problem, units.shared))
 
 
-def price_kind(unit: Relaxation, turns: int) -> tuple[float, ...]:
-    """The costs of each unit of a kind, in the order of `COST_FIELDS`."""
-    problem = unit.problem
+def price_kind(unit: Relaxation, problem: Problem, turns: int) -> tuple[float, ...]:
+    """The costs of each unit of a kind, in the order of `COST_FIELDS`.
+
+    Args:
+        problem: the relaxation's, or that of more turns (`more_turns`); the bytes are those of its graph.
+    """
     least = sum(float(c.seconds.min()) for c in problem.choosers)
     if least <= 0:
         return 0.0, 0.0, 0.0, 0, 0, 0
     forward = _least_turn(problem, Phase.FORWARD, turns)
-    bound, decisions = unit.find()
+    bound, decisions = unit.find(problem)
     if decisions is None:
         return bound, forward, 0.0, 0, 0, 0
     return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
@@ -276,10 +279,10 @@ def price_crossings(units: Units, model: CostModel, ranks: int, turns: int, near
     return Crossings(*tables)
 
 
-def price_phases(unit: Relaxation, turns: int) -> tuple[float, float, float]:
-    """`PhaseCosts` of each unit of a kind."""
-    prepare, loop, update = (least_of_phases(unit, phases) for phases in ((Phase.PREPARE,), LOOP, (Phase.UPDATE,)))
-    return prepare, loop, _least_turn(unit.problem, Phase.BACKWARD, turns), update
+def price_phases(unit: Relaxation, problem: Problem, turns: int) -> tuple[float, ...]:
+    """`PhaseCosts` of each unit of a kind. Args: as of `price_kind`."""
+    prepare, loop, update = (least_of_phases(unit, phases, problem) for phases in ((Phase.PREPARE,), LOOP, (Phase.UPDATE,)))
+    return prepare, loop, _least_turn(problem, Phase.BACKWARD, turns), update
 
 
 def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Problem | None = None) -> float:

@@ -54,7 +54,8 @@ def relax(parts, count, mesh, model, turns):
 
 def price(parts, count, mesh, model, turns):
     """`price_run`, from the program that tells it."""
-    return price_run(relax_run(parts, telling_span(parts, Span(0, count, 0)), mesh, model, Constraints(), turns, Shared()), count)
+    run = relax_run(parts, telling_span(parts, Span(0, count, 0)), mesh, model, Constraints(), turns, Shared())
+    return price_run(run, run.own, count)
 
 
 @pytest.mark.parametrize("mesh", [Mesh((DP,)), Mesh((TP,)), Mesh((DP, TP))], ids=["dp", "tp", "dp x tp"])

@@ -142,8 +142,8 @@ def each_bound(search, layout, few):
     """The largest of the bounds that need no prices for the layout's own number of microbatches."""
     place, turns = layout.place, layout.num_microbatches
     floor = least_seconds(layout, *search.prices.floor_s(place, turns))
-    rows = [search.prices.stretch(search.prices.costs(place, few, tier), few, turns) for tier in Tier]
-    phases = search.prices.stretch_phases(search.prices.phases(place, few), few, turns)
+    rows = [search.prices.costs(place, few, tier, turns=turns) for tier in Tier]
+    phases = search.prices.phases(place, few, turns)
     drained = sharpen_bound(layout, rows[-1], phases)[0] if layout.chunks == 1 else 0.0
     return max(floor, drained, *(bound_layout(layout, row) for row in rows))
 
@@ -151,8 +151,8 @@ def each_bound(search, layout, few):
 def each_bound_at(search, layout, few, cuts):
     """The bounds at these cuts by prices for fewer microbatches and for its own number; and at any, by what all turns take."""
     place, turns, prices = layout.place, layout.num_microbatches, search.prices
-    own, stretched = prices.phases(place, turns), prices.stretch_phases(prices.phases(place, few), few, turns)
-    rows = [(prices.stretch(prices.costs(place, few, tier, (layout.chunks,)), few, turns), stretched) for tier in Tier]
+    own, stretched = prices.phases(place, turns), prices.phases(place, few, turns)
+    rows = [(prices.costs(place, few, tier, (layout.chunks,), turns), stretched) for tier in Tier]
     rows += [(prices.costs(place, turns, tier, (layout.chunks,)), own) for tier in Tier]
     return [*(bound_at_cuts(layout, costs, phases, cuts) for costs, phases in rows), *(least_seconds(layout, sum(p.loop_s) / turns) for p in (own, stretched))]
 
