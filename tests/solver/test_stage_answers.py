@@ -132,6 +132,25 @@ def test_more_in_flight_holds_more_and_less_memory_is_met():
     assert seconds == sorted(seconds) and seconds[-1] > seconds[0]
 
 
+@pytest.mark.parametrize(("width", "batch"), [(64, 64), (1024, 2048)])
+@pytest.mark.parametrize("mesh", [Mesh((DP,)), Mesh((DP, TP))], ids=["dp", "dp x tp"])
+def test_near_the_limit_little_is_made_again_and_that_is_proven(mesh, width, batch):
+    case = split_case(build_block_case(blocks=6, width=width, hidden=2 * width, batch=batch, vocab=128), 4)
+    stages = cut_stages(case.graph, [case.graph.nodes[list_units(case.graph)[4][0]].name])
+    roles = find_roles(case.graph, case.sites, case.signatures, case.cuts)
+    part = build_case(stages[0].graph, case.rules)
+    steer = Steer(Constraints(), part_roles(roles, case, part))
+    ample, again, last = solve_stage(part, mesh, steer, MODEL, None, 4.0, 4.0, 20.0), [], 0.0
+    for share in (0.97, 0.9, 0.6):
+        limit = share * ample.memory.peak_bytes
+        found = solve_stage(part, mesh, steer, MODEL, limit, 4.0, 4.0, 60.0)
+        assert found.memory.peak_bytes <= limit and found.found.objective_s >= last
+        assert found.found.objective_s <= found.found.bound_s * 1.001
+        again.append(len(found.assignment.again))
+        last = found.found.objective_s
+    assert again[0] <= again[1] < again[2]
+
+
 # --- units
 
 SMALL = {"blocks": 3, "width": 64, "hidden": 128, "batch": 16, "vocab": 64}
