@@ -32,11 +32,12 @@ from .infeasible import MemoryShortage
 from .layout_cases import LayoutCases
 from .layout_solve import Staged
 from .layouts import least_stages, num_samples
+from .mesh_bounds import bound_mesh
 from .mixed import TWO_KINDS
 from .obeyed import require_obeyed, require_obeyed_stages
 from .pipeline import PipelineSearch, StagedResult
 from .role_meshes import label_meshes
-from .run_costs import FEW, bound_mesh
+from .run_costs import FEW
 from .search import Question, SearchResult, search
 from .skeleton import Skeleton
 from .steer import Steer, check_words, describe_space, prepare_steer, refine_fold
@@ -169,7 +170,8 @@ class _Decide:
     def _bound_mesh(self, mesh: Mesh, most_columns: int, enough_s: float) -> tuple[float, int]:
         """By the model with few of its equal blocks; 0 where it has few anyway."""
         case, unit, more = self.cases.shorten(FEW)
-        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns, enough_s, self.short_skeletons) if more else (0.0, 0)
+        room = self.ask.limit_bytes - self.ask.model.reserve_bytes
+        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns, enough_s, self.short_skeletons, room) if more else (0.0, 0)
 
     def _ask_layouts(self) -> float:
         """The fastest plan of some mesh does not fit with one microbatch in one stage."""

@@ -23,17 +23,7 @@ from ..graph.stages import list_units
 from ..graph.turns import has_backward
 from .growths import Growths
 from .layout_cases import LayoutCases, Turned
-from .layout_guess import (
-    Cut,
-    bound_at_cuts,
-    bound_layout,
-    cut_units,
-    guess_seconds,
-    has_given_cuts,
-    memory_factor,
-    sharpen_bound,
-    simulate_guess,
-)
+from .layout_guess import Cut, bound_at_cuts, bound_layout, cut_units, guess_seconds, has_given_cuts, memory_factor, sharpen_bound, simulate_guess
 from .layout_prices import LayoutPrices, Tier
 from .layout_solve import LayoutSolver, Staged, Unsolved
 from .layouts import (
@@ -47,16 +37,7 @@ from .layouts import (
     num_samples,
     print_layout,
 )
-from .open_layouts import (
-    Open,
-    OpenPlace,
-    Step,
-    by_count,
-    by_place,
-    least_bound,
-    next_step,
-    shares_work,
-)
+from .open_layouts import Open, OpenPlace, Step, by_count, by_place, least_bound, next_step, shares_work
 from .unit_costs import UnitCosts
 from .unit_stages import count_cuts, why_no_cuts
 from .vary_stages import Varied, list_varied, may_vary

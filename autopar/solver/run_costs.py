@@ -23,7 +23,6 @@ from ..graph.roles import Roles
 from ..graph.stages import COPY, Cutter, list_units, stage_table, state_stages, sum_at_home
 from ..graph.turns import LOOP, RECEIVE, SEND
 from .build import Shared, build_problem
-from .formulate import count_columns
 from .problem import STORAGE, Chooser, Problem
 from .relaxation import Relaxation
 from .skeleton import Skeleton
@@ -115,25 +114,6 @@ def unit_names(case: Case, unit: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def bound_mesh(
-    case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, most_columns: int, enough_s: float, skeletons: list[Skeleton]
-) -> tuple[float, int]:
-    """(seconds that no plan of a whole model on a mesh beats, memory aside, columns of its program); 0 seconds where there are too many to be solved.
-
-    Args:
-        case: shortened: the model has `more` units like number `unit`, which is neither the first nor the last of its run.
-        enough_s: more need not be shown.
-        skeletons: of this case, for all meshes.
-    """
-    prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
-    problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, skeletons=skeletons)
-    count = count_columns(problem)
-    if count > most_columns:
-        return 0.0, count
-    relaxation = Relaxation(problem)
-    return relaxation.solve(_with_more(problem, unit_names(case, unit), more), enough_s), count
-
-
 @dataclass(frozen=True, slots=True)
 class RunRelaxation:
     """The program of units around a run between two cuts, which tells those with other numbers of units of the run, too.
@@ -196,7 +176,7 @@ def price_run(run: RunRelaxation, own: Problem, count: int) -> tuple[float, floa
     """
     if count != run.inside and not run.second:
         return 0.0, 0.0
-    problem = _with_more(own, run.second, count - run.inside)
+    problem = with_more(own, run.second, count - run.inside)
     return run.relaxation.solve(problem), run.ends_s
 
 
@@ -204,7 +184,7 @@ def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...]
     """Of a stage with `count` units of the run, in the order of `PIECE_FIELDS`; None where the program does not tell."""
     if count != run.inside and not run.second:
         return None
-    problem = _with_more(run.relaxation.problem, run.second, count - run.inside)
+    problem = with_more(run.relaxation.problem, run.second, count - run.inside)
 
     def least(*phases: Phase) -> float:
         return least_of_phases(run.relaxation, phases, problem)
@@ -213,7 +193,7 @@ def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...]
     return step, least(Phase.FORWARD) / turns, least(Phase.PREPARE), least(*LOOP), least(Phase.BACKWARD) / turns, least(Phase.UPDATE)
 
 
-def _with_more(problem: Problem, second: frozenset[str], more: int) -> Problem:
+def with_more(problem: Problem, second: frozenset[str], more: int) -> Problem:
     """The problem with so many more units like the second."""
 
     def grown(names: Sequence[str]) -> float:

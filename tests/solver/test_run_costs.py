@@ -10,18 +10,16 @@ from autopar.cluster import parse_cluster
 from autopar.constraints import Constraints
 from autopar.cost.model import build_cost_model, staged_model
 from autopar.cost.prices import build_prices
-from autopar.graph.case import build_case, split_case
+from autopar.graph.case import split_case
 from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.graph.roles import find_roles
-from autopar.graph.shorten import drop_units, unit_members
-from autopar.graph.stages import list_units
 from autopar.solver.build import Shared, build_problem
 from autopar.solver.formulate import Formulation
 from autopar.solver.ilp import solve_program
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_prices import LayoutPrices, Tier
 from autopar.solver.layouts import Place
-from autopar.solver.run_costs import FEW, RunParts, Span, bound_mesh, fill_run, price_run, relax_run, telling_span
+from autopar.solver.run_costs import FEW, RunParts, Span, fill_run, price_run, relax_run, telling_span
 from autopar.solver.stage_solve import crossing_choices
 from autopar.solver.steer import Steer
 from autopar.solver.unit_costs import find_units
@@ -79,17 +77,3 @@ def test_the_costs_of_a_run_are_at_least_those_of_its_parts():
         real = price(parts, n, Mesh((DP, TP)), model, 4)[0]
         assert n * alone <= costs.free_s[n] * (1 + 1e-9) and costs.free_s[n] <= costs.between_s[n] <= real * (1 + 1e-6)
     assert costs.between_s[6] > 1.02 * 6 * alone  # and say more than the units one by one
-
-
-@pytest.mark.parametrize("mesh", [Mesh((MeshAxis("a", 8),)), Mesh((MeshAxis("a", 4), MeshAxis("b", 2)))], ids=["8", "4 x 2"])
-def test_a_mesh_is_bounded_by_the_shortened_model(mesh):
-    case = build_block_case(**SHAPE)
-    rows = list_units(case.graph)
-    short = build_case(drop_units(case.graph, unit_members(case.graph, rows), 3, 2 + SHAPE["blocks"] - FEW), case.rules)
-    unit = next(k for k, row in enumerate(list_units(short.graph)) if short.graph.nodes[row[0]].path.startswith("h.1"))
-    found, columns = bound_mesh(short, unit, SHAPE["blocks"] - FEW, mesh, MODEL, 10**6, inf, [])
-    prices = build_prices(MODEL, mesh, case.graph, case.sites, case.signatures)
-    problem = build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices)
-    whole = solve_program(Formulation(problem).build(None, 1e6), relaxed=True, time_limit_s=30.0).objective / 1e6
-    assert found == pytest.approx(whole, rel=1e-6) and columns > 0
-    assert bound_mesh(short, unit, 1, mesh, MODEL, columns - 1, inf, [])[0] == 0.0
