@@ -7,8 +7,8 @@ One more block takes and holds what the second one does, as all of those between
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 
 import numpy as np
 
@@ -51,23 +51,25 @@ def bound_mesh(
     count = count_columns(problem)
     if count > most_columns:
         return 0.0, count
-    second = unit_names(case, unit)
-    bound = Relaxation(problem).solve(with_more(problem, second, more), enough_s)
-    if bound < enough_s and limit_bytes is not None and any(node.phase is Phase.BACKWARD for node in case.graph.nodes):
-        bound = max(bound, _bound_that_fits(build("free"), second | {name + AGAIN for name in second}, more, enough_s, limit_bytes))
-    return bound, count
+    second, relaxation = unit_names(case, unit), Relaxation(problem)
+    whole = with_more(problem, second, more)
+    bound = relaxation.solve(whole, enough_s)
+    if bound >= enough_s or limit_bytes is None or not any(node.phase is Phase.BACKWARD for node in case.graph.nodes):
+        return bound, count
+    fastest = relaxation.find(whole)[1]
+    if fastest is None or _sum_chosen(_held_bytes(problem, second, more), fastest) <= limit_bytes:
+        return bound, count
+    return max(bound, _bound_that_fits(build("free"), second | {name + AGAIN for name in second}, more, enough_s, limit_bytes)), count
 
 
 def _bound_that_fits(problem: Problem, second: frozenset[str], more: int, enough_s: float, limit_bytes: float) -> float:
     """Seconds that no plan beats that holds no more than the limit when the backward pass begins."""
-    relaxation, whole = Relaxation(problem), with_more(problem, second, more)
-    bound, fastest = relaxation.find(whole)
-    if fastest is None or bound <= 0:
-        return bound
+    relaxation, whole, bound = Relaxation(problem), with_more(problem, second, more), 0.0
+    least, fastest = relaxation.find(whole)
     sizes = _held_bytes(problem, second, more)
-    held = sum(float(row[k]) for row, k in zip(sizes, fastest))
-    multiplier = _FIRST * bound / held if held > limit_bytes else inf
-    for _ in range(_MOST_TRIES if held > limit_bytes else 0):
+    held = _sum_chosen(sizes, fastest) if fastest is not None else 0.0
+    multiplier = _FIRST * least / held if held > limit_bytes else 0.0
+    for _ in range(_MOST_TRIES if multiplier > 0 else 0):
         priced = replace(whole, choosers=tuple(replace(c, seconds=c.seconds + multiplier * row) for c, row in zip(whole.choosers, sizes)))
         found = relaxation.solve(priced, enough_s + multiplier * limit_bytes)
         bound = max(bound, found * (1 - relaxation.error) - multiplier * limit_bytes)
@@ -92,3 +94,7 @@ def _held_bytes(problem: Problem, second: frozenset[str], more: int) -> list[np.
         sizes = {int(i): problem.tables.local_bytes(owner.value, int(i)) for i in np.unique(made)}
         found[number] += count * np.array([sizes[int(i)] for i in made], dtype=float)
     return found
+
+
+def _sum_chosen(rows: Sequence[np.ndarray], decisions: Sequence[int]) -> float:
+    return sum(float(row[k]) for row, k in zip(rows, decisions))
