@@ -150,11 +150,12 @@ class LayoutPrices:
             known[each] = price_run(run, self._in_turns(run.own, turned.parts.part(span).case, count, turns), each)
         return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
-    def add_pieces(self, place: Place, count: int, ends: Sequence[tuple[int, int]], deadline: float = inf) -> bool:
+    def add_pieces(self, place: Place, count: int, ends: Sequence[tuple[int, int]], deadline: float = inf, enough_s: float = inf) -> bool:
         """Price the stages with these units (first, and first after them), each as one piece, as long as there is time; True where one was not priced before.
 
         Args:
             deadline: by `time.monotonic`.
+            enough_s: a stage that takes as long is too slow, whatever its phases take.
         """
         if place.others or names_some(self.cases.constraints):
             return False
@@ -167,7 +168,7 @@ class LayoutPrices:
             inside = max(0, min(b, last) - max(a, first))
             span = Span(max(0, first - a), inside, max(0, b - last)) if inside else Span(b - a, 0, 0, a if a < first else a - turned.more)
             telling = telling_span(turned.parts, span)
-            found = price_piece(self._relax_run(place, count, telling), inside, count) if telling is not None else None
+            found = price_piece(self._relax_run(place, count, telling), inside, count, enough_s) if telling is not None else None
             known[a, b] = Piece(a, b, *(found or (0.0,) * len(PIECE_FIELDS)))
             added = added or found is not None
         return added

@@ -130,7 +130,7 @@ class PipelineSearch:
     def _follow(self, began: float) -> None:
         self._follow_guesses(self.places)
         if not self.price_only:
-            self._raise_bounds(self.places)
+            self._raise_bounds(self.places, self.last)
             self._follow_all(self.places)
             self._vary()
             self._search_failed(self.places)
@@ -458,7 +458,7 @@ class PipelineSearch:
         if cuts is None or (alone and not shares_work(place)):
             return False
         ends = list(zip((0, *cuts), (*cuts, len(self.prices.costs(place.place, each.layout.num_microbatches, Tier.FLOOR).step_s))))
-        if not self.prices.add_pieces(place.place, each.layout.num_microbatches, ends, self.deadline):
+        if not self.prices.add_pieces(place.place, each.layout.num_microbatches, ends, self.deadline, self.best_s):
             return False
         self._price_layout(place, each, each.base)
         return True

@@ -20,6 +20,7 @@ from .ilp import LinearProgram, Rows, join_rows, solve_program
 from .problem import WHOLE, Group, Problem
 
 _TIME_LIMIT_S = 20.0
+_SOON_COLUMNS = 60_000  # a linear program of so many takes seconds where few of its columns cost anything
 _EXACT, _TOLERANCE = 1e-12, 1e-7  # of sums of floats, and of HiGHS
 
 
@@ -45,23 +46,24 @@ class Relaxation:
         """Of seconds, as a share: by how much a bound may be too high."""
         return _EXACT if self.rest is None else _TOLERANCE
 
-    def solve(self, problem: Problem | None = None, enough_s: float = inf) -> float:
+    def solve(self, problem: Problem | None = None, enough_s: float = inf, soon: bool = False) -> float:
         """Seconds that no plan beats.
 
         Args:
             problem: with other seconds; None: the relaxation's own.
             enough_s: more need not be shown.
+            soon: a large linear program is not solved: what is left counts with its least.
         """
-        return self._run(problem or self.problem, False, enough_s)[0]
+        return self._run(problem or self.problem, False, enough_s, soon)[0]
 
     def find(self, problem: Problem | None = None) -> tuple[float, list[int] | None]:
         """Seconds that no plan beats, and the option of each chooser that the fastest plan (or mix of plans: the most of it) has; None where it was not
         found in time. Args: as of `solve`."""
-        return self._run(problem or self.problem, True, inf)
+        return self._run(problem or self.problem, True, inf, False)
 
-    def _run(self, problem: Problem, decides: bool, enough_s: float) -> tuple[float, list[int] | None]:
+    def _run(self, problem: Problem, decides: bool, enough_s: float, soon: bool) -> tuple[float, list[int] | None]:
         reduced = self.elimination.run(problem, decides)
-        rest_s, chosen = self.rest.solve(problem, reduced, enough_s - reduced.constant_s) if self.rest is not None else (0.0, [])
+        rest_s, chosen = self.rest.solve(problem, reduced, enough_s - reduced.constant_s, soon) if self.rest is not None else (0.0, [])
         decisions = self.elimination.decide(reduced, chosen) if decides and chosen is not None else None
         return max(reduced.constant_s + rest_s, 0.0), decisions
 
@@ -86,12 +88,13 @@ class _Rest:
         endpoints = tuple(e if e.chooser == WHOLE else replace(e, chooser=self.place[e.chooser]) for e in group.endpoints)
         return replace(group, source=(self.place[group.source[0]], group.source[1]), endpoints=endpoints)
 
-    def solve(self, problem: Problem, reduced: Reduced, enough_s: float) -> tuple[float, list[int] | None]:
+    def solve(self, problem: Problem, reduced: Reduced, enough_s: float, soon: bool) -> tuple[float, list[int] | None]:
         """(seconds at least, the option of each that a mix of plans has most of).
 
         Args:
             problem, reduced: of the objective.
             enough_s: more need not be shown.
+            soon: as of `Relaxation.solve`.
         """
         seconds = [row.copy() for row in reduced.seconds]
         tables: list[tuple[tuple[int, ...], np.ndarray]] = []
@@ -103,6 +106,8 @@ class _Rest:
         low = sum(float(row.min()) for row in seconds) + sum(float(table.min()) for _, table in tables)
         if not np.isfinite(low):
             return inf, None
+        if low >= enough_s or (soon and len(self.program.cost) > _SOON_COLUMNS):
+            return low, None
         uppers = [np.isfinite(row) for row in seconds]
         rest = self._rest_of(problem)
         cost = self.form.seconds_of(replace(rest, choosers=tuple(replace(c, seconds=np.where(u, s, 0.0)) for c, s, u in zip(rest.choosers, seconds, uppers))))

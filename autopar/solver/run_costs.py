@@ -26,6 +26,7 @@ from .build import Shared, build_problem
 from .problem import STORAGE, Chooser, Problem
 from .relaxation import Relaxation
 from .skeleton import Skeleton
+from .stage_cuts import PIECE_FIELDS
 from .stage_solve import crossing_choices
 from .steer import Steer
 from .unit_costs import RunCosts, least_of_phases, part_roles
@@ -180,8 +181,12 @@ def price_run(run: RunRelaxation, own: Problem, count: int) -> tuple[float, floa
     return run.relaxation.solve(problem), run.ends_s
 
 
-def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...] | None:
-    """Of a stage with `count` units of the run, in the order of `PIECE_FIELDS`; None where the program does not tell."""
+def price_piece(run: RunRelaxation, count: int, turns: int, enough_s: float) -> tuple[float, ...] | None:
+    """Of a stage with `count` units of the run, in the order of `PIECE_FIELDS`; None where the program does not tell.
+
+    Args:
+        enough_s: of a step that takes as long nothing else is told.
+    """
     if count != run.inside and not run.second:
         return None
     problem = with_more(run.relaxation.problem, run.second, count - run.inside)
@@ -189,7 +194,9 @@ def price_piece(run: RunRelaxation, count: int, turns: int) -> tuple[float, ...]
     def least(*phases: Phase) -> float:
         return least_of_phases(run.relaxation, phases, problem)
 
-    step = run.relaxation.solve(problem)
+    step = run.relaxation.solve(problem, enough_s)
+    if step >= enough_s:
+        return (step, *[0.0] * (len(PIECE_FIELDS) - 1))
     return step, least(Phase.FORWARD) / turns, least(Phase.PREPARE), least(*LOOP), least(Phase.BACKWARD) / turns, least(Phase.UPDATE)
 
 

@@ -286,7 +286,7 @@ def price_phases(unit: Relaxation, problem: Problem, turns: int) -> tuple[float,
 
 
 def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Problem | None = None) -> float:
-    """Seconds of a step if only these phases cost anything.
+    """Seconds of a step if only these phases cost anything, at least.
 
     Args:
         problem: the relaxation's, or one like it.
@@ -294,7 +294,7 @@ def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Pr
     problem = problem or relaxation.problem
     if not any(node.phase in phases for node in problem.graph.nodes):
         return 0.0
-    return relaxation.solve(weigh_phases(problem, dict.fromkeys(phases, 1.0)))
+    return relaxation.solve(weigh_phases(problem, dict.fromkeys(phases, 1.0)), soon=True)
 
 
 def weigh_phases(problem: Problem, weights: Mapping[Phase, float]) -> Problem:
