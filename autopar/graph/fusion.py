@@ -297,3 +297,33 @@ def add_traffic(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signatu
     return tuple(
         replace(site, traffic=found.get(root)) if root in found else site for site, root in zip(sites, node_class)
     )
+
+
+def least_traffic(graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], node_class: Sequence[int]) -> dict[str, Traffic | None]:
+    """Of each node, by name, the least of all that are like it: the first of them may begin a kernel that reaches to the others from what is before them.
+
+    Args: as of `add_traffic`.
+    """
+    found = find_traffic(graph, find_groups(graph, sites, signatures))
+    least: dict[int, Traffic | None] = {}
+    for i, root in enumerate(node_class):
+        least[root] = _least(least.get(root), found.get(i))
+    return {node.name: least[root] for node, root in zip(graph.nodes, node_class)}
+
+
+def with_traffic_of(graph: Graph, sites: Sequence[Site], node_class: Sequence[int], known: Mapping[str, Traffic | None]) -> tuple[Site, ...]:
+    """The sites of a part of a graph, each node with no more traffic than it has there and in the whole: a kernel may reach beyond the part, and starts elsewhere.
+
+    Args:
+        known: traffic of the nodes of the whole graph, by name; a node that is not there keeps its own.
+    """
+    found = {root: _least(sites[root].traffic, known.get(graph.nodes[root].name)) for root in set(node_class)}
+    return tuple(replace(site, traffic=found[root]) if site.traffic != found[root] else site for site, root in zip(sites, node_class))
+
+
+def _least(mine: Traffic | None, other: Traffic | None) -> Traffic | None:
+    """What both move. None: of a node that is in no group, which reads and writes all and starts."""
+    if mine is None or other is None:
+        return mine or other
+    inputs, outputs = (tuple(a and b for a, b in zip(*rows)) for rows in ((mine.inputs, other.inputs), (mine.outputs, other.outputs)))
+    return Traffic(inputs, outputs, mine.starts and other.starts, mine.one_pass or other.one_pass)

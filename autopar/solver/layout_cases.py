@@ -90,7 +90,7 @@ class LayoutCases:
         roles = self.roles(case)
         units = find_units(case, roles)
         homes = unit_homes(case.graph, self.constraints)
-        return Turned(case, roles, units, RunParts(case, roles, *_longest_run(units.kinds), units.shared), more, homes)
+        return Turned(case, roles, units, RunParts(case, roles, *_longest_run(units.kinds), units.shared, units.traffic), more, homes)
 
     def shorten(self, keep: int) -> tuple[Case, int, int]:
         """The case with `keep` units of its longest run of equal ones: (case, the unit that is repeated, how many are left out)."""

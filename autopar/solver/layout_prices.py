@@ -146,8 +146,8 @@ class LayoutPrices:
             if span is None:
                 known[each] = 0.0, 0.0
                 continue
-            run = self._relax_run(place, count, span)
-            known[each] = price_run(run, self._in_turns(run.own, turned.parts.part(span).case, count, turns), each)
+            run = self._relax_run(place, count, span, True)
+            known[each] = price_run(run, self._in_turns(run.own, turned.parts.part(span).inner, count, turns), each)
         return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
 
     def add_pieces(self, place: Place, count: int, ends: Sequence[tuple[int, int]], deadline: float = inf, enough_s: float = inf) -> bool:
@@ -173,11 +173,13 @@ class LayoutPrices:
             added = added or found is not None
         return added
 
-    def _relax_run(self, place: Place, count: int, span: Span) -> RunRelaxation:
-        """The program of units around a run."""
-        mesh, inner, parts = working_mesh(place), inner_constraints(self.cases.constraints, place.mesh), self._turned(count).parts
+    def _relax_run(self, place: Place, count: int, span: Span, inner: bool = False) -> RunRelaxation:
+        """The program of units around a run. Args: inner: as of `relax_run`."""
+        mesh, constraints, parts = working_mesh(place), inner_constraints(self.cases.constraints, place.mesh), self._turned(count).parts
         shared, model = self._between.setdefault(mesh, Shared()), self._staged_model(place)
-        return self._run_programs.get((mesh, count, place.num_stages > 1, span, inner), lambda: relax_run(parts, span, mesh, model, inner, count, shared))
+        apart = inner and parts.part(span).inner is not parts.part(span).case
+        key = (mesh, count, place.num_stages > 1, span, constraints, apart)
+        return self._run_programs.get(key, lambda: relax_run(parts, span, mesh, model, constraints, count, shared, inner))
 
     def phases(self, place: Place, count: int, turns: int = 0) -> PhaseCosts:
         """Costs of the units by phase, of a place that obeys. Args: as of `costs`."""

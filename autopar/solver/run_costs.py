@@ -16,9 +16,11 @@ from ..constraints import Constraints
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..graph.case import Case, build_case
+from ..graph.fusion import Traffic
 from ..graph.graph import entering_values, producer_table
 from ..graph.mesh import Mesh
 from ..graph.node import Phase
+from ..graph.repeats import MANY, block_of
 from ..graph.roles import Roles
 from ..graph.stages import COPY, Cutter, list_units, stage_table, state_stages, sum_at_home
 from ..graph.turns import LOOP, RECEIVE, SEND
@@ -29,7 +31,7 @@ from .skeleton import Skeleton
 from .stage_cuts import PIECE_FIELDS
 from .stage_solve import crossing_choices
 from .steer import Steer
-from .unit_costs import RunCosts, least_of_phases, part_roles
+from .unit_costs import RunCosts, least_of_phases, part_roles, with_least_traffic
 
 FEW = 4  # units whose program tells all larger ones: it has an edge from one that is neither first nor last to another, as all of those have
 
@@ -39,10 +41,12 @@ class RunPart:
     """Units in a row, those of a run and some beside it, as a graph.
 
     Args:
+        inner: the same where it is no stage: what runs in one kernel with nodes beside it costs no more than there. As a rule nothing does.
         second: nodes and values, by name, that one more unit of the run adds (`unit_names`); () where there are too few to tell.
     """
 
     case: Case
+    inner: Case
     roles: Roles
     second: frozenset[str]
     skeletons: list[Skeleton]
@@ -66,6 +70,7 @@ class RunParts:
         case, roles: of the graph that has it.
         first, length: units of the run there.
         shared: nodes that several units run (`unit_costs.Units`).
+        traffic: of each node, at least (as there).
     """
 
     case: Case
@@ -73,6 +78,7 @@ class RunParts:
     first: int
     length: int
     shared: frozenset[str] = frozenset()
+    traffic: Mapping[str, Traffic | None] = field(default_factory=dict)
     _parts: dict[Span, RunPart] = field(default_factory=dict)
 
     def part(self, span: Span) -> RunPart:
@@ -86,8 +92,16 @@ class RunParts:
             whole, table = sum_at_home(graph, starts, range(len(starts) + 1))
             cut = build_case(Cutter(whole, table, len(ends) + 1).build(1 if first else 0).graph, self.case.rules)
             second = unit_names(cut, span.before + 1) if span.inside >= FEW else frozenset()
-            self._parts[span] = RunPart(cut, part_roles(self.roles, self.case, cut), second, [])
+            inner = with_least_traffic(cut, self.traffic)
+            self._parts[span] = RunPart(cut, cut if inner.sites == cut.sites else inner, part_roles(self.roles, self.case, cut), second, [])
         return self._parts[span]
+
+    @property
+    def alike_from(self) -> int:
+        """So many units of the run decide alike in a stage; fewer decide each for itself."""
+        graph = self.case.graph
+        block = block_of(graph.nodes[list_units(graph)[self.first][0]].path)
+        return MANY if block is not None and block[0] in graph.sequences else 2
 
     def _ends(self, span: Span) -> tuple[int, int]:
         """First unit, and first after them."""
@@ -136,22 +150,25 @@ class RunRelaxation:
 def telling_span(parts: RunParts, span: Span) -> Span | None:
     """The units whose program tells a span: of a run, where there are some between the first and the last, as many as have all edges. None: there are not enough."""
     few = span.inside
-    if span.inside >= FEW - 1 and parts.length >= FEW:
+    if span.inside >= max(FEW - 1, parts.alike_from) and parts.length >= FEW:
         few = parts.length if span.before and span.after else FEW
     return replace(span, inside=few) if few <= parts.length else None
 
 
-def relax_run(parts: RunParts, span: Span, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared) -> RunRelaxation:
+def relax_run(
+    parts: RunParts, span: Span, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int, shared: Shared, inner: bool = False
+) -> RunRelaxation:
     """The program of units around a run.
 
     Args:
+        inner: they are a part of a stage, with others beside them.
         model: with the link between stages.
         shared: with nothing but others between cuts.
     Raises:
         ConstraintError: the mesh cannot obey.
     """
     part = parts.part(span)
-    case = part.case
+    case = part.inner if inner else part.case
     steer = Steer(constraints, part.roles, crossing_choices(case, mesh, part.roles, constraints))
     prices = build_prices(model, mesh, case.graph, case.sites, case.signatures)
     problem = build_problem(

@@ -18,6 +18,7 @@ from ..cost.model import CostModel
 from ..cost.ops import receive_seconds
 from ..cost.prices import build_prices
 from ..graph.case import Case, build_case
+from ..graph.fusion import Traffic, least_traffic, with_traffic_of
 from ..graph.graph import Graph, producer_table, value_table
 from ..graph.mesh import Mesh
 from ..graph.node import Phase
@@ -157,12 +158,14 @@ class Units:
         crossings: what goes from one unit to others.
         shared: nodes that several units run, each a copy of its own as a stage, and those that add up what several units make: as stages they do without; and
             what enters the step and several units read.
+        traffic: of each node of the graph, at least.
         cases, roles, skeletons: per kind.
     """
 
     kinds: tuple[int, ...]
     crossings: tuple[CrossingValue, ...]
     shared: frozenset[str]
+    traffic: Mapping[str, Traffic | None]
     cases: tuple[Case, ...]
     roles: tuple[Roles, ...]
     skeletons: tuple[list[Skeleton], ...]
@@ -191,11 +194,12 @@ def find_units(case: Case, roles: Roles) -> Units:
     for i, unit in enumerate(table):
         if unit >= 0:
             own[unit].append(case.fold.node_class[i])
+    traffic = least_traffic(graph, case.sites, case.signatures, case.fold.node_class)
     for unit in range(len(rows)):
         key = tuple(own[unit])
         if key not in kinds:
             kinds[key] = len(kinds)
-            cases.append(build_case(cutter.build(unit).graph, case.rules))
+            cases.append(with_least_traffic(build_case(cutter.build(unit).graph, case.rules), traffic))
         found.append(kinds[key])
     apart, homes = sum_at_home(graph, starts[1:], range(len(rows)))  # what units add up over the turns crosses once, after them
     alone = {(node.name, node.inputs) for node in apart.nodes}
@@ -207,7 +211,12 @@ def find_units(case: Case, roles: Roles) -> Units:
         for name in node.inputs:
             readers.setdefault(name, set()).add(unit)
     shared |= {name for name in graph.inputs if len(readers.get(name, set()) - {-1}) > 1}
-    return Units(tuple(found), _list_crossings(apart, homes), shared, tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
+    return Units(tuple(found), _list_crossings(apart, homes), shared, traffic, tuple(cases), tuple(part_roles(roles, case, part) for part in cases), tuple([] for _ in cases))
+
+
+def with_least_traffic(part: Case, known: Mapping[str, Traffic | None]) -> Case:
+    """A part of a graph in which what runs in one kernel with nodes beside it costs no more than there."""
+    return replace(part, sites=with_traffic_of(part.graph, part.sites, part.fold.node_class, known))
 
 
 def _list_crossings(graph: Graph, table: Sequence[int]) -> tuple[CrossingValue, ...]:

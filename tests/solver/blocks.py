@@ -47,7 +47,7 @@ class _Step:
 
 def build_blocks(
     blocks: int = 4, width: int = 8, hidden: int = 16, batch: int = 8, vocab: int = 16,
-    tied: bool = False, momentum: bool = False, skips: Sequence[tuple[int, int]] = (), table: int = 0,
+    tied: bool = False, momentum: bool = False, skips: Sequence[tuple[int, int]] = (), table: int = 0, named: bool = False, sequence: bool = False,
 ) -> Graph:  # fmt: skip
     """x @ embed -> blocks of up, relu, down, residual -> @ head -> sum of squares, and all that follows from it.
 
@@ -55,8 +55,10 @@ def build_blocks(
         tied: the head is the embedding's transpose.
         skips: (early block, late block): what comes out of one is added to what goes into the other.
         table: of so many steps a table is made that every block adds to its weight.
+        named: the modules of the blocks have names (`body.a`), not numbers.
+        sequence: `h` is a container whose entries are no blocks, and each of them begins with a relu.
     """
-    s = _Step()
+    s, path_of = _Step(), [f"body.{chr(97 + k)}" if named else f"h.{k}" for k in range(blocks)]
     embed = s.enter("embed.weight@0", (vocab, width), Kind.PARAM)
     head = embed if tied else s.enter("head.weight@0", (width, vocab), Kind.PARAM)
     ups = [s.enter(f"h.{k}.up@0", (width, hidden), Kind.PARAM) for k in range(blocks)]
@@ -74,11 +76,11 @@ def build_blocks(
     read, acts, outs = [], [], []
     for k in range(blocks):
         for early, _ in (pair for pair in skips if pair[1] == k):
-            flow = s.call("aten.add.Tensor", flow, outs[early], path=f"h.{k}")
-        read.append(flow)
-        ups[k] = s.call("aten.add.Tensor", ups[k], made, path=f"h.{k}") if table else ups[k]
-        acts.append(s.call("aten.relu.default", s.product(flow, ups[k], f"h.{k}"), path=f"h.{k}"))
-        flow = s.call("aten.add.Tensor", flow, s.product(acts[k], downs[k], f"h.{k}"), path=f"h.{k}")
+            flow = s.call("aten.add.Tensor", flow, outs[early], path=path_of[k])
+        read.append(s.call("aten.relu.default", flow, path=path_of[k]) if sequence else flow)
+        ups[k] = s.call("aten.add.Tensor", ups[k], made, path=path_of[k]) if table else ups[k]
+        acts.append(s.call("aten.relu.default", s.product(read[k], ups[k], path_of[k]), path=path_of[k]))
+        flow = s.call("aten.add.Tensor", flow, s.product(acts[k], downs[k], path_of[k]), path=path_of[k])
         outs.append(flow)
     y = s.product(flow, head, "head", "b" if tied else "")
     loss = s.call("aten.sum.default", s.call("aten.mul.Tensor", y, y, path="head"), path="head", name="loss", kind=Kind.LOSS)
@@ -89,13 +91,15 @@ def build_blocks(
     flow = s.product(dy, head, "head", "" if tied else "b")
     waiting: dict[int, str] = {}  # block -> gradient that comes to its output from a later one
     for k in reversed(range(blocks)):
-        path = f"h.{k}"
+        path = path_of[k]
         if k in waiting:
             flow = s.call("aten.add.Tensor", flow, waiting.pop(k), path=path)
         grads[downs[k]] = s.product(acts[k], flow, path, "a", Kind.GRAD)
         inner = s.call("aten.threshold_backward.default", s.product(flow, downs[k], path, "b"), acts[k], path=path, threshold=0)
         grads[weights[k]] = s.product(read[k], inner, path, "a", Kind.GRAD)
-        flow = s.call("aten.add.Tensor", flow, s.product(inner, ups[k], path, "b"), path=path)
+        inner = s.product(inner, ups[k], path, "b")
+        inner = s.call("aten.threshold_backward.default", inner, read[k], path=path, threshold=0) if sequence else inner
+        flow = s.call("aten.add.Tensor", flow, inner, path=path)
         for early, _ in (pair for pair in skips if pair[1] == k):
             waiting[early] = flow if early not in waiting else s.call("aten.add.Tensor", waiting[early], flow, path=path)
     last = s.product(x, flow, "embed", "a", Kind.GRAD)
@@ -108,7 +112,7 @@ def build_blocks(
             step = s.call("aten.add.Tensor", states[p], grads[p], path=path, name=f"m:{p[:-1]}1", kind=Kind.OPTIM)
             updates.append((states[p], step))
         updates.append((p, s.call("aten.sub.Tensor", p, step, path=path, name=f"{p[:-1]}1", kind=Kind.PARAM, alpha=0.1)))
-    graph = Graph("blocks", tuple(s.values.values()), tuple(s.nodes), tuple(s.inputs), tuple(updates), loss, (), tuple((p, grads[p]) for p in params))
+    graph = Graph("blocks", tuple(s.values.values()), tuple(s.nodes), tuple(s.inputs), tuple(updates), loss, (), tuple((p, grads[p]) for p in params), ("h",) if sequence else ())
     check_graph(graph)
     return graph
 

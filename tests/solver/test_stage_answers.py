@@ -225,6 +225,13 @@ def test_what_all_blocks_read_is_made_once():
     assert 0.95 < max(gaps.values()) <= 1 + 1e-6, max(gaps.items(), key=lambda row: row[1])
 
 
+def test_what_runs_in_one_kernel_with_a_node_of_another_unit_counts_as_it_does_there():
+    """Modules with names are units, too, and a kernel may reach from one to the next: the sum of a skip's gradients. Cut between them it starts twice."""
+    gaps = list_gaps("4xH100-80GB", (1, 4), **SMALL, skips=((0, 2), (0, 1), (1, 2)), named=True)
+    gaps |= {f"{layout}, of a sequence": gap for layout, gap in list_gaps("4xH100-80GB", (1, 4), **{**SMALL, "blocks": 17}, sequence=True).items()}
+    assert 0.9 < max(gaps.values()) <= 1 + 1e-6, max(gaps.items(), key=lambda row: row[1])
+
+
 def test_units_of_a_tied_model_bound_every_layout():
     gaps = list_gaps("4xH100-80GB", (4,), **LARGE, tied=True)
     assert max(gaps.values()) <= 1 + 1e-6, max(gaps.items(), key=lambda row: row[1])
