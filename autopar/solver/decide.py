@@ -45,6 +45,7 @@ from .why_no_layout import why_no_layout
 
 _MANY_DEVICES = 64
 _LAYOUT_SHARE = 0.5  # of the time, where layouts come first
+_BOUND_SHARE = 0.25  # of the time that is left, for the bound of one mesh with memory
 _GRACE = 0.25  # of the time, for layouts, where no plan was found in it
 
 
@@ -170,8 +171,11 @@ class _Decide:
     def _bound_mesh(self, mesh: Mesh, most_columns: int, enough_s: float) -> tuple[float, int]:
         """By the model with few of its equal blocks; 0 where it has few anyway."""
         case, unit, more = self.cases.shorten(FEW)
-        room = self.ask.limit_bytes - self.ask.model.reserve_bytes
-        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns, enough_s, self.short_skeletons, room) if more else (0.0, 0)
+        if not more:
+            return 0.0, 0
+        now, room = time.monotonic(), self.ask.limit_bytes - self.ask.model.reserve_bytes
+        until = now + _BOUND_SHARE * (self.deadline - now)
+        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns, enough_s, self.short_skeletons, room, until)
 
     def _ask_layouts(self) -> float:
         """The fastest plan of some mesh does not fit with one microbatch in one stage."""

@@ -7,8 +7,10 @@ One more block takes and holds what the second one does, as all of those between
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 
@@ -26,10 +28,12 @@ from .run_costs import unit_names, with_more
 from .skeleton import Skeleton
 
 _FIRST, _STEEP, _MOST_TRIES = 0.1, 4.0, 3  # the first multiplier makes the bytes of the fastest plan cost this part of its seconds
+_MOST_S = 20.0  # of one linear program
 
 
 def bound_mesh(
-    case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, most_columns: int, enough_s: float, skeletons: list[Skeleton], limit_bytes: float | None = None
+    case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, most_columns: int, enough_s: float, skeletons: list[Skeleton], limit_bytes: float | None = None,
+    deadline: float = inf,
 ) -> tuple[float, int]:
     """(seconds that no plan of a whole model on a mesh beats, columns of its program memory aside); 0 seconds where there are too many to be solved.
 
@@ -38,6 +42,7 @@ def bound_mesh(
         enough_s: more need not be shown.
         skeletons: of this case, for all meshes.
         limit_bytes: for tensors; None: memory aside.
+        deadline: by `time.monotonic`: from then on memory is not asked.
     """
     shared = Shared()
 
@@ -54,22 +59,28 @@ def bound_mesh(
     second, relaxation = unit_names(case, unit), Relaxation(problem)
     whole = with_more(problem, second, more)
     bound = relaxation.solve(whole, enough_s)
-    if bound >= enough_s or limit_bytes is None or not any(node.phase is Phase.BACKWARD for node in case.graph.nodes):
+    if bound >= enough_s or limit_bytes is None or time.monotonic() >= deadline or not any(node.phase is Phase.BACKWARD for node in case.graph.nodes):
         return bound, count
     fastest = relaxation.find(whole)[1]
     if fastest is None or _sum_chosen(_held_bytes(problem, second, more), fastest) <= limit_bytes:
         return bound, count
-    return max(bound, _bound_that_fits(build("free"), second | {name + AGAIN for name in second}, more, enough_s, limit_bytes)), count
+    return max(bound, _bound_that_fits(build("free"), second | {name + AGAIN for name in second}, more, enough_s, limit_bytes, deadline)), count
 
 
-def _bound_that_fits(problem: Problem, second: frozenset[str], more: int, enough_s: float, limit_bytes: float) -> float:
-    """Seconds that no plan beats that holds no more than the limit when the backward pass begins."""
+def _bound_that_fits(problem: Problem, second: frozenset[str], more: int, enough_s: float, limit_bytes: float, deadline: float) -> float:
+    """Seconds that no plan beats that holds no more than the limit when the backward pass begins; 0 where time is up."""
     relaxation, whole, bound = Relaxation(problem), with_more(problem, second, more), 0.0
+    if (left := deadline - time.monotonic()) <= 0:
+        return 0.0
+    relaxation.limit_time(min(left, _MOST_S))
     least, fastest = relaxation.find(whole)
     sizes = _held_bytes(problem, second, more)
     held = _sum_chosen(sizes, fastest) if fastest is not None else 0.0
     multiplier = _FIRST * least / held if held > limit_bytes else 0.0
     for _ in range(_MOST_TRIES if multiplier > 0 else 0):
+        if (left := deadline - time.monotonic()) <= 0:
+            break
+        relaxation.limit_time(min(left, _MOST_S))
         priced = replace(whole, choosers=tuple(replace(c, seconds=c.seconds + multiplier * row) for c, row in zip(whole.choosers, sizes)))
         found = relaxation.solve(priced, enough_s + multiplier * limit_bytes)
         bound = max(bound, found * (1 - relaxation.error) - multiplier * limit_bytes)

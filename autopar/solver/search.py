@@ -181,7 +181,7 @@ class _Search:
         few: dict[int, int] = {}  # number of axes -> columns of the smallest program so far
         for mesh in sorted(meshes, key=_promise):
             name, axes = f"mesh {print_mesh(mesh)}", len(mesh.axes)
-            if problems and time.monotonic() - self.started > self.time_limit_s / 2:
+            if (problems or self.cutoff_s < inf) and time.monotonic() - self.started > self.time_limit_s / 2:
                 self.pruned[Pruned(name, "time for tables was up; not part of the search space, --time-limit gives more")] = None
             elif few.get(axes - 1, 0) * _AXIS_GROWTH > _MOST_COLUMNS:
                 why = f"one axis less already has {few[axes - 1]:,} variables, and another multiplies them; not part of the search space"
