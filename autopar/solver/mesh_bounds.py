@@ -58,10 +58,9 @@ def bound_mesh(
         return 0.0, count
     second, relaxation = unit_names(case, unit), Relaxation(problem)
     whole = with_more(problem, second, more)
-    bound = relaxation.solve(whole, enough_s)
+    bound, fastest = relaxation.find(whole, enough_s)
     if bound >= enough_s or limit_bytes is None or time.monotonic() >= deadline or not any(node.phase is Phase.BACKWARD for node in case.graph.nodes):
         return bound, count
-    fastest = relaxation.find(whole)[1]
     if fastest is None or _sum_chosen(_held_bytes(problem, second, more), fastest) <= limit_bytes:
         return bound, count
     return max(bound, _bound_that_fits(build("free"), second | {name + AGAIN for name in second}, more, enough_s, limit_bytes, deadline)), count

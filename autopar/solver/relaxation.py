@@ -56,10 +56,10 @@ class Relaxation:
         """
         return self._run(problem or self.problem, False, enough_s, soon)[0]
 
-    def find(self, problem: Problem | None = None) -> tuple[float, list[int] | None]:
+    def find(self, problem: Problem | None = None, enough_s: float = inf) -> tuple[float, list[int] | None]:
         """Seconds that no plan beats, and the option of each chooser that the fastest plan (or mix of plans: the most of it) has; None where it was not
-        found in time. Args: as of `solve`."""
-        return self._run(problem or self.problem, True, inf, False)
+        found in time, or is not needed. Args: as of `solve`."""
+        return self._run(problem or self.problem, True, enough_s, False)
 
     def _run(self, problem: Problem, decides: bool, enough_s: float, soon: bool) -> tuple[float, list[int] | None]:
         reduced = self.elimination.run(problem, decides)
