@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from ..cost.memory import Memory
 from ..errors import InfeasibleError
 from ..graph.choice import Assignment
-from ..graph.mesh import print_mesh
+from ..graph.graph import Graph
+from ..graph.mesh import Mesh, print_mesh
+from ..graph.tensor import STATE_KINDS, size_bytes
 
 FITS, TOO_LARGE, NOT_FOUND, REFUSED, LATE = "fits", "does not fit", "nothing found", "refused", "time was up"
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -75,6 +77,22 @@ def print_bytes(size: int) -> str:
         if size >= unit:
             return f"{size / unit:.1f} {name}"
     return f"{size} bytes"
+
+
+def why_whole(graph: Graph, mesh: Mesh) -> str:
+    """The axis along which most bytes of the states are held whole, because its degree divides none of their dims; "" where there is none.
+
+    Args:
+        graph: of a stage.
+        mesh: of the stage.
+    """
+    states = [value for value in graph.values if value.kind in STATE_KINDS and value.name in graph.inputs]
+    total = sum(map(size_bytes, states))
+    for axis in sorted(mesh.axes, key=lambda a: -a.size):
+        stuck = sum(size_bytes(value) for value in states if not any(size % axis.size == 0 for size in value.shape))
+        if axis.size > 1 and 2 * stuck > total:
+            return f"{axis.name}={axis.size} divides no dim of {print_bytes(stuck)} of its {print_bytes(total)} of states, so that every rank of that axis holds them whole"
+    return ""
 
 
 def _print_apart(low: int, high: int) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from ..graph.schedules.timeline import Durations, simulate
 from ..graph.stage_programs import crossing_chunks
 from ..graph.stages import Stage, cut_stages, list_units
 from ..graph.turns import RECEIVE, SEND
+from .infeasible import why_whole
 from .joint_bound import StagePlans, bound_jointly
 from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, count_flying, cut_units, few_turns
@@ -269,7 +270,8 @@ class LayoutSolver:
                 if like.assignment is None:
                     unfit = like.found.status == "infeasible"
                     why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
-                    return Unsolved(why, number, unfit)
+                    whole_states = why_whole(stages[here].graph, inside.stage_mesh(here)) if unfit else ""
+                    return Unsolved(f"{why}; {whole_states}" if whole_states else why, number, unfit)
                 kinds.append((here, held, among, like))
             answers.append(like)
         return simulate_stages(layout, cuts, starts, tuple(answers), tuple(in_flight))

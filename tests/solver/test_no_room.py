@@ -5,8 +5,9 @@ import pytest
 from autopar.cluster import parse_cluster
 from autopar.constraints import Constraints
 from autopar.cost.model import build_cost_model
+from autopar.errors import AutoparError
 from autopar.graph.tensor import STATE_KINDS, size_bytes
-from autopar.solver.decide import Ask, _Decide
+from autopar.solver.decide import Ask, _Decide, decide
 from autopar.solver.infeasible import MemoryShortage
 
 from .blocks import build_block_case
@@ -25,3 +26,16 @@ def test_states_that_fit_nowhere_are_a_proof(share, asked):
         decision.run()
     assert (decision.layouts is not None) == asked
     assert told.value.proven or asked
+
+
+@pytest.mark.parametrize(("degree", "told"), [(3, True), (4, False)])
+def test_a_degree_that_divides_no_state_is_named(degree, told):
+    """Three ranks hold all weights whole, for none of 64, 128 and 256 is a multiple of three."""
+    case = build_block_case(blocks=2, width=64, hidden=128, batch=96, vocab=256, momentum=True)
+    model = build_cost_model(parse_cluster(f"1x{degree}xH100-80GB"))
+    states = sum(size_bytes(v) for v in case.graph.values if v.kind in STATE_KINDS and v.name in case.graph.inputs)
+    words = Constraints(degrees=(("dp", degree),), microbatches=2)
+    with pytest.raises(AutoparError) as error:
+        decide(Ask(case, model, words, model.reserve_bytes + int(0.9 * states / (1 if told else degree)), 20.0, None, lambda line: None))
+    said = str(error.value)
+    assert "nothing fits the memory" in said and (f"dp={degree} divides no dim of" in said) == told
