@@ -22,13 +22,20 @@ import numpy as np
 
 from ..graph.transfer import HIDING_PHASES
 from .overlap import compute_seconds, hiding_groups
-from .problem import STORAGE, WHOLE, Endpoint, Group, Hold, Life, Problem
+from .problem import STORAGE, WHOLE, Endpoint, Group, Hold, Life, Owner, Problem
 from .tables import NONE, WHOLE_ID
 
 
 def made_id(problem: Problem, source: tuple[int, int], decisions: Sequence[int]) -> int:
     """The sharding in which a chooser's output is made."""
     return int(problem.choosers[source[0]].makes[source[1]][decisions[source[0]]])
+
+
+def made_bytes(problem: Problem, owner: Owner) -> np.ndarray:
+    """Bytes of one instance, per option of the chooser that makes it."""
+    made = problem.choosers[owner.source[0]].makes[owner.source[1]]
+    sizes = {int(i): problem.tables.local_bytes(owner.value, int(i)) for i in np.unique(made)}
+    return np.array([sizes[int(i)] for i in made], dtype=float)
 
 
 def wanted_id(problem: Problem, endpoint: Endpoint, decisions: Sequence[int]) -> int:

@@ -17,7 +17,7 @@ from math import inf, sqrt
 
 import numpy as np
 
-from .judge import evaluate_seconds, held_bytes
+from .judge import evaluate_seconds, held_bytes, made_bytes
 from .problem import Life, Problem
 from .relaxation import Relaxation
 
@@ -96,10 +96,7 @@ def _priced(problem: Problem, points: Sequence[int], multiplier: float) -> Probl
     for owner in problem.owners:
         weight = sum(_times_held(problem, life, point) for life in owner.lives for point in points)
         if weight:
-            number, port = owner.source
-            made = problem.choosers[number].makes[port]
-            sizes = {int(i): problem.tables.local_bytes(owner.value, int(i)) for i in np.unique(made)}
-            extra[number] += weight * np.array([sizes[int(i)] for i in made], dtype=float)
+            extra[owner.source[0]] += weight * made_bytes(problem, owner)
     return replace(problem, choosers=tuple(replace(c, seconds=c.seconds + multiplier / len(points) * more) for c, more in zip(problem.choosers, extra)))
 
 

@@ -22,6 +22,7 @@ from ..graph.node import Phase
 from ..graph.recompute import AGAIN
 from .build import Shared, build_problem
 from .formulate import count_columns
+from .judge import made_bytes
 from .problem import MOMENTS, Problem
 from .relaxation import Relaxation
 from .run_costs import unit_names, with_more
@@ -100,9 +101,7 @@ def _held_bytes(problem: Problem, second: frozenset[str], more: int) -> list[np.
         if len(owner.lives) != len(part.members) or not all(max(0, life.first) <= point <= life.certain for life in owner.lives):
             continue
         count = len(owner.lives) + more * sum(name in second for name in part.members)
-        made = problem.choosers[number].makes[port]
-        sizes = {int(i): problem.tables.local_bytes(owner.value, int(i)) for i in np.unique(made)}
-        found[number] += count * np.array([sizes[int(i)] for i in made], dtype=float)
+        found[number] += count * made_bytes(problem, owner)
     return found
 
 

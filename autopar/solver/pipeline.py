@@ -130,12 +130,12 @@ class PipelineSearch:
     def _follow(self, began: float) -> None:
         self._follow_guesses(self.places)
         if not self.price_only:
-            self._raise_bounds(self.places, self.last)
+            self._raise_bounds(self.places)
             self._follow_all(self.places)
             self._vary()
             self._search_failed(self.places)
             if self.last:
-                self._raise_bounds(self.places, True)
+                self._raise_bounds(self.places)
         self.wall_s += time.monotonic() - began
 
     def has_proven_none(self) -> bool:
@@ -424,12 +424,9 @@ class PipelineSearch:
         slower = memory_factor(each.layout, costs, cuts, self.limit_bytes)
         each.simulated, each.guess_s = True, max(each.bound_s, simulate_guess(each.layout, costs, cuts) * slower)
 
-    def _raise_bounds(self, places: list[OpenPlace], jointly: bool = False) -> None:
-        """Ask for what the layout with the lowest bound still hides, as long as that bound is what keeps the gap open.
-
-        Args:
-            jointly: that of stages with one plan for all phases, too, which takes as long as making their problems.
-        """
+    def _raise_bounds(self, places: list[OpenPlace]) -> None:
+        """Ask for what the layout with the lowest bound still hides, as long as that bound is what keeps the gap open. Where nothing else is searched afterwards,
+        also for the bound of stages with one plan for all phases, which takes as long as making their problems."""
         rows = [(place, each) for place in places for each in place.rows]
         while time.monotonic() < self.deadline:
             lowest = min(((each.bound_s, k) for k, (_, each) in enumerate(rows) if not each.gone), default=(inf, -1))
@@ -442,7 +439,7 @@ class PipelineSearch:
                 self._price_layout(place, each, each.base)
             elif not each.is_own:
                 self._price_layout(place, each, each.layout.num_microbatches)
-            elif self._price_pieces(place, each) or (jointly and self._bound_jointly(place, each)):
+            elif self._price_pieces(place, each) or (self.last and self._bound_jointly(place, each)):
                 continue
             elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
                 self._solve(place, each)  # which raises its bound

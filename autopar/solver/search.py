@@ -157,8 +157,8 @@ class _Search:
             self.cutoff_s = min(self.cutoff_s, ask_others())
         # as long as there is no plan at all, time goes to a few meshes in thick slices: thin ones would be too thin for any
         if self.recompute == "free":
-            for left, each in _countdown(tight):
-                self.make_all_again(each, 2 if self.best is None else 2 * left)  # the other half is for `finish`
+            for each in tight:
+                self.make_all_again(each)
         for left, each in _countdown(tight):
             self.finish(each, left if self.best is not None else min(left, _THICK))
         self.answers += [(each.problem.mesh, each.answer) for each in tries]
@@ -282,13 +282,13 @@ class _Search:
         each.bound_s = max(each.bound_s, answer.bound_s)
         each.answer = replace(answer, bound_s=each.bound_s)
 
-    def make_all_again(self, each: _Try, parts: int) -> None:
+    def make_all_again(self, each: _Try) -> None:
         """The fastest plan that recomputes all it may: soon found, and often one that fits. Where a plan is known it would bound nothing."""
         if self.known_s() < inf or time.monotonic() > self.deadline:
             return
         full = self.build(each.problem.mesh, "full")
         if full.can_recompute:
-            each.full, each.full_problem = self.solve(each, full, parts, False), full
+            each.full, each.full_problem = self.solve(each, full, 2, False), full  # the other half of the time is for `finish`
 
     def finish(self, each: _Try, meshes_left: int) -> None:
         """The best plan of a mesh whose fastest does not fit, with recompute where that is free, and its bound."""

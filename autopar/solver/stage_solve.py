@@ -191,9 +191,9 @@ def solve_stage(
     def measure(assignment: Assignment) -> int:
         return build_program(assignment)[2].peak_bytes
 
-    def solve(problem: Problem, give_up: bool, parts: float = 1.0, known_s: float = inf) -> MeshAnswer:
-        left = max(0.5, (deadline - time.monotonic()) / parts)
-        return solve_mesh(problem, room, time_limit_s=left, cutoff_s=min(cutoff_s, known_s), measure=measure, give_up_tight=give_up)
+    def solve(problem: Problem, give_up: bool) -> MeshAnswer:
+        left = max(0.5, deadline - time.monotonic())
+        return solve_mesh(problem, room, time_limit_s=left, cutoff_s=cutoff_s, measure=measure, give_up_tight=give_up)
 
     form = "none" if said == "free" else said
     problem = build(form)
