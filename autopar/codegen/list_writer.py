@@ -105,5 +105,5 @@ class ListWriter(Writer):
 def print_start_options(node: Node) -> str:
     """The arguments of a collective that starts for many parameters, after the list of what it reads."""
     args: Mapping[str, Arg] = dict(node.args)
-    many = [f"{name}={list(args[name])!r} * len(names)" for name in ("dim", "stride") if name in args]  # type: ignore[arg-type]
+    many = [f"{name}={list(args[name])!r} * len(names)" for name in ("dim", "stride", "short") if name in args]  # type: ignore[arg-type]
     return ", ".join([repr(args["axis"]), *many, *(f"{name}={args[name]!r}" for name in ("op",) if name in args)])

@@ -23,7 +23,7 @@ import numpy as np
 from ..graph.liveness import is_view
 from ..graph.node import Node, get_arg, input_names, packet_of
 from ..graph.rule import Signature, Site, count_flops, is_contraction
-from ..graph.sharding import num_shards
+from ..graph.sharding import local_elements
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 from ..graph.turns import RECEIVE, SEND
@@ -129,11 +129,11 @@ def estimate_strategies_s(
     rows = tuple(strategies)
     if is_view(site.node.op):
         return tuple(0.0 for _ in rows)
-    whole = np.array([[num_elements(s)] for s in (*site.inputs, *site.outputs)], dtype=np.int64).reshape(-1, 1)
-    shards = np.array([[num_shards(s, sizes) for s in (*row.inputs, *row.outputs)] for row in rows], dtype=np.int64).T.reshape(len(whole), len(rows))
+    shapes = (*site.inputs, *site.outputs)
+    local = np.array([[local_elements(shape, s, sizes) for shape, s in zip(shapes, (*row.inputs, *row.outputs))] for row in rows], dtype=np.int64).T.reshape(len(shapes), len(rows))
     flops = node_flops(signature, site)
     share = np.array([flops / split_share(row, signature.rule, sizes) if flops else 0.0 for row in rows])
-    return tuple(map(float, _seconds(model, site.node.op, site, dtypes, whole // shards, len(site.inputs), share)))
+    return tuple(map(float, _seconds(model, site.node.op, site, dtypes, local, len(site.inputs), share)))
 
 
 def least_node_s(model: CostModel, signature: Signature, site: Site, dtypes: tuple[str, ...]) -> float:

@@ -16,9 +16,9 @@ from ..graph.fusion import rewritten_states
 from ..graph.graph import Graph, value_table
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.rule import Signature, Site
-from ..graph.sharding import Sharding, num_shards
+from ..graph.sharding import Sharding, local_elements
 from ..graph.strategy import Strategy
-from ..graph.tensor import Value, size_bytes
+from ..graph.tensor import DTYPE_BYTES, Value
 from .model import CostModel
 from .ops import estimate_strategies_s, estimate_write_s, site_dtypes
 from .wires import estimate_reshard_s, estimate_reshards_s
@@ -68,7 +68,7 @@ class MeshPrices:
         """To write the new version of a state into its storage; paid once per state that the step replaces."""
         if value.name in self.rewritten:
             return 0.0
-        return estimate_write_s(self.model, size_bytes(value) // num_shards(storage, axis_sizes(self.mesh)))
+        return estimate_write_s(self.model, local_elements(value.shape, storage, axis_sizes(self.mesh)) * DTYPE_BYTES[value.dtype])
 
 
 def build_prices(model: CostModel, mesh: Mesh, graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...]) -> MeshPrices:

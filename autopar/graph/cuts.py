@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from .graph import Graph, producer_table, use_table, value_table
 from .node import packet_of
 from .rule import Rule, Signature, Site, find_rule, meeting, resolve
+from .uneven import mark_uneven
 
 CutTable = dict[str, tuple[tuple[int, ...], ...]]
 
@@ -35,7 +36,7 @@ def resolve_all(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ..
     """
     sites = build_sites(graph)
     cache: dict[object, Signature] = {}
-    return sites, tuple(_resolve(site, rules, cache) for site in sites)
+    return sites, mark_uneven(graph, sites, tuple(_resolve(site, rules, cache) for site in sites))
 
 
 def resolve_known(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ...], tuple[Signature | None, ...]]:

@@ -4,7 +4,7 @@ In: a program as `graph.partition` builds it. Out: the same program in which wha
 everything else blocks as before:
 
     comm.start_all_gather(x, axis, dim, stride)    comm.start_reduce_scatter(x, axis, dim, stride, op, alone)    comm.start_all_reduce(x, axis, op, own)
-        of several tensors, each with its own dim and stride; makes for each a value under way, of the shape that it will have. Along several axes at once
+        of several tensors, each with its own dim and stride (and `short`, of gathers where any has padding); makes for each a value under way, of the shape that it will have. Along several axes at once
         (`axis`, and each dim and stride, are tuples then, in the order in which the collectives stood): one collective of all their ranks
         `own`: the places in x of tensors whose sum may lie where they do (`graph.own`)
     comm.wait(x, of)                               the value itself; it shares the bytes of what was under way
@@ -355,6 +355,8 @@ def _start_node(graph: Graph, bucket: Sequence[_Hiding], free: frozenset[str]) -
     own = firsts[-1] if bucket[0].group[0] == "trailing" else firsts[0]
     args: list[tuple[str, Arg]] = [("x", tuple(Ref(k) for k in range(len(firsts)))), ("axis", _along(graph, bucket[0].chain, "axis"))]
     args += [(name, tuple(_along(graph, one.chain, name) for one in bucket)) for name in ("dim", "stride") if get_arg(own, name) is not None]
+    if any(get_arg(graph.nodes[i], "short") for one in bucket for i in one.chain):
+        args.append(("short", tuple(_along(graph, one.chain, "short", 0) for one in bucket)))
     args += [("op", op) for op in [get_arg(own, "op")] if op is not None]
     args += [("alone", True)] if own.op == "comm.reduce_scatter" and own.phase in LOOP else []
     places = tuple(k for k, node in enumerate(firsts) if own.op == "comm.all_reduce" and node.inputs[0] in free)
@@ -375,7 +377,7 @@ def _over(node: Node, overwritten: Collection[str]) -> Node:
     return replace(node, args=(*node.args, ("own", True))) if node.op == "comm.all_reduce" and node.inputs[0] in overwritten else node
 
 
-def _along(graph: Graph, chain: Sequence[int], name: str) -> Arg:
+def _along(graph: Graph, chain: Sequence[int], name: str, default: Arg = None) -> Arg:
     """An argument of the only collective, or of each as a tuple."""
-    found = tuple(get_arg(graph.nodes[i], name) for i in chain)
+    found = tuple(get_arg(graph.nodes[i], name, default) for i in chain)
     return found[0] if len(found) == 1 else found

@@ -145,6 +145,7 @@ def _step_args(step: Step, axis: str) -> tuple:
         args += [("from_dim", step.from_dim), ("from_stride", step.from_stride), ("to_dim", step.to_dim), ("to_stride", step.to_stride)]
     elif step.kind is StepKind.ALL_GATHER:
         args += [("dim", step.from_dim), ("stride", step.from_stride)]
+        args += [("short", step.from_short)] if step.from_short else []
     elif step.kind in (StepKind.SLICE, StepKind.REDUCE_SCATTER):
         args += [("dim", step.to_dim), ("stride", step.to_stride)]
     if step.op:

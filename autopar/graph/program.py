@@ -4,7 +4,7 @@ Nodes of a program are the step's own ops with local attributes, and nodes `comm
 axis). All ranks run the same nodes; only the coordinates differ. `origin` tells which node of the whole graph each node comes from, or
 which value it brings where, so that a person can read why it is there.
 
-    comm.all_gather(x, axis, dim, stride)       comm.reduce_scatter(x, axis, dim, stride, op)    comm.all_reduce(x, axis, op)
+    comm.all_gather(x, axis, dim, stride[, short])       comm.reduce_scatter(x, axis, dim, stride, op)    comm.all_reduce(x, axis, op)
     comm.all_to_all(x, axis, from_dim, from_stride, to_dim, to_stride)
     comm.slice(x, axis, dim, stride)            comm.keep(x, axis)
     state.write(state, value)                   puts the new version into the state's own storage; the old one is read no more

@@ -23,7 +23,7 @@ from .recompute import AGAIN, Recomputed, list_recomputable, recompute_graph
 from .repeats import Fold, fold_graph
 from .rule import Rule, Signature, Site
 from .schedules.known import chunk_ranks, why_impossible
-from .sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
+from .sharding import REPLICATE, Placement, Shard, Sharding, uneven_chunks, why_illegal
 from .stages import COPY, Stage, cut_stages, list_units
 from .strategy import Strategy, list_strategies
 from .turns import count_microbatches, has_backward
@@ -144,7 +144,8 @@ def _draw_storage(rng: random.Random, shape: tuple[int, ...], sizes: tuple[int, 
                 placements.append(REPLICATE)
             else:
                 used[dim] = used.get(dim, 1) * size
-                placements.append(Shard(dim, max(1, shape[dim] // used[dim])))
+                divides = shape[dim] % used[dim] == 0 or used[dim] > size
+                placements.append(Shard(dim, max(1, shape[dim] // used[dim])) if divides else uneven_chunks(dim, shape[dim], size))
         sharding = Sharding(tuple(placements))
         if not why_illegal(shape, sharding, sizes):
             return sharding

@@ -49,6 +49,7 @@ class Step:
         from_dim, from_stride: the split that the input has, -1 where it has none. The stride is in elements of the LOCAL tensor
             that is whole along this axis, so that the digit is `(i // stride) % N` there.
         to_dim, to_stride: the split that the output has, in the same sense.
+        from_short: elements of padding that the pieces of the input have together along their dim.
         local_in, local_out: local shapes before and after.
     """
 
@@ -61,6 +62,7 @@ class Step:
     to_stride: int
     local_in: tuple[int, ...]
     local_out: tuple[int, ...]
+    from_short: int = 0
 
 
 def moved_elements(step: Step, axis_size: int) -> float:
@@ -109,7 +111,7 @@ def step_kind(now: Placement, wanted: Placement) -> StepKind | None:
         return None
     if isinstance(wanted, Replicate):
         return StepKind.ALL_GATHER
-    return None if now.dim == wanted.dim else StepKind.ALL_TO_ALL  # two splits of one dim by the same axis: gather, then cut
+    return None if now.dim == wanted.dim or now.short or wanted.short else StepKind.ALL_TO_ALL  # two splits of one dim by the same axis, or one with padding: gather, then cut
 
 
 def axis_moves(source: Placement, target: Placement) -> dict[tuple[int, int], StepKind]:
@@ -127,6 +129,8 @@ def digits_fit(one: Placement, one_size: int, other: Placement, other_size: int)
     """True where two axes can have these placements at once: their digits of a dim do not overlap."""
     if not isinstance(one, Shard) or not isinstance(other, Shard) or one.dim != other.dim:
         return True
+    if one.short or other.short:
+        return False
     (low, size), (high, _) = sorted(((one.stride, one_size), (other.stride, other_size)))
     return high % (low * size) == 0
 
@@ -158,7 +162,7 @@ def _find_path(
     """(axis, kind, placement after) of each step. Stops only grow along a path: one sweep over the states in order finds the cheapest."""
     stops = [(a, REPLICATE, b) for a, b in zip(source.placements, target.placements)]
     moves = [axis_moves(a, b) for a, _, b in stops]
-    start, total = (0,) * len(sizes), num_elements(shape)
+    start = (0,) * len(sizes)
     cost: dict[State, float] = {} if why_illegal(shape, target, sizes) else {start: 0.0}
     came: dict[State, tuple[State, int, StepKind]] = {}
     for state in list_states(len(sizes)):
@@ -168,12 +172,12 @@ def _find_path(
         if not _all_fit(here, sizes):
             del cost[state]
             continue
-        before = _count_local(total, here, sizes)
+        before = _count_local(shape, here, sizes)
         for axis, next_stop, after in next_states(state):
             kind = moves[axis].get((state[axis], next_stop))
             if kind is None:
                 continue
-            left = _count_local(total, [*here[:axis], stops[axis][next_stop], *here[axis + 1 :]], sizes)
+            left = _count_local(shape, [*here[:axis], stops[axis][next_stop], *here[axis + 1 :]], sizes)
             moved, written = step_weights(kind, axis, sizes)
             price = cost[state] + (moved * max(before, left) + (written * left + STEP_TOKEN))
             if price < cost.get(after, inf):
@@ -214,7 +218,11 @@ def _all_fit(placements: list[Placement], sizes: tuple[int, ...]) -> bool:
     return all(digits_fit(*one, *other) for k, one in enumerate(digits) for other in digits[:k])
 
 
-def _count_local(total: int, placements: list[Placement], sizes: tuple[int, ...]) -> int:
+def _count_local(shape: tuple[int, ...], placements: list[Placement], sizes: tuple[int, ...]) -> int:
+    total = num_elements(shape)
+    for p in placements:
+        if isinstance(p, Shard) and p.short:
+            total = total // shape[p.dim] * (shape[p.dim] + p.short)
     return total // prod(n for p, n in zip(placements, sizes) if isinstance(p, Shard))
 
 
@@ -227,7 +235,8 @@ def _make_step(shape: tuple[int, ...], here: Sharding, axis: int, kind: StepKind
     op = now.op if isinstance(now, Partial) else ""
     from_dim, from_stride = (now.dim, _local_stride(now, here, axis, sizes)) if isinstance(now, Shard) else (-1, -1)
     to_dim, to_stride = (wanted.dim, _local_stride(wanted, after, axis, sizes)) if isinstance(wanted, Shard) else (-1, -1)
-    return Step(kind, axis, op, from_dim, from_stride, to_dim, to_stride, local_shape(shape, here, sizes), local_shape(shape, after, sizes))
+    short = now.short if isinstance(now, Shard) else 0
+    return Step(kind, axis, op, from_dim, from_stride, to_dim, to_stride, local_shape(shape, here, sizes), local_shape(shape, after, sizes), short)
 
 
 def _local_stride(split: Shard, sharding: Sharding, axis: int, sizes: tuple[int, ...]) -> int:

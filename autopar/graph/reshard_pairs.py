@@ -116,6 +116,13 @@ class _Pairs:
             at: [np.array([sizes[a] if isinstance(p, Shard) else 1 for p in columns[a].placements])[columns[a].index] for a in axes]
             for at, columns in self.columns.items()
         }
+        self.padded = {at: [self._padding(columns[a]) for a in axes] for at, columns in self.columns.items()}
+        self.pads = any(s.any() for sides in self.padded.values() for _, s in sides)
+
+    def _padding(self, column: _Column) -> tuple[np.ndarray, np.ndarray]:
+        """Of each sharding, the length of the dim that an axis cuts into chunks that do not divide it, and by how much they are longer; 1 and 0 of others."""
+        short = np.array([(self.shape[p.dim], p.short) if isinstance(p, Shard) and p.short else (1, 0) for p in column.placements], dtype=np.int64)
+        return short[column.index, 0], short[column.index, 1]
 
     def _table(self, a: int, at: int, b: int, bt: int, law) -> np.ndarray:
         """A law of a source's placement on axis a and a target's on axis b, for all pairs."""
@@ -140,7 +147,17 @@ class _Pairs:
                 rows = rows * self.cuts[0][axis]
             elif at == 2:
                 columns = columns * self.cuts[2][axis]
-        return (self.total // (rows[:, None] * columns[None, :])).astype(float)
+        whole = self._with_padding(state, np.arange(self.rows)[:, None], np.arange(self.width)[None, :]) if self.pads else self.total
+        return (whole // (rows[:, None] * columns[None, :])).astype(float)
+
+    def _with_padding(self, state: State, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """Elements of all pieces together."""
+        whole = np.full(np.broadcast_shapes(rows.shape, columns.shape), self.total, np.int64)
+        for axis, at in enumerate(state):
+            if at != 1:
+                length, short = (side[rows if at == 0 else columns] for side in self.padded[at][axis])
+                whole = np.where(short > 0, whole // length * (length + short), whole)
+        return whole
 
     def find_paths(self) -> tuple[dict[State, np.ndarray], np.ndarray, np.ndarray]:
         """For each state by which step each pair came to it, the state at which each pair ends (by number), and who has a way."""
@@ -234,7 +251,7 @@ class _Pairs:
         for axis, at in enumerate(state):
             if at != 1:
                 pieces *= self.cuts[at][axis][rows if at == 0 else columns]
-        return self.total // pieces
+        return (self._with_padding(state, rows, columns) if self.pads else self.total) // pieces
 
     def _is_outermost(self, axis: int, at: int, state: State, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """True where the digit that `axis` has at the source (0) or target (2) cuts the local tensor of `state`, where it is whole for
@@ -242,11 +259,16 @@ class _Pairs:
         """
         number = self.columns[at][axis].index[rows if at == 0 else columns]
         outside, further = self._outside(axis, at)
-        held = np.ones(len(rows), np.int64)
+        held, blocks = np.ones(len(rows), np.int64), outside[number]
         for other, stop in enumerate(state):
             if stop != 1:
-                held *= further[other, stop][number, self.columns[stop][other].index[rows if stop == 0 else columns]]
-        return outside[number] == held
+                side = rows if stop == 0 else columns
+                cut = further[other, stop][number, self.columns[stop][other].index[side]]
+                held *= cut
+                if self.pads:
+                    length, short = (of[side] for of in self.padded[stop][other])
+                    held, blocks = np.where(cut > 1, held * length, held), np.where(cut > 1, blocks * (length + short), blocks)
+        return blocks == held
 
     def _outside(self, axis: int, side: int) -> tuple[np.ndarray, dict[tuple[int, int], np.ndarray]]:
         """Of each placement of an axis: the blocks that it cuts, and (other axis, its stop) -> among how many ranks that axis divides them."""

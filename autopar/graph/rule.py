@@ -95,7 +95,8 @@ DimFactors = tuple[str, ...]  # the factors of one dim, outermost first; () wher
 class Signature:
     """A rule applied to one node's shapes: which factors make up each dim of each input and output, and its linear sets.
 
-    `rule` has its functions `owed` and `reduce` answered. `same` says per output which factors it lacks without being summed over.
+    `rule` has its functions `owed` and `reduce` answered. `same` says per output which factors it lacks without being summed over. `uneven`: its
+    factors may be cut into chunks that do not divide them (`graph.uneven`).
     """
 
     rule: Rule
@@ -104,6 +105,7 @@ class Signature:
     outputs: tuple[tuple[DimFactors, ...], ...]
     linear: LinearSets = ()
     same: tuple[tuple[str, ...], ...] = ()
+    uneven: bool = False
 
 
 def node_key(op: str, name: str) -> str:

@@ -10,6 +10,9 @@ One mesh axis makes one choice, written as text:
 A strategy is one choice per axis. Several axes may split one factor: the earlier axis takes the outer digit. Invariant: what a
 strategy says of inputs and outputs is legal for their shapes, and the op run on the pieces gives the pieces (the referee checks).
 What cannot be offered is told by `refusals`, with the reason; nothing is silently replicated.
+
+An axis whose size divides no dim of a node's tensors may cut one into chunks that do not divide it, where the node may take such (`Signature.uneven`)
+and at most an eighth is padding. The choice is the factor's name, as of any other split.
 """
 
 from __future__ import annotations
@@ -20,9 +23,10 @@ from math import prod
 
 from .node import input_names
 from .rule import Rule, Signature, Site
-from .sharding import PARTIAL, REPLICATE, Partial, Placement, Shard, Sharding, why_illegal
+from .sharding import PARTIAL, REPLICATE, Partial, Placement, Shard, Sharding, uneven_chunks, why_illegal
 
 REPLICATED = "R"
+MOST_PADDING = 8  # of a dim, an eighth
 Cuts = tuple[int, ...]  # of a dim: the sizes of its inner parts, ascending; (768,) for 2304 = 3 x 768
 
 
@@ -117,6 +121,7 @@ class _Splits:
         self.shapes = (*site.inputs, *site.outputs)
         count = len(signature.inputs) + len(signature.outputs)
         self.replicated: Row = (REPLICATE,) * count
+        self.uneven = frozenset(n for n in sizes if signature.uneven and all(size % n for size in self.size.values()))
         self._digits: dict[str, tuple[str, int, int]] = {}
         self._rows: dict[tuple[str, int], Row] = {}
         self._shardings: list[dict[Row, tuple[int, Sharding, str]]] = [{} for _ in range(count)]
@@ -143,6 +148,13 @@ class _Splits:
         if factor in self.runs and upper != self.size[factor]:
             return f"{factor} is split into runs of neighbours, and {choice} leaves gaps"
         stride = used.get((factor, upper), upper)
+        if n in self.uneven and stride == self.size[factor] == upper and lower == 1:
+            chunks = uneven_chunks(0, upper, n)
+            if can_cut(upper, n):
+                row = self._rows.get((factor, -n))
+                if row is None:
+                    row = self._rows[factor, -n] = self._split(factor, chunks.stride, chunks.short)
+                return row, {**used, (factor, upper): 1}  # no other axis cuts it
         if stride % (n * lower):
             what = f"{upper // lower}" if lower > 1 or upper != self.size[factor] else f"{self.size[factor]}"
             return f"{factor} of size {what} does not divide by {n * (upper // stride)}"
@@ -162,7 +174,7 @@ class _Splits:
             row = self._rows[choice, 0] = inputs + (PARTIAL,) * len(self.signature.outputs)
         return row
 
-    def _split(self, factor: str, stride: int) -> Row:
+    def _split(self, factor: str, stride: int, short: int = 0) -> Row:
         """The digit of a factor at this stride."""
         signature = self.signature
         where = [_find_dim(dims, factor, self.size) for dims in (*signature.inputs, *signature.outputs)]
@@ -172,7 +184,7 @@ class _Splits:
         row: list[Placement] = []
         for k, found in enumerate(where):
             if found is not None:
-                row.append(Shard(found[0], stride * found[1]))
+                row.append(Shard(found[0], stride * found[1], short))
             elif k >= outs:
                 row.append(Partial(reductions[k - outs]) if summed[k - outs] else REPLICATE)
             else:
@@ -248,6 +260,11 @@ def _combine(splits: _Splits, choices: tuple[str, ...]) -> tuple[Strategy, tuple
         row, used = taken
         rows.append(row)
     return splits.join(choices, rows)
+
+
+def can_cut(length: int, size: int) -> bool:
+    """True where a state's dim may be cut among so many ranks: it divides, or an eighth of it at most would be padding."""
+    return uneven_chunks(0, length, size).short * MOST_PADDING <= length
 
 
 def _find_dim(dims: tuple[tuple[str, ...], ...], factor: str, size: dict[str, int]) -> tuple[int, int] | None:

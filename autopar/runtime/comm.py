@@ -1,7 +1,7 @@
 """What ranks say to each other, by mesh axis name. `Comm` is the protocol, `ProcessComm` speaks torch.distributed (gloo, nccl).
 
 `stride` is in elements of the local tensor that is whole along the axis: coordinate c holds the indices i of the dim with
-`(i // stride) % N == c`, in order. Results are contiguous. Data is moved as bytes, so every dtype works; `bool` is reduced as "any" (as
+`(i // stride) % N == c`, in order. A dim that is shorter than N strides is filled up with zeros before it is cut; `short` tells a gather how many of them are to go. Results are contiguous. Data is moved as bytes, so every dtype works; `bool` is reduced as "any" (as
 "all" by `min`).
 Nothing here records gradients: the backward pass is in the program.
 
@@ -51,7 +51,7 @@ class Comm(Protocol):
     def coordinate(self, axis: str) -> int:
         """Where this rank sits along the axis."""
 
-    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
+    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int, short: int = 0) -> Tensor:
         """Join the pieces along the axis: S -> R."""
 
     def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
@@ -69,8 +69,8 @@ class Comm(Protocol):
     def keep(self, x: Tensor, axis: str) -> Tensor:
         """Coordinate 0 keeps the value, the others hold zeros: R -> P. Local."""
 
-    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits]) -> list[Pending]:
-        """Begin `all_gather` of each, which has its own dim and stride."""
+    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], short: Sequence[Digits] = ()) -> list[Pending]:
+        """Begin `all_gather` of each, which has its own dim and stride, and padding where any has."""
 
     def start_reduce_scatter(
         self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], op: str = "sum", alone: bool = False
@@ -173,10 +173,10 @@ class ProcessComm(Placed):
                     self._groups[axis.name] = group
                     self._others[axis.name] = _print_ranks([r for r in ranks if r != self.rank])
 
-    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
+    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int, short: int = 0) -> Tensor:
         pieces = x.new_empty((self._size[axis], *x.shape))
         self._call("all_gather", axis, lambda: _ALL_GATHER(_bytes(pieces), _bytes(x.contiguous()), group=self._groups[axis]))
-        return merge_digit(pieces, dim, stride)
+        return merge_digit(pieces, dim, stride, short)
 
     def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
         pieces = split_digit(x, dim, stride, self._size[axis])
@@ -197,7 +197,7 @@ class ProcessComm(Placed):
         self._call("all_to_all", axis, lambda: dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._groups[axis]))
         return merge_digit(received, from_dim, from_stride)
 
-    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits]) -> list[Pending]:
+    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], short: Sequence[Digits] = ()) -> list[Pending]:
         if not xs:
             return []
         along, name = self._open_group(axis)
@@ -205,8 +205,8 @@ class ProcessComm(Placed):
         packed, shapes = sent.new_empty((along.size, sent.numel())), [tuple(x.shape) for x in xs]
         flight = self._start("all_gather", name, [sent], lambda: _ALL_GATHER(_bytes(packed), _bytes(sent), group=self._groups[name], async_op=True))
         return [
-            _pending(flight, lambda number=number, d=d, s=s: unpack_gathered(packed, shapes, number, d, s, along))
-            for number, (d, s) in enumerate(zip(dim, stride))
+            _pending(flight, lambda number=number, digits=digits: unpack_gathered(packed, shapes, number, *digits, along))
+            for number, digits in enumerate(zip(dim, stride, short or (0,) * len(xs)))
         ]
 
     def start_reduce_scatter(

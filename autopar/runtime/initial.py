@@ -25,8 +25,8 @@ from torch import Tensor
 
 from ..errors import InputError, ProgramError
 from ..graph.mesh import Mesh
-from ..graph.sharding import Sharding
-from .shards import cut, owned_runs
+from ..graph.sharding import Sharding, is_uneven
+from .shards import cut, inside, owned_runs
 from .spec import ProgramSpec, State, local_piece, torch_dtype
 from .stages import here
 
@@ -113,7 +113,13 @@ def _from_recipe(name: str, state: State, program: ProgramSpec, rank: int, root:
         whole = torch.tensor(init[1], dtype=piece.dtype).reshape(state.shape)
         return piece.copy_(cut(whole, sharding, program.mesh, rank))
     _check_recipe(root, init)
-    _draw_into(piece.view(-1), state.shape, sharding, program.mesh, rank, init, root, seed)
+    if not is_uneven(sharding):
+        _draw_into(piece.view(-1), state.shape, sharding, program.mesh, rank, init, root, seed)
+        return piece
+    mine = inside(piece.zero_(), state.shape, sharding, program.mesh, rank)
+    drawn = torch.empty(mine.shape, dtype=piece.dtype, device=device)
+    _draw_into(drawn.view(-1), state.shape, sharding, program.mesh, rank, init, root, seed)
+    mine.copy_(drawn)
     return piece
 
 

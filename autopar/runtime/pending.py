@@ -127,12 +127,12 @@ def cut_pieces(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     return [flat[begin : begin + prod(shape)].view(shape) for begin, shape in zip(_begins(shapes), shapes)]
 
 
-def unpack_gathered(packed: Tensor, shapes: Sequence[tuple[int, ...]], number: int, dim: Digits, stride: Digits, along: Along) -> Tensor:
+def unpack_gathered(packed: Tensor, shapes: Sequence[tuple[int, ...]], number: int, dim: Digits, stride: Digits, short: Digits, along: Along) -> Tensor:
     """Of `[ranks, elements]`, whose row c has what rank c sent, the tensor that the pieces of this number make."""
     begin, shape, count = _begins(shapes)[number], shapes[number], len(along.sizes)
     sizes = [along.sizes[k] for k in _inverse(along.places)]
     pieces = packed[:, begin : begin + prod(shape)].unflatten(0, sizes).unflatten(-1, shape or (1,))
-    return merge_digits(pieces.permute(*along.places, *range(count, pieces.dim())), each_digit(dim), each_digit(stride))
+    return merge_digits(pieces.permute(*along.places, *range(count, pieces.dim())), each_digit(dim), each_digit(stride), each_digit(short or (0,) * count))
 
 
 def each_digit(digits: Digits) -> tuple[int, ...]:

@@ -44,7 +44,7 @@ def gather_state(comm: Comm, program: ProgramSpec, pieces: Mapping[str, Tensor],
 def _apply_step(comm: Comm, x: Tensor, step: Step) -> Tensor:
     axis = comm.mesh.axes[step.axis].name
     if step.kind is StepKind.ALL_GATHER:
-        return comm.all_gather(x, axis, step.from_dim, step.from_stride)
+        return comm.all_gather(x, axis, step.from_dim, step.from_stride, step.from_short)
     if step.kind is StepKind.REDUCE_SCATTER:
         return comm.reduce_scatter(x, axis, step.to_dim, step.to_stride, step.op)
     if step.kind is StepKind.ALL_REDUCE:

@@ -194,8 +194,8 @@ class ThreadComm(Placed):
         self._ledger = Ledger(rank, num_ranks(mesh))
         self._asked: defaultdict[int, deque[Arrival]] = defaultdict(deque)  # by source
 
-    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
-        return self._meet(f"all_gather({axis}, {dim}, {stride}) of {_text(x)}", axis, x, lambda xs: merge_digit(torch.stack(xs), dim, stride))
+    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int, short: int = 0) -> Tensor:
+        return self._meet(f"all_gather({axis}, {dim}, {stride}) of {_text(x)}", axis, x, lambda xs: merge_digit(torch.stack(xs), dim, stride, short))
 
     def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
         size, c = self._size[axis], self._coordinate[axis]
@@ -215,8 +215,10 @@ class ThreadComm(Placed):
             lambda xs: merge_digit(torch.stack([take_digit(t, to_dim, to_stride, size, c) for t in xs]), from_dim, from_stride),
         )
 
-    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits]) -> list[Pending]:
-        return here([self._one_by_one(x, axis, self.all_gather, d, s) for x, d, s in zip(xs, dim, stride, strict=True)])
+    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], short: Sequence[Digits] = ()) -> list[Pending]:
+        if not short:
+            return here([self._one_by_one(x, axis, self.all_gather, d, s) for x, d, s in zip(xs, dim, stride, strict=True)])
+        return here([self._one_by_one(x, axis, self.all_gather, *digits) for x, *digits in zip(xs, dim, stride, short, strict=True)])
 
     def start_reduce_scatter(
         self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], op: str = "sum", alone: bool = False

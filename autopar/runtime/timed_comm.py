@@ -51,8 +51,8 @@ class TimedComm:
     def coordinate(self, axis: str) -> int:
         return self._comm.coordinate(axis)
 
-    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
-        return self._time("all_gather", axis, x, lambda: self._comm.all_gather(x, axis, dim, stride))
+    def all_gather(self, x: Tensor, axis: str, dim: int, stride: int, short: int = 0) -> Tensor:
+        return self._time("all_gather", axis, x, lambda: self._comm.all_gather(x, axis, dim, stride, short))
 
     def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
         return self._time("reduce_scatter", axis, x, lambda: self._comm.reduce_scatter(x, axis, dim, stride, op))
@@ -63,8 +63,8 @@ class TimedComm:
     def all_to_all(self, x: Tensor, axis: str, from_dim: int, from_stride: int, to_dim: int, to_stride: int) -> Tensor:
         return self._time("all_to_all", axis, x, lambda: self._comm.all_to_all(x, axis, from_dim, from_stride, to_dim, to_stride))
 
-    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits]) -> list[Pending]:
-        return self._follow("all_gather", axis, xs, lambda: self._comm.start_all_gather(xs, axis, dim, stride))
+    def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], short: Sequence[Digits] = ()) -> list[Pending]:
+        return self._follow("all_gather", axis, xs, lambda: self._comm.start_all_gather(xs, axis, dim, stride, short))
 
     def start_reduce_scatter(
         self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], op: str = "sum", alone: bool = False

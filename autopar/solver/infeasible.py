@@ -14,6 +14,7 @@ from ..errors import InfeasibleError
 from ..graph.choice import Assignment
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, print_mesh
+from ..graph.strategy import can_cut
 from ..graph.tensor import STATE_KINDS, size_bytes
 
 FITS, TOO_LARGE, NOT_FOUND, REFUSED, LATE = "fits", "does not fit", "nothing found", "refused", "time was up"
@@ -80,7 +81,7 @@ def print_bytes(size: int) -> str:
 
 
 def why_whole(graph: Graph, mesh: Mesh) -> str:
-    """The axis along which most bytes of the states are held whole, because its degree divides none of their dims; "" where there is none.
+    """The axis along which most bytes of the states are held whole, because its degree divides none of their dims, nor nearly; "" where there is none.
 
     Args:
         graph: of a stage.
@@ -89,7 +90,7 @@ def why_whole(graph: Graph, mesh: Mesh) -> str:
     states = [value for value in graph.values if value.kind in STATE_KINDS and value.name in graph.inputs]
     total = sum(map(size_bytes, states))
     for axis in sorted(mesh.axes, key=lambda a: -a.size):
-        stuck = sum(size_bytes(value) for value in states if not any(size % axis.size == 0 for size in value.shape))
+        stuck = sum(size_bytes(value) for value in states if not any(can_cut(size, axis.size) for size in value.shape))
         if axis.size > 1 and 2 * stuck > total:
             return f"{axis.name}={axis.size} divides no dim of {print_bytes(stuck)} of its {print_bytes(total)} of states, so that every rank of that axis holds them whole"
     return ""

@@ -39,7 +39,8 @@ def print_split(shape: Sequence[int], sharding: Sharding | None, mesh: Mesh, siz
         digits.sort(key=lambda digit: -digit[0].stride)
         names = [print_axis(axis, sized) for _, axis in digits]
         if _are_chunks(shape[dim], digits):
-            split.append(f"S{dim} on {','.join(names)}")
+            short = sum(placement.short for placement, _ in digits)
+            split.append(f"S{dim} on {','.join(names)}" + (f" with {short} of padding" if short else ""))
         else:
             split += [f"{placement} on {name}" for (placement, _), name in zip(digits, names)]
     return ", ".join(split + told) or "R"
@@ -47,7 +48,7 @@ def print_split(shape: Sequence[int], sharding: Sharding | None, mesh: Mesh, siz
 
 def _are_chunks(size: int, digits: Sequence[tuple[Shard, MeshAxis]]) -> bool:
     for placement, axis in digits:
-        size //= axis.size
+        size = (size + placement.short) // axis.size
         if placement.stride != size:
             return False
     return True

@@ -4,24 +4,26 @@ import numpy as np
 
 from autopar.graph.mesh import axis_groups, coordinates, num_ranks
 from autopar.graph.reshard import Step, StepKind
-from autopar.graph.sharding import Partial, Shard
+from autopar.graph.sharding import Partial, Shard, is_uneven
 
 
 def take(x, dim, stride, size, coordinate):
-    """The indices i of `dim` with (i // stride) % size == coordinate."""
+    """The indices i of `dim` with (i // stride) % size == coordinate; zeros where a dim that `size` strides are longer than has none."""
     index = np.arange(x.shape[dim])
-    return np.take(x, index[(index // stride) % size == coordinate], axis=dim)
+    piece = np.take(x, index[(index // stride) % size == coordinate], axis=dim)
+    missing = stride - piece.shape[dim] if stride * size > x.shape[dim] else 0
+    return np.pad(piece, [(0, missing if d == dim else 0) for d in range(x.ndim)])
 
 
-def put(pieces, dim, stride):
-    """The tensor of which `take` gives these pieces."""
+def put(pieces, dim, stride, short=0):
+    """The tensor of which `take` gives these pieces, which are `short` elements longer together."""
     shape = list(pieces[0].shape)
     shape[dim] *= len(pieces)
     whole = np.empty(shape)
     index = np.arange(shape[dim])
     for c, piece in enumerate(pieces):
         np.moveaxis(whole, dim, 0)[(index // stride) % len(pieces) == c] = np.moveaxis(piece, dim, 0)
-    return whole
+    return np.take(whole, np.arange(shape[dim] - short), axis=dim)
 
 
 def cut(x, sharding, mesh, rng):
@@ -68,6 +70,8 @@ def join(pieces, shape, sharding, mesh):
                 kept = where[placement.dim]
                 where[placement.dim] = kept[(kept // placement.stride) % axis.size == c]
         place = np.ix_(*where)
+        if is_uneven(sharding):  # the rest is padding
+            piece = piece[tuple(slice(len(kept)) for kept in where)]
         assert piece.shape == whole[place].shape, (piece.shape, whole[place].shape)
         seen = ~np.isnan(whole[place])
         assert np.allclose(whole[place][seen], piece[seen]), "ranks disagree"
@@ -87,7 +91,7 @@ def run_step(pieces, step: Step, mesh):
         mine = [pieces[r] for r in group]
         for c, rank in enumerate(group):
             if step.kind is StepKind.ALL_GATHER:
-                made = put(mine, step.from_dim, step.from_stride)
+                made = put(mine, step.from_dim, step.from_stride, step.from_short)
             elif step.kind is StepKind.REDUCE_SCATTER:
                 made = take(combine(mine, step.op), step.to_dim, step.to_stride, size, c)
             elif step.kind is StepKind.ALL_REDUCE:

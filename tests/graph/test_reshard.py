@@ -7,7 +7,7 @@ import pytest
 
 from autopar.errors import GraphError
 from autopar.graph.reshard import COLLECTIVES, StepKind, moved_elements, reshard_steps
-from autopar.graph.sharding import PARTIAL, REPLICATE, Partial, Shard, Sharding, has_partial, local_shape, parse_sharding, why_illegal
+from autopar.graph.sharding import PARTIAL, REPLICATE, Partial, Shard, Sharding, has_partial, is_uneven, local_shape, parse_sharding, uneven_chunks, why_illegal
 
 from .drafts import make_mesh
 from .pieces import cut, join, run_step
@@ -23,6 +23,7 @@ def draw_sharding(rng, shape, sizes, reductions):
         for size in sizes:
             options = [REPLICATE, *reductions]
             options += [Shard(d, s) for d, n in enumerate(shape) for s in range(1, n + 1) if n % (s * size) == 0]
+            options += [uneven_chunks(d, n, size) for d, n in enumerate(shape) if n % size]
             kind = rng.random()
             placements.append(rng.choice([p for p in options if isinstance(p, Shard)] or [REPLICATE]) if kind < 0.6 else rng.choice(options))
         sharding = Sharding(tuple(placements))
@@ -54,10 +55,11 @@ def gather_everything(shape, source, target, sizes):
 
 def test_random_reshards():
     numbers = np.random.default_rng(0)
-    kinds = set()
+    kinds, uneven = set(), 0
     for shape, sizes, source, target in cases(600):
         mesh = make_mesh(*sizes)
         x = numbers.standard_normal(shape)
+        uneven += is_uneven(source) or is_uneven(target)
         steps = reshard_steps(shape, source, target, sizes)
         kinds |= {step.kind for step in steps}
         pieces = cut(x, source, mesh, numbers)
@@ -69,7 +71,7 @@ def test_random_reshards():
         else:
             for found, wanted in zip(pieces, cut(x, target, mesh, numbers)):
                 assert found.shape == wanted.shape and np.allclose(found, wanted), where
-    assert kinds == set(StepKind)
+    assert kinds == set(StepKind) and uneven > 50
 
 
 def test_hardly_more_than_gathering_everything():

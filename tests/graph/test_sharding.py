@@ -19,8 +19,10 @@ from autopar.graph.sharding import (
     dim_digits,
     has_partial,
     is_replicated,
+    is_uneven,
+    local_elements,
     local_shape,
-    num_shards,
+    pad_shape,
     parse_sharding,
     replicated,
     why_illegal,
@@ -44,18 +46,19 @@ def test_text_parses_back(sharding):
         ("P,Pmax", (PARTIAL, Partial("max"))),
         ("S0/4,R", (Shard(0, 4), REPLICATE)),
         ("S12/345", (Shard(12, 345),)),
+        ("S0/18-2,R", (Shard(0, 18, 2), REPLICATE)),
     ],
 )
 def test_texts(text, wanted):
     assert parse_sharding(text).placements == wanted and str(Sharding(wanted)) == text
 
 
-@pytest.mark.parametrize("text", ["", "S", "S0", "S/4", "S0/", "R,", "r", "Psum", "S-1/4", "S0/4x", "T0/4", " R", "R, R", "S0/4/2", "-,-"])
+@pytest.mark.parametrize("text", ["", "S", "S0", "S/4", "S0/", "R,", "r", "Psum", "S-1/4", "S0/4x", "T0/4", " R", "R, R", "S0/4/2", "-,-", "S0/4-", "S0/-4", "S0/4-1-1"])
 def test_bad_texts(text):
     with pytest.raises(PlanError) as error:
         parse_sharding(text, "plan.json: storage of x")
     bad = next(part for part in text.split(",") if part not in ("R", "P"))
-    assert str(error.value) == f"plan.json: storage of x: expected R, P, Pmax, Pmin or S<dim>/<stride> per mesh axis, found {bad!r}"
+    assert str(error.value) == f"plan.json: storage of x: expected R, P, Pmax, Pmin, S<dim>/<stride> or S<dim>/<stride>-<padding> per mesh axis, found {bad!r}"
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,29 @@ def test_a_negative_dim_is_illegal():
 )
 def test_local_shape(shape, text, sizes, local, pieces):
     assert local_shape(shape, parse_sharding(text), sizes) == local
-    assert num_shards(parse_sharding(text), sizes) == pieces
+    assert local_elements(shape, parse_sharding(text), sizes) * pieces == prod(shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text", "sizes", "reason"),
+    [
+        ((52, 6), "S0/18-2", (3,), ""),
+        ((52, 6), "S0/18-2,S1/2", (3, 3), ""),
+        ((9,), "S0/2-7", (8,), ""),  # three ranks hold padding alone
+        ((52, 6), "S0/18-2,S0/9", (3, 2), "dim 0 is cut into chunks that do not divide it, and by a second axis"),
+        ((52, 6), "S0/18-2,S0/26", (3, 2), "dim 0 is cut into chunks that do not divide it, and by a second axis"),
+        ((52,), "S0/18-1", (3,), "dim 0 of size 52 and 1 of padding is not a multiple of 18 x 3"),
+        ((52,), "S0/19-5", (3,), "dim 0 of size 52 needs no padding of 5 to be cut into 3 chunks"),
+        ((54,), "S0/20-6", (3,), "dim 0 of size 54 needs no padding of 6 to be cut into 3 chunks"),
+    ],
+)
+def test_chunks_that_do_not_divide(shape, text, sizes, reason):
+    sharding = parse_sharding(text)
+    assert why_illegal(shape, sharding, sizes) == reason and is_uneven(sharding)
+    if not reason:
+        short, chunk_size = sharding.placements[0].short, sharding.placements[0].stride
+        assert local_shape(shape, sharding, sizes)[0] == chunk_size and chunk_size * sizes[0] == shape[0] + short
+        assert pad_shape(shape, sharding)[0] == shape[0] + short == prod(radix for radix, _ in dim_digits(shape[0], 0, sharding, sizes))
 
 
 def test_digits_are_the_local_piece():

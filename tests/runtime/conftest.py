@@ -6,7 +6,7 @@ import itertools
 import random
 
 from autopar.graph.mesh import Mesh, MeshAxis
-from autopar.graph.sharding import REPLICATE, Partial, Shard, Sharding, why_illegal
+from autopar.graph.sharding import REPLICATE, Partial, Shard, Sharding, uneven_chunks, why_illegal
 
 
 def mesh_of(*sizes: int) -> Mesh:
@@ -18,6 +18,7 @@ def legal_placements(shape: tuple[int, ...], size: int, partial: bool) -> list:
     found: list = [REPLICATE] + ([Partial("sum")] if partial else [])
     for dim, length in enumerate(shape):
         found += [Shard(dim, stride) for stride in range(1, length + 1) if length % (stride * size) == 0]
+        found += [uneven_chunks(dim, length, size)] if length % size else []
     return found
 
 

@@ -58,6 +58,11 @@ def start_jointly(comm):
                 *comm.start_reduce_scatter([x, x[:, :4].transpose(0, 1)], axes, [(0, 1), (1, 1)], [(2, 1), (2, 4)], alone=True),
                 *comm.start_reduce_scatter([x], axes, [(0, 0)], [(4, 2)], alone=True), *comm.start_all_reduce(xs, axes),
             ]  # fmt: skip
+            rows, cols = (next(axis.size for axis in comm.mesh.axes if axis.name == name) for name in axes)
+            odd, stride = x[:, :7], -(-7 // cols)  # chunks that do not divide along the second of them
+            piece = comm.slice(comm.slice(odd, axes[0], 0, 16 // rows), axes[1], 1, stride)
+            results += [p.wait() for p in comm.start_all_gather([piece], axes[::-1], [(1, 0)], [(stride, 16 // rows)], [(stride * cols - 7, 0)])]
+            results += [p.wait() for p in comm.start_reduce_scatter([odd], axes, [(0, 1)], [(16 // rows, stride)])]
             results += [pending.wait() for pending in started]
     return results
 
@@ -80,6 +85,13 @@ def exchange_everything(comm):
                 ]
                 if not dtype.is_complex:
                     results += [comm.all_reduce(x, axis.name, "max"), comm.reduce_scatter(x, axis.name, dim, stride, "max")]
+            for dim, whole in ((0, x[:15]), (1, x[:, :7]), (0, x[:, 0, 0][: axis.size + 1])):  # chunks that do not divide; ranks without a part of their own
+                stride = -(-whole.shape[dim] // axis.size)
+                piece, short = comm.slice(whole, axis.name, dim, stride), stride * axis.size - whole.shape[dim]
+                results += [piece, comm.all_gather(piece, axis.name, dim, stride, short), comm.reduce_scatter(whole, axis.name, dim, stride)]
+                [gathered], [scattered] = comm.start_all_gather([piece], axis.name, [dim], [stride], [short]), comm.start_reduce_scatter([whole], axis.name, [dim], [stride])
+                results += [gathered.wait(), scattered.wait()]
+                assert results[-4].shape == whole.shape and torch.equal(results[-2], results[-4]) and torch.equal(results[-1], results[-3])
             results.append(comm.all_reduce(x.sum().to(dtype), axis.name))
             results += start_everything(comm, axis, x)
     results += start_jointly(comm) if len(comm.mesh.axes) == 2 else []

@@ -6,7 +6,8 @@ from autopar.cluster import parse_cluster
 from autopar.constraints import Constraints
 from autopar.cost.model import build_cost_model
 from autopar.errors import AutoparError
-from autopar.graph.tensor import STATE_KINDS, size_bytes
+from autopar.graph.sharding import is_uneven, local_elements
+from autopar.graph.tensor import DTYPE_BYTES, STATE_KINDS, size_bytes
 from autopar.solver.decide import Ask, _Decide, decide
 from autopar.solver.infeasible import MemoryShortage
 
@@ -28,10 +29,10 @@ def test_states_that_fit_nowhere_are_a_proof(share, asked):
     assert told.value.proven or asked
 
 
-@pytest.mark.parametrize(("degree", "told"), [(3, True), (4, False)])
+@pytest.mark.parametrize(("degree", "told"), [(5, True), (4, False)])
 def test_a_degree_that_divides_no_state_is_named(degree, told):
-    """Three ranks hold all weights whole, for none of 64, 128 and 256 is a multiple of three."""
-    case = build_block_case(blocks=2, width=64, hidden=128, batch=96, vocab=256, momentum=True)
+    """Five ranks hold all weights whole: none of 8 and 16 is nearly a multiple of five."""
+    case = build_block_case(blocks=2, width=8, hidden=16, batch=80, vocab=16, momentum=True)
     model = build_cost_model(parse_cluster(f"1x{degree}xH100-80GB"))
     states = sum(size_bytes(v) for v in case.graph.values if v.kind in STATE_KINDS and v.name in case.graph.inputs)
     words = Constraints(degrees=(("dp", degree),), microbatches=2)
@@ -39,3 +40,17 @@ def test_a_degree_that_divides_no_state_is_named(degree, told):
         decide(Ask(case, model, words, model.reserve_bytes + int(0.9 * states / (1 if told else degree)), 20.0, None, lambda line: None))
     said = str(error.value)
     assert "nothing fits the memory" in said and (f"dp={degree} divides no dim of" in said) == told
+
+
+def test_a_degree_that_divides_nearly_cuts_the_states():
+    """Three ranks hold a third each, with a little padding, though none of 64, 128 and 256 is a multiple of three."""
+    case = build_block_case(blocks=2, width=64, hidden=128, batch=96, vocab=256, momentum=True)
+    model = build_cost_model(parse_cluster("1x3xH100-80GB"))
+    states = sum(size_bytes(v) for v in case.graph.values if v.kind in STATE_KINDS and v.name in case.graph.inputs)
+    words = Constraints(degrees=(("dp", 3),), microbatches=1, zero=3)
+    found = decide(Ask(case, model, words, model.reserve_bytes + 10 * states, 20.0, None, lambda line: None))
+    entering = {v.name: v for v in found.case.graph.values if v.name in found.case.graph.inputs and v.kind in STATE_KINDS}
+    held = {name: sharding for name, sharding in found.assignment.storages if name in entering}
+    assert held and all(is_uneven(sharding) for sharding in held.values())
+    mine = sum(DTYPE_BYTES[v.dtype] * local_elements(v.shape, held[name], (3,)) for name, v in entering.items())
+    assert states / 3 < mine < 1.1 * states / 3

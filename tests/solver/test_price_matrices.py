@@ -12,18 +12,19 @@ from autopar.errors import GraphError
 from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.graph.reshard import moved_elements, reshard_steps
 from autopar.graph.reshard_pairs import reshard_pairs
-from autopar.graph.sharding import PARTIAL, REPLICATE, Partial, Shard, Sharding, why_illegal
+from autopar.graph.sharding import PARTIAL, REPLICATE, Partial, Shard, Sharding, uneven_chunks, why_illegal
 from autopar.graph.tensor import Kind, Value
 from autopar.graph.transfer import Transfer, transfer_of
 from autopar.solver.prices import reshard_matrices
 from autopar.solver.transients import transient_bytes, transient_matrix
 
-SHAPES = [(), (24,), (16, 12), (48, 32), (8, 4, 6), (1, 64), (64, 1, 3), (12, 8, 8, 2), (1024, 4096), (96, 0)]
+SHAPES = [(), (24,), (16, 12), (48, 32), (8, 4, 6), (1, 64), (64, 1, 3), (12, 8, 8, 2), (1024, 4096), (50, 7), (96, 0)]
 MODEL = build_cost_model(parse_cluster("4x8xH100-80GB"))
 
 
 def draw_placement(rng, shape, size):
     splits = [Shard(d, s) for d, n in enumerate(shape) for s in range(1, n + 1) if n % (s * size) == 0 and rng.random() < 16 / n]
+    splits += [uneven_chunks(d, n, size) for d, n in enumerate(shape) if n % size]
     return rng.choice([REPLICATE, PARTIAL, PARTIAL, Partial("max"), Partial("min"), *splits, *splits])
 
 
