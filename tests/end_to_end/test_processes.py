@@ -61,6 +61,11 @@ def test_three_adamw_steps_of_two_microbatches_equal_plain_pytorch():
         assert code == 0, err
 
 
+def test_states_in_chunks_that_do_not_divide(tmp_path):
+    for code, _, err in run_ranks(3, "uneven", tmp_path):
+        assert code == 0, err
+
+
 def test_every_rank_says_why_not():
     for code, out, err in run_ranks(2, "refuse"):
         assert code == 0, err

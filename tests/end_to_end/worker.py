@@ -25,7 +25,7 @@ from autopar.errors import AutoparError
 from autopar.graph.case import build_case, split_case
 from autopar.graph.partition import partition
 from autopar.graph.random_plans import Assigner, plain_mesh
-from autopar.graph.sharding import parse_sharding
+from autopar.graph.sharding import is_uneven, parse_sharding
 from autopar.graph.stage_programs import plan_mesh
 from autopar.runtime import (
     compile_program,
@@ -285,6 +285,44 @@ def follower(model):
         assert abs(got - want) <= 2e-5 * abs(want), (got, want)
 
     return follow
+
+
+class Clipped(torch.optim.AdamW):
+    """Clips the norm of all gradients first: sums over what has padding."""
+
+    def step(self, closure=None):
+        torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.1)
+        return super().step(closure)
+
+
+def task_uneven(folder):
+    """States in chunks that do not divide their dims, on three ranks: every ZeRO stage, with microbatches, trains as plain PyTorch does, and checkpoints go from one to another."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.GELU(), torch.nn.Linear(64, 31), torch.nn.GELU(), torch.nn.Linear(31, 10))
+    make = functools.partial(Clipped, lr=1e-2, weight_decay=0.1, eps=1e-5)
+    batches = [(torch.randn(12, 20), torch.randint(0, 10, (12,))) for _ in range(4)]
+    optimizer, steps = make(model.parameters()), {}
+    for words in ("dp=3,zero=1,pp=1,microbatches=1", "dp=3,zero=2,pp=1,microbatches=2", "dp=3,zero=3,pp=1,microbatches=1"):
+        options = autopar.Options(constraints=parse_fix(words))
+        steps[words] = autopar.compile(
+            model, "cpu:3", example_inputs=batches[0][:1], example_targets=batches[0][1:], loss=F.cross_entropy, optimizer=make, options=options
+        )
+    uneven = [{t.name for t in step.plan.tensors if is_uneven(t.sharding)} for step in steps.values()]
+    assert all(uneven), uneven
+    before = None
+    for (words, step), (inputs, targets) in zip(steps.items(), batches):
+        if before is not None:
+            step.load(Path(folder) / before)
+        optimizer.zero_grad()
+        want = F.cross_entropy(model(inputs), targets)
+        want.backward()
+        optimizer.step()
+        got, want = float(step(inputs, targets)), float(want.detach())
+        assert abs(got - want) <= 2e-5 * abs(want), (words, got, want)
+        compare(step.state_dict(), model)
+        before = words.replace(",", "_")
+        step.save(Path(folder) / before)
+    stop_process_group()
 
 
 def compile_gpt(model, batch, fix):
