@@ -23,7 +23,7 @@ from ..graph.plan import Plan
 from ..graph.program import Program
 from ..graph.recompute import AGAIN
 from ..graph.sections import phase_sections
-from ..graph.sharding import Sharding
+from ..graph.sharding import Sharding, is_uneven
 from ..graph.stage_programs import plan_mesh
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind
@@ -41,7 +41,7 @@ _HEADER = '''"""{name}: one training step on {cluster}, mesh {mesh}.
 Made by autopar from a plan (plan.json beside this file, `autopar show plan.json`). It is yours: read it, edit it, own it.
 Every rank runs this file; `comm` knows the rank's place on the mesh. `state` holds this rank's pieces of parameters, buffers and
 optimizer states by name, `batch` its piece of the batch. A sharding has one placement per mesh axis: R replicated, P partial (a sum
-that is still owed), S1/64 the digit of dim 1 at stride 64.
+that is still owed), S1/64 the digit of dim 1 at stride 64.{padding}
 """
 
 import torch
@@ -92,6 +92,11 @@ def emit_files(
     return {**files, "train.py": print_train(plan), "plan.json": plan_text}
 
 
+def explain_padding(program: Program) -> str:
+    """What the header says of chunks that do not divide; "" where there are none."""
+    return " S1/64-2: the same, and the\nlast 2 elements of all chunks are padding." if any(is_uneven(sharding) for _, _, sharding in program.shardings) else ""
+
+
 def find_room(plan: Plan) -> list[int]:
     """Of each stage, by how many bytes its program may hold more than was predicted."""
     return [plan.cluster.memory_bytes - peak for peak in plan.cost.peak_bytes]
@@ -120,7 +125,7 @@ def print_files(
     program = fused.program
     body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1, fused.kernels)
     header = _HEADER.format(
-        name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=print_imports(facts, bool(fused.kernels), cuda_graph)
+        name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=print_imports(facts, bool(fused.kernels), cuda_graph), padding=explain_padding(program)
     )
     parts = [header, *print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
     parts += ["\n" + _REPLAYED] if cuda_graph else []

@@ -30,6 +30,7 @@ from .body import Body, print_bodies
 from .delivery import check_messages
 from .emit import (
     ModelFacts,
+    explain_padding,
     find_room,
     kernel_files,
     mesh_text,
@@ -65,7 +66,7 @@ _STAGE_HEADER = '''"""Stage {number} of {count} of {name}: {modules}.{also}
 
 `comm` knows the rank's place on the mesh, sends to and receives from other stages; `state` holds this rank's pieces of parameters, buffers and
 optimizer states by name, `batch` its piece of the batch. A sharding has one placement per axis of the stage's mesh ({mesh}): R replicated,
-P partial (a sum that is still owed), S1/64 the digit of dim 1 at stride 64.
+P partial (a sum that is still owed), S1/64 the digit of dim 1 at stride 64.{padding}
 """
 
 import torch
@@ -251,7 +252,8 @@ def _print_stage(stage: StageProgram, body: Body, number: int, count: int, name:
     program = stage.program
     imports = print_imports(facts, any(is_kernel(node.op) for node in program.graph.nodes))
     header = _STAGE_HEADER.format(
-        number=number, count=count, name=name, modules=modules, also=also and f"\n\n{also.strip()}", mesh=_mesh_words(program.mesh).removeprefix("mesh "), imports=imports
+        number=number, count=count, name=name, modules=modules, also=also and f"\n\n{also.strip()}", mesh=_mesh_words(program.mesh).removeprefix("mesh "), imports=imports,
+        padding=explain_padding(program),
     )
     copies = tuple(sorted({v.storage for v in entering_values(program.graph) if v.kind in STATE_KINDS and COPY in v.name}))
     tables = [
