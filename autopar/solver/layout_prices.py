@@ -31,6 +31,7 @@ from .layouts import Place, inner_constraints, working_mesh, working_ranks
 from .more_turns import EachTurn, find_each_turn, with_turns
 from .problem import Problem
 from .relaxation import Latest, Relaxation
+from .path_bound import path_seconds, relax_path
 from .run_costs import RunRelaxation, Span, fill_run, price_piece, price_run, relax_run, telling_span
 from .stage_cuts import PIECE_FIELDS, Crossings, Piece, some_units
 from .steer import names_some
@@ -172,6 +173,22 @@ class LayoutPrices:
             known[a, b] = Piece(a, b, *(found or (0.0,) * len(PIECE_FIELDS)))
             added = added or found is not None
         return added
+
+    def path_s(self, place: Place, count: int, deadline: float, enough_s: float) -> float:
+        """Seconds of one microbatch through all stages, forward and back, at least; 0 where nothing is told. Args: as of `add_pieces`."""
+        turned, mesh = self._turned(count), working_mesh(place)
+        if place.others or names_some(self.cases.constraints):
+            return 0.0
+        first, last = turned.run_units
+        units = len(self.costs(place, count, Tier.FLOOR).step_s)
+        span = Span(first, last - first, units - last) if last > first else Span(units, 0, 0)
+        telling = telling_span(turned.parts, span)
+        if telling is None:
+            return 0.0
+        part = turned.parts.part(telling)
+        found = relax_path(part, mesh, self._staged_model(place), inner_constraints(self.cases.constraints, place.mesh), count)
+        found.limit_time(max(0.0, deadline - time.monotonic()))
+        return path_seconds(found, part, span.inside - telling.inside, count, enough_s)
 
     def _relax_run(self, place: Place, count: int, span: Span, inner: bool = False) -> RunRelaxation:
         """The program of units around a run. Args: inner: as of `relax_run`."""

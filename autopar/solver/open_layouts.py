@@ -28,6 +28,7 @@ class Open:
     cuts: tuple[int, ...] | None = None  # those that hold the bound down
     joint_s: dict[tuple[int, ...], float] = field(default_factory=dict)  # cuts -> bound of their stages, each with one plan for all phases
     tried: tuple[int, ...] | None = None  # of these, those that it was solved with
+    path_s: float | None = None  # of one microbatch through all stages, at least, where that was asked (`path_bound`)
     failed: bool = False  # no plan was found in the time that it had
     searched: bool = False  # again, with all the time that was left
     tight: bool = False  # the guess is one of a fastest plan that does not fit

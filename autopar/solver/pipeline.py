@@ -19,6 +19,7 @@ from ..constraints import PIPELINE
 from ..cost.model import CostModel
 from ..errors import ConstraintError, MicrobatchError
 from ..graph.plan import Pruned
+from ..graph.schedules.known import splits_backward
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
 from .growths import Growths
@@ -439,7 +440,7 @@ class PipelineSearch:
                 self._price_layout(place, each, each.base)
             elif not each.is_own:
                 self._price_layout(place, each, each.layout.num_microbatches)
-            elif self._price_pieces(place, each) or (self.last and self._bound_jointly(place, each)):
+            elif self._price_path(place, each) or self._price_pieces(place, each) or (self.last and self._bound_jointly(place, each)):
                 continue
             elif each.layout.place.num_stages == 1 and not each.solved and self.num_solved < _MOST_MORE:
                 self._solve(place, each)  # which raises its bound
@@ -447,6 +448,15 @@ class PipelineSearch:
                 self._search_on(place, each)
             elif not self._try_cuts(place, each):
                 return
+
+    def _price_path(self, place: OpenPlace, each: Open) -> bool:
+        """Price the path of its only microbatch through all stages; False where that was done before, or does not tell."""
+        layout = each.layout
+        if each.path_s is not None or layout.num_microbatches > 1 or layout.place.num_stages == 1 or splits_backward(layout.schedule) or not shares_work(place):
+            return False
+        each.path_s = self.prices.path_s(layout.place, layout.num_microbatches, self.deadline, self.best_s)
+        each.any_s = max(each.any_s, each.path_s)
+        return True
 
     def _price_pieces(self, place: OpenPlace, each: Open) -> bool:
         """Price as one piece each stage of the cuts that hold a bound down; False where all of them were priced before."""

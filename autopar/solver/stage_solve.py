@@ -22,17 +22,18 @@ from ..graph.case import Case, copy_case
 from ..graph.choice import Assignment
 from ..graph.graph import Graph, value_table
 from ..graph.mesh import Mesh, axis_sizes
-from ..graph.node import Node, Phase
+from ..graph.node import Node, Phase, Ref
 from ..graph.partition import assigned_strategies, node_cuts, partition
 from ..graph.program import Program
 from ..graph.repeats import Fold
 from ..graph.roles import Roles
+from ..graph.rule import Signature, Site, find_rule, resolve
 from ..graph.schedules.order import Order
 from ..graph.sections import weight_nodes
 from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
 from ..graph.stage_wires import list_turns_held
 from ..graph.stages import Stage
-from ..graph.strategy import list_strategies
+from ..graph.strategy import Strategy, list_strategies
 from ..graph.tensor import Value, size_bytes
 from ..graph.turns import RECEIVE, SEND, count_microbatches, times_of
 from .build import Shared, build_problem
@@ -119,10 +120,22 @@ def crossing_choices(
             other = mesh_of(int(dict(node.args)["stage"])) if mesh_of is not None else mesh  # type: ignore[call-overload]
             between = Mesh(tuple(b if axis_role(b.name) == DATA else a for a, b in zip(mesh.axes, other.axes)))
             wanted = crossing_sharding(values[node.outputs[0]], between, roles, dp_takes_any, constraints.sequence_parallel is not False)
-            menu = list_strategies(signature, site, axis_sizes(mesh), node_cuts(site, signature, case.cuts))[0]
-            best = max(menu, key=lambda s: sum(a == b for a, b in zip(s.outputs[0].placements, wanted.placements)))
-            found.append((node.name, best.choices))
+            found.append((node.name, _nearest(case, site, signature, mesh, wanted).choices))
     return tuple(found)
+
+
+def nearest_crossing(case: Case, mesh: Mesh, roles: Roles, value: Value, dp_takes_any: bool, tp_takes_sequence: bool = True) -> Sharding:
+    """How a value of a graph that is not cut would cross. Args: as of `crossing_sharding`."""
+    node = Node(f"send_{value.name}", SEND, (value.name,), (("x", Ref(0)),), (value.name,), Phase.FORWARD)
+    site = Site(node, (value.shape,), (value.shape,), (value.dtype,))
+    wanted = crossing_sharding(value, mesh, roles, dp_takes_any, tp_takes_sequence)
+    return _nearest(case, site, resolve(find_rule(case.rules, node), site), mesh, wanted).outputs[0]
+
+
+def _nearest(case: Case, site: Site, signature: Signature, mesh: Mesh, wanted: Sharding) -> Strategy:
+    """Of what the rule of a send or receive has, that of the sharding which is most like this one."""
+    menu = list_strategies(signature, site, axis_sizes(mesh), node_cuts(site, signature, case.cuts))[0]
+    return max(menu, key=lambda s: sum(a == b for a, b in zip(s.outputs[0].placements, wanted.placements)))
 
 
 def _with_crossings(case: Case, mesh: Mesh, steer: Steer, mesh_of: Callable[[int], Mesh] | None) -> Steer:
