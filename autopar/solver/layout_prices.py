@@ -38,6 +38,7 @@ from .steer import names_some
 from .unit_costs import COST_FIELDS, PHASE_FIELDS, PhaseCosts, UnitCosts, least_costs, price_crossings, price_kind, price_phases, relax_kind
 
 _MOST_KEPT = 24  # programs of kinds and of runs, each
+_PATH_S = 20.0  # of the linear program of a path
 
 
 class Tier(IntEnum):
@@ -187,7 +188,7 @@ class LayoutPrices:
             return 0.0
         part = turned.parts.part(telling)
         found = relax_path(part, mesh, self._staged_model(place), inner_constraints(self.cases.constraints, place.mesh), count)
-        found.limit_time(max(0.0, deadline - time.monotonic()))
+        found.limit_time(min(_PATH_S, max(0.0, deadline - time.monotonic())))
         return path_seconds(found, part, span.inside - telling.inside, count, enough_s)
 
     def _relax_run(self, place: Place, count: int, span: Span, inner: bool = False) -> RunRelaxation:

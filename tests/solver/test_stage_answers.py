@@ -20,7 +20,7 @@ from autopar.graph.case import build_case, split_case
 from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.graph.node import Phase
 from autopar.graph.roles import find_roles
-from autopar.graph.schedules.known import build_order
+from autopar.graph.schedules.known import build_order, splits_backward
 from autopar.graph.stages import cut_stages, list_units
 from autopar.solver.build import build_problem
 from autopar.solver.judge import evaluate_seconds, held_bytes
@@ -190,7 +190,7 @@ def list_gaps(spec, in_turns, **shape):
     """Layout -> (what its units say at least) / (the step of its plan), for every layout of a model with so many turns."""
     model = build_cost_model(parse_cluster(spec))
     search = PipelineSearch(LayoutCases(build_block_case(**shape), Constraints()), model, 60 * 2**30, time.monotonic() + 300, lambda line: None)
-    found, joint = {}, {}
+    found, joint, paths = {}, {}, {}
     for layout in (each.layout for each in search.list_open()):
         place, turns = layout.place, layout.num_microbatches
         if turns not in in_turns:
@@ -204,10 +204,14 @@ def list_gaps(spec, in_turns, **shape):
         if place.num_stages > 1:
             joint[print_layout(layout)] = search.solver.bound(layout, staged.cuts, len(costs.step_s), inf, time.monotonic() + 300) / staged.step_s
         assert bounds[0] <= staged.step_s * (1 + 1e-6) and bounds[1] <= bounds[2] <= bounds[3] * (1 + 1e-3)
+        if place.num_stages > 1 and not splits_backward(layout.schedule):
+            bounds += (search.prices.path_s(place, turns, inf, inf),)
+            paths[print_layout(layout)] = bounds[-1] / staged.step_s
         if has_given_cuts(layout):
             bounds += tuple(each_bound_at(search, layout, few, staged.cuts))
         found[print_layout(layout)] = max(bounds) / staged.step_s
-    assert len(found) > 3 and joint
+    assert len(found) > 3 and joint and all(share <= 1 + 1e-6 for share in paths.values()), paths
+    assert min(in_turns) > 1 or max(paths.values()) > 0.6, paths  # of one microbatch the path is all but the update
     assert all(0.95 <= share <= 1 + 1e-6 for share in joint.values()) and median(joint.values()) > 0.98, joint
     return found
 
