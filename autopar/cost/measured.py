@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, log
+from statistics import fmean
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from ..graph.tensor import DTYPE_BYTES
 from .lookup import MeasuredComm, Table, measured_comm, measured_comm_seconds, op_table, table_seconds
 from .measured_parts import Part, node_parts
 from .monotone import pool_falls
-from .rows import Group, OpRow, ProfileRows, op_work
+from .rows import MEETING, Group, OpRow, ProfileRows, nearest_count, op_work
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -219,6 +220,20 @@ def wire_seconds(measured: MeasuredRows, kind: str, group: Group, num_bytes: np.
     """
     table = _measured_comm(measured, kind, group)
     return None if table is None else measured_comm_seconds(table, num_bytes)[0]
+
+
+@lru_cache(maxsize=256)
+def meeting_seconds(measured: MeasuredRows, group: Group) -> float:
+    """What a collective that the ranks of a group wait for takes longer after compute than one after the other, whatever its size: the mean of what was measured, which
+    is never below nothing; 0 where nothing was."""
+    at = [r for r in measured.rows.comms if r.kind == MEETING and r.group == group and r.seconds is not None]
+    count, _ = nearest_count(measured.rows, tuple(sorted({r.ranks for r in at})), measured.ranks)
+    longer = []
+    for row in at:
+        alone = wire_seconds(measured, "all_reduce", group, np.array([row.num_bytes])) if row.ranks == count else None
+        if alone is not None and row.seconds is not None:
+            longer.append(max(0.0, row.seconds - row.beside_s - float(alone[0])))
+    return fmean(longer) if longer else 0.0
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,8 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Any
 
 from ..errors import ClusterError, RankError
@@ -23,7 +24,7 @@ from .machine import machine_here
 from .profile_grid import CommJob, Job, OpJob, comm_jobs, list_groups, op_jobs
 from .profile_ranks import SILENCE_S, Finding, Seat, connect, lone_seat, loopback_name, run_jobs, run_processes
 from .profile_time import Sample
-from .rows import CommRow, Machine, OpRow, ProfileRows, row_key
+from .rows import MEETING, CommRow, Machine, OpRow, ProfileRows, row_key
 from .rows_file import encode_row, load_profile, machine_difference, write_profile
 
 LIMIT_S = 160.0  # with starting Python and torch: within 3 minutes
@@ -293,6 +294,8 @@ def make_row(job: Job, ranks: int, per_host: int, found: Sequence[Finding]) -> O
     samples = [f for f in found if isinstance(f, Sample)]
     error = next((f"rank {r} of {len(found)}: {f}" if len(found) > 1 else f for r, f in enumerate(found) if isinstance(f, str)), "")
     slowest = max(samples, key=lambda s: s.seconds) if samples and not error else Sample(0.0, 0.0, 0)
+    if isinstance(job, CommJob) and job.kind == MEETING and slowest.repeats:  # it ends for all at once, but who began last is another one each time
+        slowest = replace(slowest, seconds=fmean(s.seconds for s in samples), beside_s=fmean(s.beside_s for s in samples))
     seconds = None if error else slowest.seconds
     date = datetime.date.today().isoformat()
     figures = (seconds, slowest.spread, slowest.repeats, date, error)
@@ -303,5 +306,5 @@ def make_row(job: Job, ranks: int, per_host: int, found: Sequence[Finding]) -> O
 
 def _job_text(job: Job) -> str:
     if isinstance(job, CommJob):
-        return f"{job.kind} of {job.num_bytes:,} bytes among {job.group[0]}" + (" beside compute" if job.beside else "")
+        return f"{job.kind} of {job.num_bytes:,} bytes among {job.group[0]}" + (" beside compute" if job.beside and job.kind != MEETING else "")
     return f"{job.family} {job.dtype} {' x '.join(map(str, job.shape))}"

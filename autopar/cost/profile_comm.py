@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .profile_grid import CommJob, group_members
+from .rows import MEETING
 
 Start = Callable[[bool], Any]  # given whether to return at once: what to wait for
 
@@ -43,7 +44,7 @@ def build_comm(job: CommJob, joined: dict[tuple[int, int], tuple[Any, tuple[int,
     elements = job.num_bytes // 4
     whole = torch.zeros(elements, device=device)
     piece = torch.zeros(max(1, elements // job.group[0]), device=device)
-    if job.kind == "all_reduce":
+    if job.kind in ("all_reduce", MEETING):
         return lambda later: dist.all_reduce(whole, group=group, async_op=later)
     if job.kind == "all_gather":
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13

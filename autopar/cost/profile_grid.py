@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..graph.tensor import DTYPE_BYTES
-from .rows import COMM_KINDS, Group, Shape
+from .rows import COMM_KINDS, MEETING, Group, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class OpJob:
 
 @dataclass(frozen=True, slots=True)
 class CommJob:
-    """Measure one collective (`rows.CommRow`); `beside`: while as many seconds of matmuls run."""
+    """Measure one collective (`rows.CommRow`); `beside`: while as many seconds of matmuls run; of a meeting, after some."""
 
     kind: str
     group: Group
@@ -112,6 +112,7 @@ _COMM_BYTES = {
 }
 _WHOLE_BYTES = {"cpu": (2**25,), "cuda": (2**30,)}  # of all ranks in one group, also these
 _BESIDE_BYTES = {"cpu": (2**23, 2**20), "cuda": (2**26, 2**22)}
+_MEETING_BYTES = {"cpu": (2**20, 2**16), "cuda": ()}  # on a GPU collectives wait in a stream, not for the host
 _FAMILIES = (
     ("launch", ("launch",)), ("memory", ("copy", "add_into")), ("matmul", _MATMUL_FAMILIES), ("bytes", _BYTE_FAMILIES),
     ("table", _TABLE_FAMILIES), ("loss", _LOSS_FAMILIES), ("adamw", ("adamw", "adamw_fused")), ("attention", _ATTENTION_FAMILIES),
@@ -160,6 +161,8 @@ def _comm_jobs(kind: str, ranks: int, quick: bool) -> Iterator[CommJob]:
         yield from (
             CommJob(wire, (ranks, 1), _whole_pieces(size, (ranks, 1)), True) for size in _BESIDE_BYTES[kind][: 1 if quick else None]
         )
+    for group in list_groups(ranks):
+        yield from (CommJob(MEETING, group, _whole_pieces(size, group), True) for size in _MEETING_BYTES[kind][: 1 if quick else None])
 
 
 def list_groups(ranks: int) -> tuple[Group, ...]:

@@ -24,12 +24,14 @@ from .profile_comm import build_comm, join_groups, share_of_run
 from .profile_grid import CommJob, Job, OpJob
 from .profile_ops import build_op
 from .profile_time import Sample, clock_of, measure
+from .rows import MEETING
 
 SILENCE_S = 60.0  # without a word from any process: it hangs
 _MAX_DEATHS = 3
 _READY, _END = -1, -2
 _MIN_BUDGET_S, _MAX_BUDGET_S = 0.004, 0.5
 _RUNNING_SHARE = 0.5  # of a job's time: the rest is making tensors, warming up, meeting
+_BEFORE_S, _MEETING_BUDGET_S = 0.01, 0.6  # of compute before a collective for which ranks wait; what is left of two long times that are subtracted needs many runs
 _BESIDE_SIDE = {"cpu": 256, "cuda": 2048}  # of the square matmuls that run beside a collective
 
 Finding = Sample | str  # what one rank measured, or why it could not
@@ -109,6 +111,8 @@ def _measure_comm(job: CommJob, seat: Seat, budget_s: float) -> Finding:
     if seat.lowest(0.0 if problem else 1.0) < 1.0:
         return problem or "another rank could not prepare it"
     clock = clock_of(seat.device)
+    if job.kind == MEETING:
+        return _measure_meeting(start, seat, budget_s)
     if job.beside:
         return _measure_beside(job, start, seat, budget_s)
     (found,) = measure((lambda: start(False),), clock, budget_s, seat.crowded, seat.highest)
@@ -141,6 +145,29 @@ def _measure_beside(job: CommJob, start: Callable[[bool], Any], seat: Seat, budg
     compute()
     count = max(1, min(1000, round(alone_s / max(1e-9, seat.highest(clock(compute, 1))))))
     without, together = measure((compute, both), clock, budget_s, seat.crowded, seat.highest)
+    return Sample(together.seconds, together.spread, together.repeats, without.seconds)
+
+
+def _measure_meeting(start: Callable[[bool], Any], seat: Seat, budget_s: float) -> Sample:
+    """Some matmuls and then the collective, and the matmuls alone, in turns."""
+    import torch
+
+    side = _BESIDE_SIDE[seat.device.type]
+    x = torch.ones(side, side, device=seat.device)
+    clock = clock_of(seat.device)
+
+    def compute() -> None:
+        for _ in range(count):
+            torch.mm(x, x)
+
+    def both() -> None:
+        compute()
+        start(False)
+
+    count = 1
+    both()  # warm
+    count = max(1, min(1000, round(_BEFORE_S / max(1e-9, seat.highest(clock(compute, 20)) / 20))))
+    without, together = measure((compute, both), clock, max(_MEETING_BUDGET_S, budget_s), seat.crowded, seat.highest)
     return Sample(together.seconds, together.spread, together.repeats, without.seconds)
 
 

@@ -42,6 +42,7 @@ SHAPE_NAMES: dict[str, tuple[str, ...]] = {
 }  # family -> what the numbers of its shape are
 _LARGE_BYTES = 2**20  # of a collective whose latency hardly counts
 COMM_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+MEETING = "meeting"  # an all_reduce that follows compute: ranks come to it one after the other, with cold caches, where one after another measures neither
 Group = tuple[int, int]  # ranks of a group, and the distance between them: (2, 1) is 0 1 | 2 3, (2, 2) is 0 2 | 1 3
 
 
@@ -73,12 +74,12 @@ class CommRow:
     """One collective in groups that together are all `ranks`, all groups at once.
 
     Args:
-        kind: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv.
+        kind: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv, meeting.
         group: which ranks talk.
         per_host: of the ranks, on one host.
         num_bytes: of a rank's tensor, the larger of before and after.
-        beside_s: seconds of the compute that ran beside it, alone; 0: nothing ran.
-        seconds: of the collective; of both together where compute ran beside.
+        beside_s: seconds of the compute that ran beside it (of a meeting: before it), alone; 0: nothing ran.
+        seconds: of the collective; of both together where compute ran beside or before.
         spread, repeats, date, error: as of `OpRow`.
     """
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 
 from ..errors import ClusterError
 from ..graph.tensor import DTYPE_BYTES
-from .rows import COMM_KINDS, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows, row_key
+from .rows import COMM_KINDS, MEETING, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows, row_key
 
 FORMAT = "autopar-profile-2"
 _EARLIER = ("autopar-profile-1",)
@@ -133,7 +133,7 @@ def _parse_comm(row: object, where: str) -> CommRow:
     compute_s = _number(row, "beside_s", where) if beside and not error else 0.0
     counts = (_whole(row, name, where) for name in ("ranks", "per_host", "num_bytes"))
     return CommRow(
-        _one_of(row, "kind", where, COMM_KINDS), (size, stride), *counts, compute_s, seconds, spread, repeats, date, error, beside
+        _one_of(row, "kind", where, (*COMM_KINDS, MEETING)), (size, stride), *counts, compute_s, seconds, spread, repeats, date, error, beside
     )
 
 

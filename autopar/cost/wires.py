@@ -26,7 +26,7 @@ from ..graph.sharding import Sharding
 from ..graph.tensor import DTYPE_BYTES, Value
 from ..graph.transfer import Transfer, transfer_of
 from .collectives import Way, collective_way, way_seconds
-from .measured import MeasuredRows, copy_seconds, wire_seconds
+from .measured import MeasuredRows, copy_seconds, meeting_seconds, wire_seconds
 from .model import CostModel
 from .ops import Shape, tensor_bytes
 
@@ -106,9 +106,9 @@ def _copies_s(model: CostModel, copied_bytes: np.ndarray) -> np.ndarray:
 
 
 def _measured_wire_s(
-    measured: MeasuredRows, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, bucket: int
+    measured: MeasuredRows, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, bucket: int, meets: bool
 ) -> np.ndarray | None:
-    """As the runtime does it (`runtime.comm`): an all_reduce works on a copy (but of a large gradient that nobody else reads, where the copy is priced all the same). `bucket`: bytes that travel together, 0 where each tensor travels alone."""
+    """As the runtime does it (`runtime.comm`); `meets`: ranks come to it from compute and wait for each other. An all_reduce works on a copy (but of a large gradient that nobody else reads, where the copy is priced all the same). `bucket`: bytes that travel together, 0 where each tensor travels alone."""
     if kind is StepKind.SLICE:
         return copy_seconds(measured, 2 * bytes_out)
     if kind is StepKind.KEEP:
@@ -118,14 +118,15 @@ def _measured_wire_s(
     sizes = np.maximum(bytes_in, bytes_out)
     found = wire_seconds(measured, _KINDS[kind], (link.ranks, link.stride), np.maximum(sizes, bucket))
     copied = copy_seconds(measured, 2 * bytes_in) if kind is StepKind.ALL_REDUCE else 0.0
-    return None if found is None or copied is None else _share_of(sizes, bucket) * found + copied
+    met = meeting_seconds(measured, (link.ranks, link.stride)) if meets else 0.0
+    return None if found is None or copied is None else _share_of(sizes, bucket) * found + copied + met
 
 
 def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, transfer: Transfer) -> np.ndarray:
     """Without the copies of a split that is not outermost."""
     bucketed = transfer is Transfer.GRAD or (transfer is not Transfer.BLOCKING and model.cluster.device.kind != "cpu")  # of states on a CPU often few are split: their message is not full
     bucket = model.bucket_bytes if kind in _BUCKETED and bucketed else 0
-    if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, bucket)) is not None:
+    if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, bucket, transfer is Transfer.BLOCKING)) is not None:
         return found
     if kind is StepKind.SLICE:
         return 2 * bytes_out / model.memory_bytes_per_s + model.launch_s  # reads only what it keeps
