@@ -194,11 +194,18 @@ def _print_families(rows: ProfileRows, console: Console) -> None:
     console.print(table)
 
 
+def _print_group(group: tuple[int, int], ranks: int) -> str:
+    """`all 4`, `2 of 4, strided`."""
+    return f"all {ranks}" if group[0] == ranks else f"{group[0]} of {ranks}{'' if group[1] == 1 else ', strided'}"
+
+
 def _print_comms(rows: ProfileRows, console: Console) -> None:
     """Each collective by group: smallest and largest, and how much of it still costs beside compute."""
     from statistics import median
 
     from ..cost.lookup import exposed_share
+    from ..cost.measured import measured_rows, meeting_seconds
+    from ..cost.rows import MEETING
 
     table = _table("collective, group", "small us", "large ms", "GB/s", "costs beside", "spread")
     for kind, ranks, group in dict.fromkeys((r.kind, r.ranks, r.group) for r in rows.comms):
@@ -211,10 +218,18 @@ def _print_comms(rows: ProfileRows, console: Console) -> None:
         here = any(r.beside and (r.kind, r.ranks, r.group) == (kind, ranks, group) for r in rows.comms)
         share = exposed_share(rows, kind, group, ranks, at[-1].num_bytes) if here else None
         beside = f"{share.seconds:.0%}" if share else ""
-        who = f"all {ranks}" if group[0] == ranks else f"{group[0]} of {ranks}{'' if group[1] == 1 else ', strided'}"
+        who = _print_group(group, ranks)
         ends = (f"{at[0].seconds * 1e6:.0f}", f"{at[-1].seconds * 1e3:.2f}", f"{at[-1].num_bytes / at[-1].seconds / 1e9:.2f}")
         table.add_row(f"{kind}, {who}", *ends, beside, f"{median(r.spread for r in at):.0%}")
     console.print(table)
     console.print(
         "small and large: the sizes measured; costs beside: the share of a large one that lengthens compute beside it", style="dim"
     )
+    meetings = dict.fromkeys((r.ranks, r.group) for r in rows.comms if r.kind == MEETING and r.seconds is not None)
+    told = []
+    for ranks, group in meetings:
+        measured = measured_rows(rows, ranks, 1e-9, 1e9)
+        if measured is not None:
+            told.append(f"{_print_group(group, ranks)} {meeting_seconds(measured, group) * 1e3:.2f} ms")
+    if told:
+        console.print(f"Longer after compute, where ranks wait for each other: {'; '.join(told)}")

@@ -4,10 +4,10 @@ In: a program, the section of each node. Out: its peak by the law of `graph.live
 
     all_gather        what is sent, packed, until the first of its tensors is waited for; the packed result until the last is, beside those that are
                       unpacked by then. One tensor alone is not packed, and unpacked only where its split is not outermost
-    reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed while it starts
+    reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
     all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once
     update            `codegen.parcels` keeps two buckets under way beside the lot at hand
-    backend           gloo works on copies of its own: of what a gather makes and of what a reduce-scatter reads, while they are under way (torch 2.13, measured)
+    backend           gloo works on copies of its own: of what a gather makes and of what a reduce-scatter reads, from where they start (torch 2.13, measured)
 
 It counts no buffer that a blocking collective packs into: that is the same with and without overlap.
 """
@@ -104,8 +104,8 @@ def _flights(graph: Graph, values: Mapping[str, Value], backend_copies: bool) ->
         elif node.op == "comm.start_reduce_scatter":
             axis = get_arg(node, "axis")
             found.append((i + 1, min(alone.get(axis, len(graph.nodes)), min(waits)), sent + copied))
-            if len(node.inputs) > 1 or not _is_outermost(node, values):
-                found.append((i, i, sent))
+            packed = len(node.inputs) > 1 or not _is_outermost(node, values)
+            found.append((i, i, copied + (sent if packed else 0)))
             alone[axis] = i
     return found
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ProgramError
 from ..graph.tensor import IN_PLACE_BYTES
-from .digits import merge_digits, split_digits
+from .digits import merge_digits, open_digits
 
 Digits = Union[int, Sequence[int]]  # a dim or a stride: one, or one for each of several axes
 
@@ -109,16 +109,14 @@ class Along:
 def pack_splits(xs: Sequence[Tensor], dims: Sequence[Digits], strides: Sequence[Digits], along: Along) -> tuple[Tensor, list[tuple[int, ...]]]:
     """`[ranks, elements]`: row c has the c-th piece of each tensor, one after the other; and the shapes of the pieces."""
     size, count = along.size, len(along.sizes)
-    pieces = []
-    for x, dim, stride in zip(xs, dims, strides):
-        split = split_digits(x, each_digit(dim), each_digit(stride), along.sizes)
-        pieces.append(split.permute(*_inverse(along.places), *range(count, split.dim())).reshape(size, *split.shape[count:]))
-    shapes = [tuple(p.shape[1:]) for p in pieces]
-    if len(pieces) == 1:
-        return pieces[0].view(size, -1), shapes
+    opened = [open_digits(x, each_digit(dim), each_digit(stride), along.sizes, _inverse(along.places)) for x, dim, stride in zip(xs, dims, strides)]
+    shapes = [shape for _, shape in opened]
+    if len(opened) == 1:
+        return opened[0][0].reshape(size, -1).contiguous(), shapes
     packed = xs[0].new_empty(size, sum(prod(shape) for shape in shapes))
-    for begin, piece in zip(_begins(shapes), pieces):
-        packed[:, begin : begin + piece[0].numel()] = piece.view(size, -1)
+    for begin, (pieces, shape) in zip(_begins(shapes), opened):
+        place = packed[:, begin : begin + prod(shape)].unflatten(0, pieces.shape[:count])
+        (place.unflatten(-1, pieces.shape[count:]) if shape else place.squeeze(-1)).copy_(pieces)
     return packed, shapes
 
 

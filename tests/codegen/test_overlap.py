@@ -12,7 +12,7 @@ from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
 from autopar.graph.program import STARTS, WAIT, check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
-from autopar.graph.tensor import Kind  # noqa: E402
+from autopar.graph.tensor import Kind, size_bytes  # noqa: E402, size_bytes
 from tests.graph.drafts import Assigner, make_graph, node, value  # noqa: E402
 
 from .chain import chain_graph  # noqa: E402
@@ -165,6 +165,18 @@ def test_on_gloo_what_is_reduced_where_it_lies_is_held_once(monkeypatch):
         held.append(held_over_time(graph, backend_copies=True))
     assert [b - a for a, b in zip(*held)] == [2 * WIDTH * WIDTH * 8 * (i in starts) for i in range(len(graph.nodes))]
     assert held_over_time(graph) == held[1]  # elsewhere they are packed, however large
+
+
+def test_on_gloo_a_reduction_in_pieces_is_copied_from_where_it_starts():
+    """Beside the tensors themselves, and beside the bucket that they are packed into."""
+    graph = overlapped(zero_program(3, in_pairs())).graph
+    plain, copied = held_over_time(graph), held_over_time(graph, backend_copies=True)
+    starts = [i for i, n in enumerate(graph.nodes) if n.op == "comm.start_reduce_scatter"]
+    values = {v.name: v for v in graph.values}
+    for i in starts:
+        sent = sum(size_bytes(values[name]) for name in graph.nodes[i].inputs)
+        assert copied[i] - plain[i] >= sent > 0
+    assert len(starts) == 2 and copied[starts[-1]] - plain[starts[-1]] == 2 * sent  # the one before is waited for once this one starts
 
 
 def test_new_parameters_are_gathered_while_the_next_are_updated():

@@ -10,12 +10,12 @@ import pytest
 from autopar.cluster import parse_cluster
 from autopar.cost.estimate import estimate_program, estimate_roofline
 from autopar.cost.lookup import comm_seconds, op_seconds
-from autopar.cost.measured import copy_seconds, measured_rows, node_seconds, rising, wire_seconds, write_least_s, write_seconds
+from autopar.cost.measured import copy_seconds, measured_rows, meeting_seconds, node_seconds, rising, wire_seconds, write_least_s, write_seconds
 from autopar.cost.measured_parts import node_parts
 from autopar.cost.model import build_cost_model
 from autopar.cost.ops import estimate_strategies_s, estimate_write_s, least_node_s, least_write_s, site_dtypes
 from autopar.cost.profile_grid import comm_jobs, op_jobs
-from autopar.cost.rows import ProfileRows, op_work
+from autopar.cost.rows import MEETING, ProfileRows, op_work
 from autopar.cost.wires import AxisLink, axis_link, estimate_comm_s
 from autopar.graph.case import build_case
 from autopar.graph.graph import value_table
@@ -25,6 +25,7 @@ from autopar.graph.partition import node_cuts
 from autopar.graph.reshard import StepKind
 from autopar.graph.rule import Site
 from autopar.graph.strategy import list_strategies
+from autopar.graph.transfer import Transfer
 
 from .test_estimate import PLANS, _solver_s
 from .test_rows import MACHINE, comm, op
@@ -226,6 +227,19 @@ def test_collectives_go_by_group():
     reduced = estimate_comm_s(MODEL, StepKind.ALL_REDUCE, AxisLink(4, 4), 2**20, 2**20)
     copied = float(copy_seconds(MEASURED, np.array([2**21]))[0])
     assert reduced == pytest.approx(wire_s("all_reduce", (4, 1), 2**20) + copied, rel=1e-12), "the runtime reduces a copy"
+
+
+def test_ranks_that_wait_for_each_other_pay_for_meeting():
+    """On the axis that was measured; not what travels in buckets beside compute. Less than nothing is nothing."""
+    alone = wire_s("all_reduce", (2, 1), 2**16)
+    rows = [comm(MEETING, (2, 1), RANKS, 2**16, 1e-2 + alone + 3e-3, beside_s=1e-2), comm(MEETING, (2, 1), RANKS, 2**20, 1e-2, beside_s=2e-2)]
+    model = build_cost_model(parse_cluster("cpu:4"), replace(ROWS, comms=(*ROWS.comms, *rows)))
+    assert meeting_seconds(model.measured, (2, 1)) == pytest.approx(1.5e-3) and meeting_seconds(model.measured, (2, 2)) == 0.0
+    sizes = 2**18, 2**18
+    for link, met in ((AxisLink(2, 2, 1), 1.5e-3), (AxisLink(2, 2, 2), 0.0)):
+        found = [estimate_comm_s(model, StepKind.ALL_REDUCE, link, *sizes, transfer=way) - estimate_comm_s(MODEL, StepKind.ALL_REDUCE, link, *sizes, transfer=way) for way in Transfer]
+        assert dict(zip(Transfer, found)) == {Transfer.BLOCKING: pytest.approx(met), Transfer.STATE: pytest.approx(0), Transfer.GRAD: pytest.approx(0)}
+        assert estimate_comm_s(model, StepKind.SLICE, link, *sizes) == estimate_comm_s(MODEL, StepKind.SLICE, link, *sizes)
 
 
 def test_what_the_profile_lacks_is_priced_by_the_formula():

@@ -15,7 +15,7 @@ from autopar.cost.profile import job_key, make_row, measure_cpu, open_ledger
 from autopar.cost.profile_grid import CommJob, OpJob, comm_jobs, group_members, list_groups, op_jobs
 from autopar.cost.profile_ranks import collect
 from autopar.cost.profile_time import Sample, clock_cpu, measure, sample
-from autopar.cost.rows import COMM_KINDS, SHAPE_NAMES, op_work, row_key
+from autopar.cost.rows import COMM_KINDS, MEETING, SHAPE_NAMES, op_work, row_key
 from autopar.cost.rows_file import load_profile, save_profile
 from autopar.errors import RankError
 
@@ -32,7 +32,9 @@ def test_the_grid(kind):
     for ranks in (2, 4, 6, 8):
         comms = comm_jobs(kind, ranks)
         assert len(set(comms)) == len(comms) and set(comm_jobs(kind, ranks, True)) < set(comms)
-        assert {job.kind for job in comms} == {job.kind for job in comms if job.beside} == set(COMM_KINDS)
+        meetings = {MEETING} if kind == "cpu" else set()  # of all ranks and of every other group
+        assert {job.kind for job in comms} == {job.kind for job in comms if job.beside} == set(COMM_KINDS) | meetings
+        assert {job.group for job in comms if job.kind == MEETING} == (set(list_groups(ranks)) if meetings else set())
         assert all(job.num_bytes % (4 * job.group[0]) == 0 for job in comms)
     assert comm_jobs(kind, 1) == ()
 
@@ -59,6 +61,12 @@ def test_the_slowest_rank_counts_and_one_that_failed_fails_the_row():
     assert (row.seconds, row.error) == (None, "rank 1 of 2: RuntimeError: no memory")
     comm = make_row(CommJob("all_reduce", (2, 2), 1024, True), 4, 2, [Sample(3e-3, 0.1, 7, 1e-3)] * 4)
     assert (comm.seconds, comm.beside_s, comm.per_host, comm.group) == (3e-3, 1e-3, 2, (2, 2)) and comm.beside
+
+
+def test_a_meeting_is_the_mean_of_its_ranks():
+    """They come to it in another order each time, and leave it together."""
+    row = make_row(CommJob(MEETING, (2, 1), 1024, True), 2, 2, [Sample(5e-3, 0.1, 7, 1e-3), Sample(4e-3, 0.2, 7, 3e-3)])
+    assert (row.seconds, row.beside_s, row.beside) == (pytest.approx(4.5e-3), pytest.approx(2e-3), True)
 
 
 def test_repeats_fill_the_budget_and_give_their_spread():

@@ -13,7 +13,7 @@ from autopar.cost.profile_grid import CommJob, OpJob, op_jobs
 from autopar.cost.profile_ops import build_op
 from autopar.cost.profile_ranks import lone_seat, run_jobs, run_processes
 from autopar.cost.profile_time import Sample
-from autopar.cost.rows import COMM_KINDS, SHAPE_NAMES, measured_device, measured_link
+from autopar.cost.rows import COMM_KINDS, MEETING, SHAPE_NAMES, measured_device, measured_link
 from autopar.cost.rows_file import load_profile
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -70,7 +70,7 @@ class Deadly:
 
 @pytest.mark.gloo
 def test_two_processes_do_every_collective_and_survive_a_death():
-    comms = [CommJob(kind, (2, 1), 4096, beside) for kind in COMM_KINDS for beside in (False, True)]
+    comms = [*(CommJob(kind, (2, 1), 4096, beside) for kind in COMM_KINDS for beside in (False, True)), CommJob(MEETING, (2, 1), 4096, True)]
     found = []
     run_processes(
         2,

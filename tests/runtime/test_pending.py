@@ -1,10 +1,14 @@
-"""How several tensors travel: what nobody else reads goes where it lies, the rest as one copy."""
+"""How several tensors travel: what nobody else reads goes where it lies, the rest as one copy; and digits of several axes at once."""
+
+import random
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from autopar.graph.tensor import IN_PLACE_BYTES  # noqa: E402
+from autopar.errors import ProgramError  # noqa: E402
+from autopar.runtime.digits import merge_digit, merge_digits, open_digits, split_digit  # noqa: E402
 from autopar.runtime.pending import pack_around  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -37,3 +41,47 @@ def test_a_single_one(own):
     x = torch.ones(5)
     [(flat, views)] = pack_around([x], own)
     assert (flat.data_ptr() == x.data_ptr()) == bool(own) and views[0].shape == x.shape
+
+
+def draw_digits(rng, shape):
+    """Of up to three axes: (dim, stride, size, elements of padding), one after the other."""
+    found, local, padded = [], list(shape), set()
+    for _ in range(rng.choice((1, 2, 2, 3))):
+        dim, size = rng.randrange(len(shape)), rng.choice((2, 3, 4))
+        strides = [s for s in range(1, local[dim] + 1) if local[dim] % (s * size) == 0]
+        fresh = all(dim != other for other, *_ in found)
+        if dim in padded or not (strides or fresh):
+            continue
+        stride = rng.choice(strides) if strides else -(-local[dim] // size)
+        short = max(0, stride * size - local[dim])
+        padded |= {dim} if short else set()
+        found.append((dim, stride, size, short))
+        local[dim] = (local[dim] + short) // size
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_digits_of_several_axes_at_once_are_those_of_one_after_the_other(seed):
+    rng, done = random.Random(seed), 0
+    while done < 20:
+        shape = rng.choice([(24, 12), (48,), (16, 9, 8), (12, 10)])
+        x, found = torch.arange(torch.Size(shape).numel()).view(shape), draw_digits(rng, shape)
+        if not found:
+            continue
+        dims, strides, sizes, shorts = zip(*found)
+        order = rng.sample(range(len(found)), len(found))
+        try:
+            opened, piece = open_digits(x, dims, strides, sizes, order)
+        except ProgramError as error:  # of one dim, and no sharding has them
+            assert "overlap" in str(error) and len(set(dims)) < len(dims)
+            continue
+        done += 1
+        split, pieces = opened.reshape(*(sizes[k] for k in order), *piece), x
+        for place, (dim, stride, size, _) in enumerate(found):
+            pieces = split_digit(pieces, dim + place, stride, size)
+        count = len(found)
+        assert torch.equal(split, pieces.permute(*(count - 1 - k for k in order), *range(count, pieces.dim())))
+        merged = merge_digits(pieces, dims[::-1], strides[::-1], shorts[::-1])
+        for left, (dim, stride, _, short) in zip(reversed(range(count)), reversed(found)):
+            pieces = merge_digit(pieces, dim + left, stride, short)
+        assert torch.equal(merged, pieces) and torch.equal(merged, x) and merged.is_contiguous()
