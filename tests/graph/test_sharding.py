@@ -113,7 +113,7 @@ def test_local_shape(shape, text, sizes, local, pieces):
         ((52, 6), "S0/18-2", (3,), ""),
         ((52, 6), "S0/18-2,S1/2", (3, 3), ""),
         ((9,), "S0/2-7", (8,), ""),  # three ranks hold padding alone
-        ((52, 6), "S0/18-2,S0/9", (3, 2), "dim 0 is cut into chunks that do not divide it, and by a second axis"),
+        ((52, 6), "S0/18-2,S0/13", (3, 2), "dim 0 is cut into chunks that do not divide it, and by a second axis"),
         ((52, 6), "S0/18-2,S0/26", (3, 2), "dim 0 is cut into chunks that do not divide it, and by a second axis"),
         ((52,), "S0/18-1", (3,), "dim 0 of size 52 and 1 of padding is not a multiple of 18 x 3"),
         ((52,), "S0/19-5", (3,), "dim 0 of size 52 needs no padding of 5 to be cut into 3 chunks"),
