@@ -48,6 +48,9 @@ class Shard:
     stride: int
     short: int = 0
 
+    def __hash__(self) -> int:  # hashed millions of times; what is short follows from the rest as a rule
+        return hash((self.dim, self.stride))
+
     def __str__(self) -> str:
         return f"S{self.dim}/{self.stride}" + (f"-{self.short}" if self.short else "")
 
@@ -134,7 +137,11 @@ def uneven_chunks(dim: int, length: int, size: int) -> Shard:
 
 def local_elements(shape: tuple[int, ...], sharding: Sharding, sizes: tuple[int, ...]) -> int:
     """Elements that one rank holds, with their padding."""
-    return prod(local_shape(shape, sharding, sizes))
+    total = prod(shape)
+    for p, size in zip(sharding.placements, sizes):
+        if isinstance(p, Shard):
+            total = (total // shape[p.dim] * (shape[p.dim] + p.short) if p.short else total) // size
+    return total
 
 
 def dim_digits(size: int, dim: int, sharding: Sharding, sizes: tuple[int, ...]) -> tuple[tuple[int, int | None], ...]:

@@ -124,9 +124,7 @@ class _Splits:
         self.uneven = frozenset(n for n in sizes if signature.uneven and all(size % n for size in self.size.values()))
         self._digits: dict[str, tuple[str, int, int]] = {}
         self._rows: dict[tuple[str, int], Row] = {}
-        self._same: dict[Placement, Placement] = {REPLICATE: REPLICATE, PARTIAL: PARTIAL}  # equal placements are one object here, so that rows are looked up by identity
-        self._shardings: list[dict[tuple[int, ...], tuple[int, Sharding, str]]] = [{} for _ in range(count)]
-        self._alone: dict[tuple[int, int, Placement], str] = {}
+        self._shardings: list[dict[Row, tuple[int, Sharding, str]]] = [{} for _ in range(count)]
 
     def take(self, choice: str, n: int, used: dict[tuple[str, int], int]) -> tuple[Row, dict[tuple[str, int], int]] | str:
         """What an axis of size `n` does by this choice, or why it cannot.
@@ -191,21 +189,7 @@ class _Splits:
                 row.append(Partial(reductions[k - outs]) if summed[k - outs] else REPLICATE)
             else:
                 row.append(PARTIAL if any(summed) and self.names[k] in signature.rule.owed else REPLICATE)
-        return tuple(self._same.setdefault(p, p) for p in row)
-
-    def _why_illegal(self, which: int, placements: Row) -> str:
-        """As of `sharding.why_illegal`, of an input or output: axes that cut dims of their own are each looked at once."""
-        cut = [(axis, p) for axis, p in enumerate(placements) if isinstance(p, Shard)]
-        if len({p.dim for _, p in cut}) < len(cut):
-            return why_illegal(self.shapes[which], Sharding(placements), self.sizes)
-        for axis, p in cut:
-            key = (which, axis, p)
-            if key not in self._alone:
-                lone = Sharding(tuple(p if a == axis else REPLICATE for a in range(len(placements))))
-                self._alone[key] = why_illegal(self.shapes[which], lone, self.sizes)
-            if self._alone[key]:
-                return self._alone[key]
-        return ""
+        return tuple(row)
 
     def join(self, choices: tuple[str, ...], rows: list[Row]) -> tuple[Strategy, tuple[int, ...]] | str:
         """The strategy of one row per axis, or why it is not legal.
@@ -216,11 +200,11 @@ class _Splits:
         columns = tuple(zip(*rows)) if rows else ((),) * len(self.replicated)
         found: list[Sharding] = []
         numbers: list[int] = []
-        for which, (placements, known) in enumerate(zip(columns, self._shardings)):
-            key = tuple(map(id, placements))
-            entry = known.get(key)
+        for shape, placements, known in zip(self.shapes, columns, self._shardings):
+            entry = known.get(placements)
             if entry is None:
-                entry = known[key] = len(known), Sharding(placements), self._why_illegal(which, placements)
+                sharding = Sharding(placements)
+                entry = known[placements] = len(known), sharding, why_illegal(shape, sharding, self.sizes)
             number, sharding, reason = entry
             if reason:
                 return reason
