@@ -264,15 +264,19 @@ def _peak_bytes(stage, model, run: Run) -> float:  # noqa: ANN001
 
 
 def _whole_share(stage) -> float:  # noqa: ANN001
-    """Of the bytes of optimizer states that a device of a stage holds, the share that flat buffers would save."""
+    """Of the bytes of optimizer states that a device of a stage holds, the share that flat buffers would save, and that of states in chunks which do not divide:
+    what such a framework sends is that of its flat buffers, whatever divides."""
     from autopar.cost.habits import flat_states_bytes
+    from autopar.graph.sharding import is_uneven
     from autopar.graph.tensor import Kind, size_bytes
     from autopar.solver.role_meshes import data_axes
     from autopar.solver.stage_solve import stage_program
 
     program = stage_program(stage.case, stage.assignment)[1]
-    held = sum(size_bytes(v) for v in program.graph.values if v.kind is Kind.OPTIM and v.version == 0)
-    return flat_states_bytes(program, data_axes(program.mesh)) / max(1, held)
+    states = [v for v in program.graph.values if v.kind is Kind.OPTIM and v.version == 0]
+    shardings = {name: sharding for name, _, sharding in program.shardings}
+    uneven = sum(size_bytes(v) for v in states if is_uneven(shardings[v.name]))
+    return (flat_states_bytes(program, data_axes(program.mesh)) + uneven) / max(1, sum(map(size_bytes, states)))
 
 
 def _print_layout(layout) -> str:  # noqa: ANN001
