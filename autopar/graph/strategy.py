@@ -11,13 +11,14 @@ A strategy is one choice per axis. Several axes may split one factor: the earlie
 strategy says of inputs and outputs is legal for their shapes, and the op run on the pieces gives the pieces (the referee checks).
 What cannot be offered is told by `refusals`, with the reason; nothing is silently replicated.
 
-An axis whose size divides no dim of a node's tensors may cut one into chunks that do not divide it, where the node may take such (`Signature.uneven`)
-and at most an eighth is padding. The choice is the factor's name, as of any other split.
+An axis may cut a dim into chunks that do not divide it, where the node may take such (`Signature.uneven`) and at most an eighth is padding: one whose
+size divides no dim of the node's tensors, or, beside other axes, no power of two (three divides a fused projection of q, k and v, but
+does not fit beside tensor parallelism by heads). The choice is the factor's name, as of any other split.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -121,7 +122,7 @@ class _Splits:
         self.shapes = (*site.inputs, *site.outputs)
         count = len(signature.inputs) + len(signature.outputs)
         self.replicated: Row = (REPLICATE,) * count
-        self.uneven = frozenset(n for n in sizes if signature.uneven and all(size % n for size in self.size.values()))
+        self.uneven = frozenset(n for n in sizes if signature.uneven and _has_use(n, self.size.values(), len(sizes)))
         self._digits: dict[str, tuple[str, int, int]] = {}
         self._rows: dict[tuple[str, int], Row] = {}
         self._shardings: list[dict[Row, tuple[int, Sharding, str]]] = [{} for _ in range(count)]
@@ -148,7 +149,7 @@ class _Splits:
         if factor in self.runs and upper != self.size[factor]:
             return f"{factor} is split into runs of neighbours, and {choice} leaves gaps"
         stride = used.get((factor, upper), upper)
-        if n in self.uneven and stride == self.size[factor] == upper and lower == 1:
+        if n in self.uneven and stride == self.size[factor] == upper and upper % n:
             chunks = uneven_chunks(0, upper, n)
             if can_cut(upper, n):
                 row = self._rows.get((factor, -n))
@@ -260,6 +261,11 @@ def _combine(splits: _Splits, choices: tuple[str, ...]) -> tuple[Strategy, tuple
         row, used = taken
         rows.append(row)
     return splits.join(choices, rows)
+
+
+def _has_use(size: int, lengths: Collection[int], num_axes: int) -> bool:
+    """True where an axis of this size may need chunks that do not divide: its digit fits nowhere, or may not fit beside those of others."""
+    return all(length % size for length in lengths) or (num_axes > 1 and bool(size & (size - 1)))
 
 
 def can_cut(length: int, size: int) -> bool:

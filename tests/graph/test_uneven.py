@@ -77,6 +77,8 @@ def test_a_largest_value_may_not():
     [
         ((40, 64), (3,), {"R", "S0/14-2", "S1/22-2"}),
         ((40, 64), (5,), {"R", "S0/8"}),  # five divides one of them: no padding
+        ((40, 64), (5, 2), {"R,R", "R,S0/20", "R,S1/32", "S0/8,R", "S1/13-1,R", "S0/8,S0/4", "S0/8,S1/32", "S1/13-1,S0/20"}),  # but another axis may want that one
+        ((40, 61), (8, 2), {"R,R", "R,S0/20", "S0/5,R"}),  # powers of two fit beside each other
         ((4, 6), (5,), {"R"}),  # padding would be more than an eighth
         ((40, 64), (3, 2), {"R,R", "R,S0/20", "R,S1/32", "S0/14-2,R", "S1/22-2,R", "S0/14-2,S1/32", "S1/22-2,S0/20"}),
         ((40, 64), (3, 3), {"R,R", "R,S0/14-2", "R,S1/22-2", "S0/14-2,R", "S1/22-2,R", "S0/14-2,S1/22-2", "S1/22-2,S0/14-2"}),
