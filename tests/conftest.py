@@ -1,10 +1,21 @@
 """`pytest --rest` leaves out what the fast tier runs (`make test` runs one after the other).
 
+Tests have a home of their own, for what `autopar profile` left in the user's would change what a search finds.
+
 `golden(name, text)` compares a text with tests/golden/NAME.txt; `pytest --update-golden` writes it there instead."""
 
+import atexit
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
+
+_HOME = "AUTOPAR_TEST_HOME"
+if _HOME not in os.environ:  # workers and processes that tests start have that of the first
+    os.environ[_HOME] = os.environ["HOME"] = tempfile.mkdtemp(prefix="autopar-tests-")
+    atexit.register(shutil.rmtree, os.environ[_HOME], ignore_errors=True)
 
 
 def pytest_addoption(parser):

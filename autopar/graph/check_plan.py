@@ -18,7 +18,7 @@ from .plan import FORMAT, Holder, Peak, Plan, TensorPlan
 from .registry import ORIGINS
 from .reshard import StepKind
 from .schedules.known import why_impossible
-from .sharding import Sharding, local_shape, why_illegal
+from .sharding import Sharding, local_elements, why_illegal
 from .tensor import DTYPE_BYTES, Kind, num_elements
 
 RELATIVE_TOLERANCE = 1e-6  # of sums of seconds: float additions in another order differ by less
@@ -136,7 +136,7 @@ def _tensor_faults(plan: Plan) -> Faults:
         fault = _sharding_fault(t.shape, t.sharding, plan)
         if fault:
             yield f"{place}.sharding", fault
-        expected = num_elements(local_shape(t.shape, t.sharding, sizes)) * DTYPE_BYTES[t.dtype]
+        expected = local_elements(t.shape, t.sharding, sizes) * DTYPE_BYTES[t.dtype]
         if t.bytes != expected:
             yield f"{place}.bytes", f"expected {expected} ({t.dtype}{list(t.shape)} as {t.sharding}), found {t.bytes}"
 
@@ -394,7 +394,7 @@ def _one_peak_faults(plan: Plan, peak: Peak, holders: tuple[Holder, ...], where:
             fault = _sharding_fault(whole.shape, row.sharding, plan)
             if fault:
                 yield f"{place}.sharding", fault
-            expected = num_elements(local_shape(whole.shape, row.sharding, sizes)) * DTYPE_BYTES[whole.dtype]
+            expected = local_elements(whole.shape, row.sharding, sizes) * DTYPE_BYTES[whole.dtype]
             own = row.bytes - row.waiting_bytes
             if own != expected and (own or not row.waiting_bytes):
                 beside = f" beside {row.waiting_bytes} of other microbatches" if row.waiting_bytes else ""

@@ -36,7 +36,7 @@ def resolve_all(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ..
     """
     sites = build_sites(graph)
     cache: dict[object, Signature] = {}
-    return sites, mark_uneven(graph, sites, tuple(_resolve(site, rules, cache) for site in sites))
+    return sites, mark_uneven(graph, tuple(_resolve(site, rules, cache) for site in sites))
 
 
 def resolve_known(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ...], tuple[Signature | None, ...]]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from .graph import Graph
 from .node import Node, Phase, get_arg, packet_of
-from .rule import Signature, Site
+from .rule import Signature
 from .tensor import STATE_KINDS
 from .turns import ACCUMULATE
 
@@ -26,15 +26,15 @@ _SUMS = frozenset(("aten.sum",))
 _ADD = frozenset(("aten.add", "aten.sub"))
 
 
-def mark_uneven(graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature]) -> tuple[Signature, ...]:
+def mark_uneven(graph: Graph, signatures: Sequence[Signature]) -> tuple[Signature, ...]:
     """The signatures; of nodes that may take chunks which do not divide, with `uneven`. Equal ones stay one object."""
     entering = set(graph.inputs)
     padded = {v.name for v in graph.values if v.name in entering and v.kind in STATE_KINDS}  # with anything in their padding, or not known
     marked: dict[int, Signature] = {}
     found: list[Signature] = []
-    for node, site, signature in zip(graph.nodes, sites, signatures):
-        taken = _takes(node, site, signature, padded)
-        if taken and not _keeps_zeros(node, site, signature, padded):
+    for node, signature in zip(graph.nodes, signatures):
+        taken = _takes(node, signature, padded)
+        if taken and not _keeps_zeros(node, signature, padded):
             padded.update(out for out in node.outputs if out)
         if taken and id(signature) not in marked:
             marked[id(signature)] = replace(signature, uneven=True)
@@ -42,7 +42,7 @@ def mark_uneven(graph: Graph, sites: Sequence[Site], signatures: Sequence[Signat
     return tuple(found)
 
 
-def _takes(node: Node, site: Site, signature: Signature, padded: set[str]) -> bool:
+def _takes(node: Node, signature: Signature, padded: set[str]) -> bool:
     if node.phase is not Phase.UPDATE and node.op != ACCUMULATE or not signature.factors:
         return False
     dims = (*signature.inputs, *signature.outputs)
@@ -54,7 +54,7 @@ def _takes(node: Node, site: Site, signature: Signature, padded: set[str]) -> bo
     return all({name for names in rows for name in names} == every for rows in signature.outputs)
 
 
-def _keeps_zeros(node: Node, site: Site, signature: Signature, padded: set[str]) -> bool:
+def _keeps_zeros(node: Node, signature: Signature, padded: set[str]) -> bool:
     """True where zeros in the padding of what comes in are zeros in that of what goes out, and what comes in has them."""
     packet = packet_of(node.op)
     full = [name for name, rows in zip(node.inputs, signature.inputs) if any(rows)]

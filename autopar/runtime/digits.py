@@ -25,8 +25,9 @@ def open_digits(x: Tensor, dims: Sequence[int], strides: Sequence[int], sizes: S
     """
     shape = list(x.shape)
     for dim, stride, size in zip(dims, strides, sizes):
-        x = _fill_up(x, dim, stride * size * (shape[dim] < stride * size))
-        shape[dim] = max(shape[dim], stride * size) // size
+        if 0 < shape[dim] < stride * size:  # an empty dim has empty pieces
+            x, shape[dim] = _fill_up(x, dim, stride * size), stride * size
+        shape[dim] //= size
     rows = _merge_factors(shape, [*enumerate(zip(dims, strides, sizes))][::-1])
     flat = [factor for row in rows for factor in row]
     own = [at for at, (_, digit) in enumerate(flat) if digit is None]
@@ -60,7 +61,7 @@ def _merge_factors(shape: Sequence[int], digits: Sequence[tuple[int, tuple[int, 
     rows: list[list[Factor]] = [[(size, None)] for size in shape]
     for number, (dim, stride, size) in digits:
         row, place, inner = rows[dim], len(rows[dim]), 1
-        while inner < stride and row[place - 1][0] <= stride // inner:
+        while inner < stride and 0 < row[place - 1][0] <= stride // inner:
             place -= 1
             inner *= row[place][0]
         if inner < stride:
@@ -78,15 +79,13 @@ def split_digit(x: Tensor, dim: int, stride: int, size: int) -> Tensor:
     Returns:
         contiguous `[size, *piece shape]`, piece c holding the indices i with `(i // stride) % size == c`.
     """
-    x = _fill_up(x, dim, stride * size)
-    length = x.shape[dim]
-    opened = x.reshape(prod(x.shape[:dim]), length // (stride * size), size, stride, prod(x.shape[dim + 1 :]))
-    return opened.permute(2, 0, 1, 3, 4).contiguous().view(size, *x.shape[:dim], length // size, *x.shape[dim + 1 :])
+    opened, shape = open_digits(x, (dim,), (stride,), (size,), (0,))
+    return opened.reshape(size, *shape).contiguous()
 
 
 def take_digit(x: Tensor, dim: int, stride: int, size: int, coordinate: int) -> Tensor:
     """One piece of `split_digit`, as a contiguous copy."""
-    if x.shape[dim] < stride * size:
+    if 0 < x.shape[dim] < stride * size:
         begin = min(coordinate * stride, x.shape[dim])
         x, size, coordinate = _fill_up(x.narrow(dim, begin, min(stride, x.shape[dim] - begin)), dim, stride), 1, 0
     length = x.shape[dim]
@@ -97,10 +96,7 @@ def take_digit(x: Tensor, dim: int, stride: int, size: int, coordinate: int) -> 
 
 def merge_digit(pieces: Tensor, dim: int, stride: int, short: int = 0) -> Tensor:
     """Undo `split_digit`: `[size, *piece shape]` becomes one contiguous tensor, without the `short` elements of padding that the dim has."""
-    size, shape = pieces.shape[0], pieces.shape[1:]
-    opened = pieces.reshape(size, prod(shape[:dim]), shape[dim] // stride, stride, prod(shape[dim + 1 :]))
-    merged = opened.permute(1, 2, 0, 3, 4).reshape(*shape[:dim], shape[dim] * size, *shape[dim + 1 :])
-    return merged.narrow(dim, 0, shape[dim] * size - short).contiguous() if short else merged
+    return merge_digits(pieces, (dim,), (stride,), (short,))
 
 
 def _fill_up(x: Tensor, dim: int, length: int) -> Tensor:

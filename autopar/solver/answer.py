@@ -37,7 +37,7 @@ from ..graph.plan import (
 )
 from ..graph.program import Program
 from ..graph.sections import phase_sections
-from ..graph.sharding import Sharding, local_shape
+from ..graph.sharding import Sharding, local_elements
 from ..graph.strategy import REPLICATED, Strategy, axis_choices, build_strategy, list_strategies
 from ..graph.tensor import DTYPE_BYTES, Kind, Value, num_elements
 from ..graph.transfer import may_hide
@@ -108,7 +108,7 @@ def _made_shardings(graph: Graph, assignment: Assignment, strategies: Mapping[st
 
 
 def _local_bytes(value: Value, sharding: Sharding, sizes: tuple[int, ...]) -> int:
-    return num_elements(local_shape(value.shape, sharding, sizes)) * DTYPE_BYTES[value.dtype]
+    return local_elements(value.shape, sharding, sizes) * DTYPE_BYTES[value.dtype]
 
 
 def _tensor_plan(value: Value, sharding: Sharding, sizes: tuple[int, ...]) -> TensorPlan:

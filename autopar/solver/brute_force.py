@@ -21,9 +21,9 @@ from ..graph.graph import Graph, producer_table, use_table, value_table
 from ..graph.liveness import is_view, storage_bases
 from ..graph.node import Phase
 from ..graph.recompute import Recomputed, recompute_graph
-from ..graph.sharding import Sharding, local_shape, replicated
+from ..graph.sharding import Sharding, local_elements, replicated
 from ..graph.strategy import Strategy
-from ..graph.tensor import DTYPE_BYTES, Value, num_elements
+from ..graph.tensor import DTYPE_BYTES, Value
 from ..graph.transfer import HIDING_PHASES, may_hide
 from ..graph.turns import GROWN, count_microbatches, loop_span, times_of
 from .prices import Prices
@@ -260,7 +260,7 @@ class _Trial:
         return held.max(axis=0)
 
     def _hold(self, row: np.ndarray, value: Value, sharding: Sharding, first: int, last: int) -> None:
-        row[max(0, first) : last + 1] += num_elements(local_shape(value.shape, sharding, self.sizes)) * DTYPE_BYTES[value.dtype]
+        row[max(0, first) : last + 1] += local_elements(value.shape, sharding, self.sizes) * DTYPE_BYTES[value.dtype]
 
     def _hold_made(self, name: str, reads: Sequence[tuple[tuple[str, Phase], _Read]], is_sum: bool, pick: Pick) -> np.ndarray:
         """A value as it was made: until the last who brings a copy could do so, and on to the last who takes it as it is."""

@@ -34,10 +34,8 @@ from .relaxation import Relaxation
 from .run_costs import RunPart, with_more
 from .stage_solve import nearest_crossing
 from .steer import Steer
+from .tables import Sort, sort_of
 from .unit_costs import weigh_phases
-
-Sort = tuple[tuple[int, ...], str, Transfer]  # what prices of reshards depend on (`tables.Tables`)
-
 
 @dataclass(frozen=True, slots=True)
 class ThroughCuts:
@@ -77,11 +75,6 @@ class ThroughCuts:
     def write_seconds(self, value: Value, storage: Sharding) -> float:
         """As of `prices`."""
         return self.prices.write_seconds(value, storage)
-
-
-def sort_of(value: Value) -> Sort:
-    """Values of one sort share the prices of their reshards."""
-    return value.shape, value.dtype, transfer_of(value)
 
 
 def relax_path(part: RunPart, mesh: Mesh, model: CostModel, constraints: Constraints, turns: int) -> Relaxation:

@@ -11,14 +11,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..graph.sharding import Sharding, local_shape, replicated
-from ..graph.tensor import DTYPE_BYTES, Value, num_elements
+from ..graph.sharding import Sharding, local_elements, replicated
+from ..graph.tensor import DTYPE_BYTES, Value
 from ..graph.transfer import Transfer, transfer_of
 from .prices import Prices, reshard_matrices
 from .transients import transient_bytes, transient_matrix
 
 WHOLE_ID, NONE = 0, 1  # the shardings of every table: whole everywhere; not there at all, which costs and holds nothing
-Kept = tuple[tuple[int, ...], str, Transfer]  # what reshards depend on: shape, dtype, and whether it travels in a bucket and may hide
+Sort = tuple[tuple[int, ...], str, Transfer]  # what reshards depend on: shape, dtype, and whether it travels in a bucket and may hide
+
+
+def sort_of(value: Value) -> Sort:
+    """Values of one sort share the prices of their reshards."""
+    return value.shape, value.dtype, transfer_of(value)
 
 
 @dataclass(slots=True)
@@ -38,8 +43,8 @@ class Tables:
     sizes: tuple[int, ...]
     shardings: list[Sharding]
     ids: dict[Sharding, int]
-    _seconds: dict[Kept, _Matrix] = field(default_factory=dict)
-    _transients: dict[Kept, _Matrix] = field(default_factory=dict)
+    _seconds: dict[Sort, _Matrix] = field(default_factory=dict)
+    _transients: dict[Sort, _Matrix] = field(default_factory=dict)
     _transient: dict[tuple[tuple[int, ...], str, int, int], int] = field(default_factory=dict)
     _bytes: dict[tuple[tuple[int, ...], str, int], int] = field(default_factory=dict)
     _places: dict[bytes, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -114,20 +119,19 @@ class Tables:
         key = (value.shape, value.dtype, sharding)
         found = self._bytes.get(key)
         if found is None:
-            shape = local_shape(value.shape, self.shardings[sharding], self.sizes)
-            found = self._bytes[key] = num_elements(shape) * DTYPE_BYTES[value.dtype]
+            found = self._bytes[key] = local_elements(value.shape, self.shardings[sharding], self.sizes) * DTYPE_BYTES[value.dtype]
         return found
 
     def _look_up(
         self,
-        known: dict[Kept, _Matrix],
+        known: dict[Sort, _Matrix],
         value: Value,
         sources: np.ndarray,
         targets: np.ndarray,
         make: Callable[[Sequence[Sharding], Sequence[Sharding]], np.ndarray],
         layers: int,
     ) -> np.ndarray:
-        key = (value.shape, value.dtype, transfer_of(value))
+        key = sort_of(value)
         matrix = known.get(key)
         if matrix is None:
             matrix = known[key] = _Matrix(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((layers, 0, 0)))

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from autopar.graph.tensor import IN_PLACE_BYTES  # noqa: E402
 from autopar.errors import ProgramError  # noqa: E402
-from autopar.runtime.digits import merge_digit, merge_digits, open_digits, split_digit  # noqa: E402
+from autopar.runtime.digits import merge_digit, merge_digits, open_digits, split_digit, take_digit  # noqa: E402
 from autopar.runtime.pending import pack_around  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -85,3 +85,11 @@ def test_digits_of_several_axes_at_once_are_those_of_one_after_the_other(seed):
         for left, (dim, stride, _, short) in zip(reversed(range(count)), reversed(found)):
             pieces = merge_digit(pieces, dim + left, stride, short)
         assert torch.equal(merged, pieces) and torch.equal(merged, x) and merged.is_contiguous()
+
+
+def test_an_empty_dim_is_cut_and_joined_as_any_other():
+    x = torch.zeros(3, 0)
+    opened, piece = open_digits(x, (1,), (1,), (2,), (0,))
+    pieces = split_digit(x, 1, 1, 2)
+    assert take_digit(x, 1, 1, 2, 1).shape == (3, 0)
+    assert piece == (3, 0) and pieces.shape == (2, 3, 0) == opened.reshape(2, *piece).shape and merge_digit(pieces, 1, 1).shape == (3, 0)
