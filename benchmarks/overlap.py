@@ -23,6 +23,7 @@ from autopar.api import plan_workload  # noqa: E402
 from autopar.cluster import parse_cluster  # noqa: E402
 from autopar.codegen.emit import find_room  # noqa: E402
 from autopar.constraints import parse_fix  # noqa: E402
+from autopar.cost.buckets import bucketed_model  # noqa: E402
 from autopar.cost.estimate import node_seconds  # noqa: E402
 from autopar.cost.model import build_cost_model  # noqa: E402
 from autopar.cost.program_order import ProgramOrder, replay_order  # noqa: E402
@@ -63,7 +64,7 @@ def measure(name: str, time_limit_s: float) -> Row:
     options = Options(constraints=parse_fix(fix), time_limit_s=time_limit_s)
     planned = plan_workload(build_workload(spec, batch, seq), cluster, options)
     case = decided_case(planned.case, planned.plan.assignment)
-    model = build_cost_model(parse_cluster(cluster))
+    model = bucketed_model(build_cost_model(parse_cluster(cluster)), case.graph)
     strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, planned.plan.assignment)
     seconds = node_seconds(model, planned.program, case.sites, case.signatures, strategies)
     return Row(name, planned.plan, replay_order(model, planned.program, seconds, find_room(planned.plan)[0]))

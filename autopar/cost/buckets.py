@@ -1,7 +1,8 @@
-"""Buckets on the cores of one machine: how much of a model's states or gradients programs send there at once.
+"""Buckets: how much of a model's states or gradients programs send at once.
 
-In: a cost model, a graph. Out: the model with its `bucket_bytes`. Programs send together what a block has (`graph.overlap`), and a message costs its start far more than its
-bytes where ranks share cores: so the size of a block is the size of a message. Devices whose links know a bucket of their own keep it.
+In: a cost model, a graph. Out: the model with what a block has. Programs send together what a block has (`graph.overlap`), so no message is larger than that, but for a tensor that is.
+On the cores of one machine a message costs its start far more than its bytes: there the size of a block, without what goes alone, is the size of a message. Devices whose links know a bucket
+of their own keep it, as far as a block fills it.
 """
 
 from __future__ import annotations
@@ -13,26 +14,27 @@ from statistics import median_low
 from ..graph.graph import Graph, entering_values
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.repeats import block_of
-from ..graph.tensor import IN_PLACE_BYTES, Kind, size_bytes
+from ..graph.tensor import IN_PLACE_BYTES, Kind, Value, num_elements, size_bytes
 from .model import CostModel
 
 
 def bucketed_model(model: CostModel, graph: Graph) -> CostModel:
     """The model, for programs of this graph."""
+    trained = frozenset(param for param, _ in graph.grads)
+    params = [value for value in entering_values(graph) if value.kind is Kind.PARAM]
+    with_grads = [value for value in params if not trained or value.name in trained]
+    model = replace(model, block_elements=tuple(_sum_at_once(graph, [(v, num_elements(v.shape)) for v in some]) for some in (params, with_grads)))
     if model.bucket_bytes or model.cluster.device.kind != "cpu":
         return model
-    return replace(model, bucket_bytes=min(BUCKET_BYTES, _bytes_at_once(graph)))
+    packed = [(value, size) for value in with_grads if (size := size_bytes(value)) < IN_PLACE_BYTES]
+    return replace(model, bucket_bytes=min(BUCKET_BYTES, _sum_at_once(graph, packed)))
 
 
-def _bytes_at_once(graph: Graph) -> int:
-    """Of the parameters of a block that are not sent alone, of the family that has most of them; of all where there are no two blocks. Of a model that is
-    trained only those that have a gradient: what is frozen fills no message of theirs."""
+def _sum_at_once(graph: Graph, sizes: Sequence[tuple[Value, int]]) -> int:
+    """Of the parameters of a block, of the family that has most; of all where there are no two blocks."""
     families: dict[str, dict[int, int]] = {}
-    alone, trained = 0, {param for param, _ in graph.grads}
-    for value in entering_values(graph):
-        size = size_bytes(value)
-        if value.kind is not Kind.PARAM or size >= IN_PLACE_BYTES or (trained and value.name not in trained):
-            continue
+    alone = 0
+    for value, size in sizes:
         place = block_of(value.storage, graph.sequences)
         if place is None:
             alone += size

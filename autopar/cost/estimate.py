@@ -18,19 +18,21 @@ from ..graph.fusion import rewritten_states
 from ..graph.graph import value_table
 from ..graph.liveness import is_view
 from ..graph.mesh import axis_sizes, num_ranks
-from ..graph.node import Node, Phase
+from ..graph.node import Node, Phase, get_arg
 from ..graph.plan import Cost
-from ..graph.program import Program
+from ..graph.program import Origin, Program
+from ..graph.reshard import JOINED, StepKind
 from ..graph.rule import Signature, Site
+from ..graph.sharding import Sharding
 from ..graph.stages import COPY
 from ..graph.strategy import Strategy, split_share
-from ..graph.tensor import Kind, Value, count_batch, size_bytes
+from ..graph.tensor import Kind, Value, count_batch, num_elements, size_bytes
 from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, transfer_of
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .memory import ALONE, Among, comm_step, estimate_memory
 from .model import CostModel
-from .ops import as_run, compute_dtype, estimate_op_s, estimate_write_s, has_start, least_node_s, least_write_s, node_flops, site_dtypes
-from .wires import AxisLink, axis_link, estimate_comm_s, estimate_hidden_s, step_copied_bytes
+from .ops import Shape, as_run, compute_dtype, estimate_op_s, estimate_write_s, has_start, least_node_s, least_write_s, node_flops, site_dtypes
+from .wires import Bucket, estimate_comm_s, estimate_hidden_s, joint_copied_bytes, joint_link, step_copied_bytes
 
 
 def node_seconds(
@@ -44,7 +46,7 @@ def node_seconds(
     """
     values = value_table(program.graph)
     sizes = axis_sizes(program.mesh)
-    links = {axis.name: axis_link(model, program.mesh, k) for k, axis in enumerate(program.mesh.axes)}
+    sent = _comm_prices(model, program, values)
     at = {site.node.name: site for site in sites}
     flops = {
         site.node.name: whole / split_share(strategies[site.node.name], signature.rule, sizes)
@@ -54,7 +56,7 @@ def node_seconds(
     seconds = {}
     for node, origin in zip(program.graph.nodes, program.origins):
         if node.op.startswith("comm."):
-            seconds[node.name] = _comm_s(model, program, node, values, links, transfer_of(values[origin.value]))
+            seconds[node.name] = sent.get(node.name, (0.0, 0.0))[0]
         elif node.op == "state.write":
             by_kernel = node.phase is Phase.UPDATE and origin.node in at and at[origin.node].traffic is not None
             seconds[node.name] = 0.0 if by_kernel else estimate_write_s(model, size_bytes(values[node.inputs[0]]))
@@ -66,13 +68,44 @@ def node_seconds(
     return {node.name: times_of(node.phase, turns) * seconds[node.name] for node in program.graph.nodes}
 
 
+def _comm_prices(model: CostModel, program: Program, values: Mapping[str, Value]) -> dict[str, tuple[float, float]]:
+    """Communication -> its seconds, and what of them hides where it may. Of several nodes that are one collective (`reshard.join_steps`) the first stands for all,
+    and the others are not there."""
+    runs: list[list[Node]] = []
+    moved: list[Value] = []
+    last: Origin | None = None
+    for node, origin in zip(program.graph.nodes, program.origins):
+        if not node.op.startswith("comm."):
+            continue
+        value = values[origin.value]
+        joins = transfer_of(value) is not Transfer.BLOCKING and StepKind(node.op.removeprefix("comm.")) in JOINED
+        if joins and origin == last and node.op == runs[-1][-1].op and node.inputs[0] == runs[-1][-1].outputs[0]:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+            moved.append(value)
+        last = origin
+    sharding, whole = {name: s for name, _, s in program.shardings}, dict(program.whole)
+    return {run[0].name: _comm_s(model, program, run, value, values, sharding, whole[value.name]) for run, value in zip(runs, moved)}
+
+
 def _comm_s(
-    model: CostModel, program: Program, node: Node, values: Mapping[str, Value], links: Mapping[str, AxisLink], transfer: Transfer
-) -> float:
-    kind, size, ends = comm_step(program, node)
-    before, after = values[node.inputs[0]], values[node.outputs[0]]
-    copied = step_copied_bytes(kind, before.shape, after.shape, before.dtype, size, ends)
-    return estimate_comm_s(model, kind, links[str(dict(node.args)["axis"])], size_bytes(before), size_bytes(after), copied, transfer)
+    model: CostModel, program: Program, run: Sequence[Node], moved: Value, values: Mapping[str, Value], sharding: Mapping[str, Sharding], shape: Shape
+) -> tuple[float, float]:
+    number = {axis.name: k for k, axis in enumerate(program.mesh.axes)}
+    kind, size, ends = comm_step(program, run[0])
+    axes = sorted(number[str(get_arg(node, "axis"))] for node in run)
+    before, after = values[run[0].inputs[0]], values[run[-1].outputs[0]]
+    sides, link, transfer = (size_bytes(before), size_bytes(after)), joint_link(model, program.mesh, axes), transfer_of(moved)
+    least = min(max(size_bytes(values[node.inputs[0]]), size_bytes(values[node.outputs[0]])) for node in run)
+    bucket = Bucket(least, num_elements(shape))
+    if len(run) == 1:
+        copied = step_copied_bytes(kind, before.shape, after.shape, before.dtype, size, ends)
+    else:
+        split = sharding[before.name if kind is StepKind.ALL_GATHER else after.name]
+        copied = joint_copied_bytes(kind, shape, split, axes, program.mesh, *sides)
+    seconds = estimate_comm_s(model, kind, link, *sides, copied, transfer, bucket)
+    return seconds, estimate_hidden_s(model, kind, link, *sides, transfer, bucket)
 
 
 def hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -82,18 +115,14 @@ def hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, flo
         seconds: of each node (`node_seconds`).
     """
     values = value_table(program.graph)
-    links = {axis.name: axis_link(model, program.mesh, k) for k, axis in enumerate(program.mesh.axes)}
+    sent = _comm_prices(model, program, values)
     hidden: dict[Phase, dict[str, float]] = {phase: {} for phase in HIDING_PHASES}
     compute, turns = dict.fromkeys(HIDING_PHASES, 0.0), count_microbatches(program.graph)
     for node, origin in zip(program.graph.nodes, program.origins):
         if node.op.startswith("comm."):
-            value = values[origin.value]
-            if may_hide(value, node.phase):
-                sides = size_bytes(values[node.inputs[0]]), size_bytes(values[node.outputs[0]])
-                link = links[str(dict(node.args)["axis"])]
-                beside = estimate_hidden_s(model, comm_step(program, node)[0], link, *sides, transfer_of(value))
-                if beside:
-                    hidden[node.phase][node.name] = times_of(node.phase, turns) * beside
+            beside = sent.get(node.name, (0.0, 0.0))[1]
+            if beside and may_hide(values[origin.value], node.phase):
+                hidden[node.phase][node.name] = times_of(node.phase, turns) * beside
         elif node.op != "state.write" and node.phase in compute:
             compute[node.phase] += seconds[node.name]
     found: dict[str, float] = {}

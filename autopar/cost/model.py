@@ -45,6 +45,7 @@ class CostModel:
         reserve_bytes: that tensors cannot have.
         source: one line for people.
         bucket_bytes: of states or gradients that travel together; 0: each travels alone.
+        block_elements: that a block has of states, and of gradients (`buckets.bucketed_model`): no more of them travel together; 0: not known.
         exposed_share: of the seconds of a collective beside compute that lengthen the step all the same; 1: nothing hides.
         rates: of matmuls by shape; None: a matmul takes FLOPs / rate.
         attention: its kernel, where `rates` has any (`attention.list_attention_kernels`).
@@ -78,6 +79,7 @@ class CostModel:
     hides_ends: bool = False
     flat_states: bool = False
     balances_rows: bool = False
+    block_elements: tuple[int, int] = (0, 0)
     nics: int | None = None
     stage_per_host: int = 0
     measured: MeasuredRows | None = None

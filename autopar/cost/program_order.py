@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..graph.graph import producer_table, value_table
-from ..graph.mesh import joint_group
 from ..graph.node import Node, Phase, get_arg
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.overlap_memory import overlap_within
@@ -30,7 +29,7 @@ from ..graph.update_parts import Part, split_part, update_parts
 from .memory import comm_step
 from .model import CostModel
 from .streams import CommStreams, Piece, Role
-from .wires import AxisLink, axis_link, estimate_comm_s, step_copied_bytes
+from .wires import AxisLink, estimate_comm_s, joint_copied_bytes, joint_link, step_copied_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +134,8 @@ class _Walk:
         turns = count_microbatches(before.graph)
         self.model, self.program, self.nodes = model, program, program.graph.nodes
         self.values = value_table(program.graph)
+        self._held = {name: (whole, sharding) for name, whole, sharding in program.shardings}
+        self._whole = dict(program.whole)
         self.seconds = {node.name: seconds[node.name] / times_of(node.phase, turns) for node in before.graph.nodes}
         self.stream = CommStreams(model.exposed_share)
         self.now = self.compute_s = self.comm_s = 0.0
@@ -193,17 +194,20 @@ class _Walk:
 
     def _link(self, axis: object) -> AxisLink:
         """The way of a collective; of several axes that of the ranks of all."""
-        mesh, per_host = self.program.mesh, self.model.cluster.devices_per_host
-        if not isinstance(axis, tuple):
-            return axis_link(self.model, mesh, [a.name for a in mesh.axes].index(str(axis)))
-        ranks = joint_group(mesh, [str(name) for name in axis], 0)
-        return AxisLink(len(ranks), sum(r < per_host for r in ranks), ranks[1] - ranks[0])
+        names = [a.name for a in self.program.mesh.axes]
+        return joint_link(self.model, self.program.mesh, sorted(names.index(str(name)) for name in (axis if isinstance(axis, tuple) else (axis,))))
 
     def _copied_bytes(self, node: Node) -> int:
-        """Of what is read and written once more; along several axes as for one after the other, which copies the whole at the end at least."""
-        if isinstance(get_arg(node, "axis"), tuple):
-            return sum(max(size_bytes(self.values[a]), size_bytes(self.values[b])) for a, b in zip(node.inputs, node.outputs))
-        return sum(self._copied_once(node, number) for number in range(len(node.inputs)))
+        """Of what is read and written once more, packing of buckets not counted."""
+        once = self._copied_jointly if isinstance(get_arg(node, "axis"), tuple) else self._copied_once
+        return sum(once(node, number) for number in range(len(node.inputs)))
+
+    def _copied_jointly(self, node: Node, number: int) -> int:
+        kind, names = StepKind(node.op.removeprefix("comm.start_")), [a.name for a in self.program.mesh.axes]
+        before, after = node.inputs[number], node.outputs[number]
+        whole, split = self._held[before if kind is StepKind.ALL_GATHER else after]
+        axes = sorted(names.index(str(name)) for name in get_arg(node, "axis"))  # type: ignore[union-attr]
+        return joint_copied_bytes(kind, self._whole[whole], split, axes, self.program.mesh, size_bytes(self.values[before]), size_bytes(self.values[after]))
 
     def _copied_once(self, node: Node, number: int) -> int:
         digits = [(name, arg[number] if node.op in STARTS else arg) for name, arg in node.args if name in ("dim", "stride")]  # type: ignore[index]

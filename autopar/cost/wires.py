@@ -6,6 +6,7 @@ In: a `CostModel`, an axis of a mesh laid over the cluster, bytes. Out: seconds,
     collective  `cost.collectives`: measured by size and group where it was, by formula else; along one mesh axis
     cut         a local piece is read and written
     copies      beside a collective whose split is not outermost, the tensor is read and written once more
+    joint       of states and gradients, collectives of one kind along several axes are one of all their ranks, as programs run them (`graph.overlap`)
     bucket      where a device's runtime sends states and gradients in buckets, a small one pays the share of a bucket that it fills
     hidden      of a collective that may run beside compute (`graph.transfer`), all but `exposed_share` of its seconds; what hides in a
                 phase never exceeds the compute of that phase (`cost.estimate` and the solver's judge see to that)
@@ -19,11 +20,11 @@ from math import prod
 
 import numpy as np
 
-from ..graph.mesh import Mesh
-from ..graph.reshard import COLLECTIVES, Step, StepKind, reshard_steps
+from ..graph.mesh import Mesh, axis_sizes, joint_group
+from ..graph.reshard import COLLECTIVES, JOINED, Step, StepKind, after_step, join_steps, lies_outermost, reshard_steps
 from ..graph.reshard_pairs import reshard_pairs
 from ..graph.sharding import Sharding
-from ..graph.tensor import DTYPE_BYTES, Value
+from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 from ..graph.transfer import Transfer, transfer_of
 from .collectives import Way, collective_way, way_seconds
 from .measured import MeasuredRows, copy_seconds, meeting_seconds, wire_seconds
@@ -33,7 +34,22 @@ from .ops import Shape, tensor_bytes
 _KINDS = {
     StepKind.ALL_GATHER: "all_gather", StepKind.REDUCE_SCATTER: "reduce_scatter", StepKind.ALL_REDUCE: "all_reduce", StepKind.ALL_TO_ALL: "all_to_all",
 }  # fmt: skip
-_BUCKETED = frozenset({StepKind.ALL_GATHER, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE})
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What is known of a value that may travel with others.
+
+    Args:
+        least_bytes: of it that fill a bucket; None: the larger of what goes in and what comes out.
+        elements: of the whole value, beside those that its block has; 0: not known.
+    """
+
+    least_bytes: int | None = None
+    elements: int = 0
+
+
+ALONE = Bucket()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +70,14 @@ def axis_link(model: CostModel, mesh: Mesh, axis: int) -> AxisLink:
     return AxisLink(here.size, per_host, stride)
 
 
+def joint_link(model: CostModel, mesh: Mesh, axes: Sequence[int]) -> AxisLink:
+    """The way of one collective of the ranks of several axes, or of one."""
+    if len(axes) == 1:
+        return axis_link(model, mesh, axes[0])
+    ranks = joint_group(mesh, [mesh.axes[axis].name for axis in axes], 0)
+    return AxisLink(len(ranks), sum(r < model.cluster.devices_per_host for r in ranks), ranks[1] - ranks[0])
+
+
 def estimate_comm_s(
     model: CostModel,
     kind: StepKind,
@@ -62,37 +86,39 @@ def estimate_comm_s(
     bytes_out: int,
     copied_bytes: int = 0,
     transfer: Transfer = Transfer.BLOCKING,
+    bucket: Bucket = ALONE,
 ) -> float:
     """Seconds of one collective or local cut.
 
     Args:
-        link: along the axis (`axis_link`).
+        link: along the axis (`axis_link`), or the axes (`joint_link`).
         bytes_in, bytes_out: of one rank's tensor before and after.
         copied_bytes: that are read and written once more because the split is not outermost (`step_copied_bytes`).
         transfer: states and gradients travel in buckets where the runtime has any.
+        bucket: of these, what is said of the value.
     """
-    wire_s = float(_wire_s(model, kind, link, np.array([bytes_in]), np.array([bytes_out]), transfer)[0])
-    return wire_s + float(_copies_s(model, np.array([copied_bytes]))[0])
+    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out, bucket), np.array([copied_bytes]), transfer, bucket.elements)[0][0])
 
 
-def estimate_hidden_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int, transfer: Transfer) -> float:
+def estimate_hidden_s(
+    model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int, transfer: Transfer, bucket: Bucket = ALONE
+) -> float:
     """Of `estimate_comm_s`, the seconds that do not lengthen the step where the collective may run beside compute; of a local cut none."""
-    if kind not in COLLECTIVES or transfer is Transfer.BLOCKING or model.exposed_share == 1.0:
-        return 0.0
-    return (1 - model.exposed_share) * float(_wire_s(model, kind, link, np.array([bytes_in]), np.array([bytes_out]), transfer)[0])
+    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out, bucket), np.zeros(1, np.int64), transfer, bucket.elements)[1][0])
+
+
+def _arrays(bytes_in: int, bytes_out: int, bucket: Bucket) -> Sides:
+    return np.array([bytes_in]), np.array([bytes_out]), np.array([max(bytes_in, bytes_out) if bucket.least_bytes is None else bucket.least_bytes])
+
+
+Sides = tuple[np.ndarray, np.ndarray, np.ndarray]  # bytes of one rank's tensor before and after, and those that fill a bucket
 
 
 def estimate_comms_s(
-    model: CostModel,
-    kind: StepKind,
-    link: AxisLink,
-    bytes_in: np.ndarray,
-    bytes_out: np.ndarray,
-    copied_bytes: np.ndarray,
-    transfer: Transfer,
+    model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, copied_bytes: np.ndarray, transfer: Transfer, elements: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(`estimate_comm_s`, `estimate_hidden_s`) of many steps of one kind along one axis."""
-    wire = _wire_s(model, kind, link, bytes_in, bytes_out, transfer)
+    """(`estimate_comm_s`, `estimate_hidden_s`) of many steps of one kind along the same axes, of a value of so many elements."""
+    wire = _wire_s(model, kind, link, sides, transfer, elements)
     hides = kind in COLLECTIVES and transfer is not Transfer.BLOCKING
     whole = wire + _copies_s(model, copied_bytes)
     return whole, (1 - model.exposed_share) * wire if hides else np.zeros_like(wire)
@@ -106,9 +132,9 @@ def _copies_s(model: CostModel, copied_bytes: np.ndarray) -> np.ndarray:
 
 
 def _measured_wire_s(
-    measured: MeasuredRows, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, bucket: int, meets: bool
+    measured: MeasuredRows, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, times: np.ndarray | float, meets: bool
 ) -> np.ndarray | None:
-    """As the runtime does it (`runtime.comm`); `meets`: ranks come to it from compute and wait for each other. An all_reduce works on a copy (but of a large gradient that nobody else reads, where the copy is priced all the same). `bucket`: bytes that travel together, 0 where each tensor travels alone."""
+    """As the runtime does it (`runtime.comm`); `meets`: ranks come to it from compute and wait for each other. An all_reduce works on a copy (but of a large gradient that nobody else reads, where the copy is priced all the same). `times`: how many such tensors travel together."""
     if kind is StepKind.SLICE:
         return copy_seconds(measured, 2 * bytes_out)
     if kind is StepKind.KEEP:
@@ -116,17 +142,21 @@ def _measured_wire_s(
     if link.per_host < link.ranks:
         return None
     sizes = np.maximum(bytes_in, bytes_out)
-    found = wire_seconds(measured, _KINDS[kind], (link.ranks, link.stride), np.maximum(sizes, bucket))
+    found = wire_seconds(measured, _KINDS[kind], (link.ranks, link.stride), times * sizes)
     copied = copy_seconds(measured, 2 * bytes_in) if kind is StepKind.ALL_REDUCE else 0.0
     met = meeting_seconds(measured, (link.ranks, link.stride)) if meets else 0.0
-    return None if found is None or copied is None else _share_of(sizes, bucket) * found + copied + met
+    return None if found is None or copied is None else found / times + copied + met
 
 
-def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: np.ndarray, bytes_out: np.ndarray, transfer: Transfer) -> np.ndarray:
+def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, transfer: Transfer, elements: int) -> np.ndarray:
     """Without the copies of a split that is not outermost."""
+    bytes_in, bytes_out, least = sides
     bucketed = transfer is Transfer.GRAD or (transfer is not Transfer.BLOCKING and model.cluster.device.kind != "cpu")  # of states on a CPU often few are split: their message is not full
-    bucket = model.bucket_bytes if kind in _BUCKETED and bucketed else 0
-    if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, bucket, transfer is Transfer.BLOCKING)) is not None:
+    times: np.ndarray | float = 1.0
+    if kind in JOINED and bucketed:
+        block = model.block_elements[transfer is Transfer.GRAD]
+        times = np.clip(model.bucket_bytes / np.maximum(1, least), 1.0, max(1.0, block / max(1, elements)) if block and elements else None)
+    if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, times, transfer is Transfer.BLOCKING)) is not None:
         return found
     if kind is StepKind.SLICE:
         return 2 * bytes_out / model.memory_bytes_per_s + model.launch_s  # reads only what it keeps
@@ -134,12 +164,7 @@ def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: np.ndarr
         return (bytes_in + bytes_out) / model.memory_bytes_per_s + model.launch_s
     sizes = bytes_out if kind is StepKind.ALL_GATHER else bytes_in
     way = collective_way(model.links, _KINDS[kind], link.ranks, link.per_host, model.nics)
-    return _share_of(np.maximum(bytes_in, bytes_out), bucket) * _way_s(model, way, np.maximum(sizes, bucket))
-
-
-def _share_of(sizes: np.ndarray, bucket: int) -> np.ndarray | float:
-    """Of a bucket, what it fills."""
-    return np.minimum(1.0, sizes / bucket) if bucket else 1.0
+    return _way_s(model, way, times * sizes) / times
 
 
 def _way_s(model: CostModel, way: Way, sizes: np.ndarray) -> np.ndarray:
@@ -171,11 +196,17 @@ def _is_outermost(shape: Shape, dim: int, stride: int, size: int) -> bool:
     return prod(shape[:dim]) * (shape[dim] // (stride * size)) == 1
 
 
-def estimate_step_s(model: CostModel, step: Step, mesh: Mesh, dtype: str, transfer: Transfer = Transfer.BLOCKING) -> float:
-    """Seconds of one step of a reshard along its mesh axis."""
-    ends = (step.from_dim, step.from_stride), (step.to_dim, step.to_stride)
-    copied = step_copied_bytes(step.kind, step.local_in, step.local_out, dtype, mesh.axes[step.axis].size, ends)
-    return estimate_comm_s(model, step.kind, axis_link(model, mesh, step.axis), *_step_bytes(step, dtype), copied, transfer)
+def joint_copied_bytes(kind: StepKind, shape: Shape, split: Sharding, axes: Sequence[int], mesh: Mesh, bytes_in: int, bytes_out: int) -> int:
+    """`step_copied_bytes` of one collective along several axes, which sends what ranks have in the order of the ranks.
+
+    Args:
+        shape: of the whole value.
+        split: the sharding before a gather, or after a reduction.
+        axes: in the order of the mesh.
+    """
+    if kind is StepKind.ALL_REDUCE or lies_outermost(shape, split, axes, axis_sizes(mesh)):
+        return 0
+    return bytes_out if kind is StepKind.ALL_GATHER else bytes_in
 
 
 def _step_bytes(step: Step, dtype: str) -> tuple[int, int]:
@@ -187,28 +218,44 @@ def estimate_reshard_s(model: CostModel, value: Value, source: Sharding, target:
     behind compute where they may (`transfer.may_hide`)."""
     if source == target:
         return 0.0, 0.0
-    steps = reshard_steps(value.shape, source, target, tuple(a.size for a in mesh.axes))
-    moved = transfer_of(value)
-    hidden = (
-        estimate_hidden_s(model, s.kind, axis_link(model, mesh, s.axis), *_step_bytes(s, value.dtype), moved) for s in steps
-    )
-    return sum(estimate_step_s(model, step, mesh, value.dtype, moved) for step in steps), sum(hidden)
+    steps, moved = reshard_steps(value.shape, source, target, axis_sizes(mesh)), transfer_of(value)
+    seconds, hidden, here = 0.0, 0.0, source
+    for run in join_steps(steps) if moved is not Transfer.BLOCKING else [(step,) for step in steps]:
+        before = here
+        for step in run:
+            here = after_step(here, step, target)
+        whole, beside = _estimate_run_s(model, value, run, before if run[0].kind is StepKind.ALL_GATHER else here, mesh)
+        seconds, hidden = seconds + whole, hidden + beside
+    return seconds, hidden
+
+
+def _estimate_run_s(model: CostModel, value: Value, run: Sequence[Step], split: Sharding, mesh: Mesh) -> tuple[float, float]:
+    """Of steps of one kind that are one collective."""
+    kind, moved, axes = run[0].kind, transfer_of(value), sorted(step.axis for step in run)
+    sides = [_step_bytes(step, value.dtype) for step in run]
+    bytes_in, bytes_out = sides[0][0], sides[-1][1]
+    link, bucket = joint_link(model, mesh, axes), Bucket(min(max(side) for side in sides), num_elements(value.shape))
+    if len(run) > 1:
+        copied = joint_copied_bytes(kind, value.shape, split, axes, mesh, bytes_in, bytes_out)
+    else:
+        ends = (run[0].from_dim, run[0].from_stride), (run[0].to_dim, run[0].to_stride)
+        copied = step_copied_bytes(kind, run[0].local_in, run[0].local_out, value.dtype, mesh.axes[axes[0]].size, ends)
+    seconds = estimate_comm_s(model, kind, link, bytes_in, bytes_out, copied, moved, bucket)
+    return seconds, estimate_hidden_s(model, kind, link, bytes_in, bytes_out, moved, bucket)
 
 
 def estimate_reshards_s(
     model: CostModel, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding], mesh: Mesh
 ) -> tuple[np.ndarray, np.ndarray]:
     """`estimate_reshard_s` of every source to every target; infinity (of which nothing hides) where there is no way."""
-    paths = reshard_pairs(value.shape, sources, targets, tuple(a.size for a in mesh.axes))
+    moved = transfer_of(value)
+    paths = reshard_pairs(value.shape, sources, targets, axis_sizes(mesh), moved is not Transfer.BLOCKING)
     seconds = np.where(paths.reachable, 0.0, np.inf)
     hidden = np.zeros(seconds.shape)
-    flat, width, moved = seconds.reshape(-1), DTYPE_BYTES[value.dtype], transfer_of(value)
-    links = [axis_link(model, mesh, axis) for axis in range(len(mesh.axes))]
+    flat, width = seconds.reshape(-1), DTYPE_BYTES[value.dtype]
     for step in paths.steps:
-        sides = (width * step.elements_in, width * step.elements_out, width * step.packed_elements)
-        whole, beside = estimate_comms_s(model, step.kind, links[step.axis], *sides, moved)
+        sides = width * step.elements_in, width * step.elements_out, width * step.least_elements
+        whole, beside = estimate_comms_s(model, step.kind, joint_link(model, mesh, step.axes), sides, width * step.packed_elements, moved, num_elements(value.shape))
         flat[step.pairs] += whole
         hidden.reshape(-1)[step.pairs] += beside
     return seconds, hidden
-
-

@@ -28,7 +28,7 @@ from .liveness import storage_bases
 from .mesh import axis_sizes
 from .node import Node, Phase, Ref
 from .program import Origin, Program
-from .reshard import Step, StepKind, reshard_steps
+from .reshard import Step, StepKind, after_step, reshard_steps
 from .rule import Signature, Site, localise_args
 from .sharding import REPLICATE, Partial, Sharding, has_partial, local_shape, replicated, why_illegal
 from .strategy import Strategy, build_strategy, factor_cuts
@@ -119,7 +119,7 @@ class _Builder:
         value, source = self.whole[name], self.has[name]
         here, current = source, name
         for step in reshard_steps(value.shape, source, wanted, self.sizes):
-            here = _apply(here, step, wanted)
+            here = after_step(here, step, wanted)
             self.counts[name] = self.counts.get(name, 0) + 1
             made = f"{name}~{self.counts[name]}"
             axis = self.mesh.axes[step.axis].name
@@ -131,12 +131,6 @@ class _Builder:
             self.origins.append(Origin(reader.name, name, f"{source} -> {wanted} for {reader.name}"))
             current = made
         return current
-
-
-def _apply(here: Sharding, step: Step, wanted: Sharding) -> Sharding:
-    to_target = step.to_dim >= 0 or step.kind is StepKind.KEEP
-    placement = wanted.placements[step.axis] if to_target else replicated(1).placements[0]
-    return Sharding(here.placements[: step.axis] + (placement,) + here.placements[step.axis + 1 :])
 
 
 def _step_args(step: Step, axis: str) -> tuple:

@@ -36,6 +36,7 @@ class StepKind(enum.Enum):
 
 
 COLLECTIVES = frozenset({StepKind.ALL_GATHER, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE, StepKind.ALL_TO_ALL})
+JOINED = frozenset({StepKind.ALL_GATHER, StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE})  # along several axes one after the other these are one collective of all their ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,53 @@ def digits_fit(one: Placement, one_size: int, other: Placement, other_size: int)
         return False
     (low, size), (high, _) = sorted(((one.stride, one_size), (other.stride, other_size)))
     return high % (low * size) == 0
+
+
+def after_step(here: Sharding, step: Step, target: Sharding) -> Sharding:
+    """The sharding after a step on the way to the target."""
+    to_target = step.to_dim >= 0 or step.kind is StepKind.KEEP
+    return _place(here, step.axis, target.placements[step.axis] if to_target else REPLICATE)
+
+
+def join_steps(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
+    """The steps of a reshard, those together that programs run as one collective of the ranks of all their axes (`graph.overlap`, of states and gradients)."""
+    runs: list[tuple[Step, ...]] = []
+    for step in steps:
+        if runs and step.kind in JOINED and runs[-1][0].kind is step.kind:
+            runs[-1] = (*runs[-1], step)
+        else:
+            runs.append((step,))
+    return runs
+
+
+def lies_outermost(shape: tuple[int, ...], sharding: Sharding, axes: Sequence[int], sizes: tuple[int, ...]) -> bool:
+    """True where the pieces along these axes, in the order of the ranks, are contiguous chunks one after the other of the tensor that is whole along all of them.
+
+    Args:
+        shape: of the whole value.
+        sharding: of a piece.
+        axes: in the order of the mesh.
+    """
+    for number, axis in enumerate(axes):
+        mine = sharding.placements[axis]
+        if not isinstance(mine, Shard):
+            continue
+        blocks, held = prod(shape[: mine.dim]) * (shape[mine.dim] // (mine.stride * sizes[axis])), 1
+        for other, (placement, size) in enumerate(zip(sharding.placements, sizes)):
+            if other not in axes[number:] and isinstance(placement, Shard) and is_further_out(placement, mine):
+                length = shape[placement.dim]
+                held *= size * (length if placement.short else 1)
+                blocks *= length + placement.short if placement.short else 1
+        if blocks != held:
+            return False
+    return True
+
+
+def is_further_out(other: Placement, mine: Placement) -> bool:
+    """Two splits of which one cuts a dim, or a part of it, that lies further out in memory."""
+    if not isinstance(other, Shard) or not isinstance(mine, Shard):
+        return False
+    return other.dim < mine.dim or (other.dim == mine.dim and other.stride > mine.stride)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -2,25 +2,27 @@
 
 In: the whole shape, sources, targets, the mesh sizes. Out: for each step that some pair takes, which pairs take it and how many elements
 it reads, leaves and packs: what cost turns into seconds and the solver into bytes. Invariant: a pair takes the steps that `reshard_steps`
-gives for it, in floating point too: both add the same weights in the same order, and decide ties alike.
+gives for it, in floating point too: both add the same weights in the same order, and decide ties alike. Joined, they are those of `join_steps`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
 import numpy as np
 
 from .reshard import (
+    JOINED,
     STEP_TOKEN,
     State,
     StepKind,
     axis_moves,
     digits_fit,
     end_states,
+    is_further_out,
     list_states,
     next_states,
     step_weights,
@@ -34,21 +36,24 @@ _KINDS = tuple(StepKind)
 
 @dataclass(frozen=True, slots=True)
 class PairStep:
-    """One step that many pairs take.
+    """One step that many pairs take, or several of one kind as one (`join_steps`).
 
     Args:
-        kind, axis: as of a `Step`.
+        kind: as of a `Step`.
+        axes: along which, in the order of the mesh.
         pairs: who takes it: number of the source x number of targets + number of the target; each once.
         elements_in, elements_out: of the local tensor before and after, per pair.
+        least_elements: of the larger of the two, along the axis where it is least, per pair: what fills a bucket.
         packed_elements: that a collective rearranges locally because a split is not outermost, per pair.
         first: it is the first step of its pairs: it reads the value itself.
     """
 
     kind: StepKind
-    axis: int
+    axes: tuple[int, ...]
     pairs: np.ndarray
     elements_in: np.ndarray
     elements_out: np.ndarray
+    least_elements: np.ndarray
     packed_elements: np.ndarray
     first: bool
 
@@ -61,13 +66,16 @@ class PairPaths:
     steps: tuple[PairStep, ...]
 
 
-def reshard_pairs(shape: tuple[int, ...], sources: Sequence[Sharding], targets: Sequence[Sharding], sizes: tuple[int, ...]) -> PairPaths:
+def reshard_pairs(
+    shape: tuple[int, ...], sources: Sequence[Sharding], targets: Sequence[Sharding], sizes: tuple[int, ...], joins: bool = False
+) -> PairPaths:
     """The cheapest steps from each source to each target.
 
     Args:
         shape: of the whole value.
         sources, targets: legal shardings of it.
         sizes: of the mesh axes.
+        joins: steps of one kind along several axes are one.
     """
     reachable = np.zeros((len(sources), len(targets)), bool)
     steps: list[PairStep] = []
@@ -75,8 +83,18 @@ def reshard_pairs(shape: tuple[int, ...], sources: Sequence[Sharding], targets: 
     for low in range(0, len(sources), wide):
         part = _Pairs(shape, tuple(sources[low : low + wide]), tuple(targets), sizes)
         came, ends, reachable[low : low + wide] = part.find_paths()
-        steps += part.follow(came, ends, low * len(targets))
+        steps += part.follow(came, ends, low * len(targets), joins)
     return PairPaths(reachable, tuple(steps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Steps of one kind that pairs take one after the other, found from the last on: where they end, where the last begins, where the first ends."""
+
+    kind: StepKind
+    after: State
+    last_before: State
+    first_after: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,35 +234,59 @@ class _Pairs:
 
     # --- from the ends back to the sources
 
-    def follow(self, came: dict[State, np.ndarray], ends: np.ndarray, offset: int) -> Iterator[PairStep]:
+    def follow(self, came: dict[State, np.ndarray], ends: np.ndarray, offset: int, joins: bool) -> Iterator[PairStep]:
         """The steps of every pair that has a way; `offset` is added to the number of each pair."""
         states = list_states(len(self.sizes))
         ending = ends.ravel()
-        waiting: dict[State, list[np.ndarray]] = {states[n]: [np.flatnonzero(ending == n)] for n in np.unique(ending).tolist() if n}
+        waiting: dict[State, dict[_Run | None, list[np.ndarray]]] = {states[n]: {None: [np.flatnonzero(ending == n)]} for n in np.unique(ending).tolist() if n}
         start = states[0]
-        for state in reversed(states[1:]):
-            if state not in waiting:
-                continue
-            pairs = np.concatenate(waiting[state])
-            steps = came[state].ravel()[pairs]
-            for packed in np.unique(steps).tolist():
-                before, (axis, stop, _) = _unpack(packed, states)
-                mine = pairs[steps == packed]
-                if before != start:
-                    waiting.setdefault(before, []).append(mine)
-                kinds = self.moves[axis][before[axis], stop].ravel()[mine]
-                for kind in np.unique(kinds).tolist():
-                    yield self._step(_KINDS[kind], axis, before, state, mine[kinds == kind], offset)
+        for state in reversed(states):
+            for run, parts in waiting.pop(state, {}).items():
+                pairs = np.concatenate(parts)
+                if state == start:
+                    if run is not None:
+                        yield self._step(run, state, pairs, offset)
+                    continue
+                steps = came[state].ravel()[pairs]
+                for packed in np.unique(steps).tolist():
+                    before, (axis, stop, _) = _unpack(packed, states)
+                    mine = pairs[steps == packed]
+                    kinds = self.moves[axis][before[axis], stop].ravel()[mine]
+                    for number in np.unique(kinds).tolist():
+                        kind, these = _KINDS[number], mine[kinds == number]
+                        goes_on = run is not None and run.kind is kind
+                        if run is not None and not goes_on:
+                            yield self._step(run, state, these, offset)
+                        longer = replace(run, first_after=state) if goes_on else _Run(kind, state, before, state)
+                        if joins and kind in JOINED:
+                            waiting.setdefault(before, {}).setdefault(longer, []).append(these)
+                            continue
+                        yield self._step(longer, before, these, offset)
+                        if before != start:
+                            waiting.setdefault(before, {}).setdefault(None, []).append(these)
 
-    def _step(self, kind: StepKind, axis: int, before: State, after: State, pairs: np.ndarray, offset: int) -> PairStep:
+    def _step(self, run: _Run, before: State, pairs: np.ndarray, offset: int) -> PairStep:
+        kind, after = run.kind, run.after
         rows, columns = pairs // self.width, pairs % self.width
         elements_in, elements_out = self._local_of(before, rows, columns), self._local_of(after, rows, columns)
+        axes = tuple(axis for axis, (one, other) in enumerate(zip(before, after)) if one != other)
+        least = np.maximum(elements_in, elements_out)
+        if len(axes) > 1 and kind is not StepKind.ALL_REDUCE:
+            least = self._local_of(run.first_after if kind is StepKind.ALL_GATHER else run.last_before, rows, columns)
         packed = np.zeros(len(pairs), np.int64)
         if kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL):
-            packed += np.where(self._is_outermost(axis, 0, after, rows, columns), 0, elements_out)
+            packed += np.where(self._lie_outermost(axes, before, after, rows, columns), 0, elements_out)
         if kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL):
-            packed += np.where(self._is_outermost(axis, 2, before, rows, columns), 0, elements_in)
-        return PairStep(kind, axis, pairs + offset, elements_in, elements_out, packed, not any(before))
+            packed += np.where(self._lie_outermost(axes, after, before, rows, columns), 0, elements_in)
+        return PairStep(kind, axes, pairs + offset, elements_in, elements_out, least, packed, not any(before))
+
+    def _lie_outermost(self, axes: tuple[int, ...], split: State, whole: State, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """`lies_outermost`: of the digits that axes have in one state and not in the other."""
+        found = np.ones(len(rows), bool)
+        for number, axis in enumerate(axes):
+            state = tuple(split[a] if a in axes[:number] else stop for a, stop in enumerate(whole))
+            found &= self._is_outermost(axis, split[axis], state, rows, columns)
+        return found
 
     def _local_of(self, state: State, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         pieces = np.ones(len(rows), np.int64)
@@ -277,7 +319,7 @@ class _Pairs:
             mine = self.columns[side][axis].placements
             blocks = np.array([_count_outside(self.shape, p, self.sizes[axis]) for p in mine])
             further = {
-                (other, at): np.array([[size if _is_further_out(q, p) else 1 for q in columns[other].placements] for p in mine])
+                (other, at): np.array([[size if is_further_out(q, p) else 1 for q in columns[other].placements] for p in mine])
                 for at, columns in self.columns.items()
                 for other, size in enumerate(self.sizes)
             }
@@ -290,12 +332,6 @@ def _count_outside(shape: tuple[int, ...], placement: Placement, size: int) -> i
     if not isinstance(placement, Shard):
         return 1
     return prod(shape[: placement.dim]) * (shape[placement.dim] // (placement.stride * size))
-
-
-def _is_further_out(other: Placement, mine: Placement) -> bool:
-    if not isinstance(other, Shard) or not isinstance(mine, Shard):
-        return False
-    return other.dim < mine.dim or (other.dim == mine.dim and other.stride > mine.stride)
 
 
 def _number(kind: StepKind | None) -> int:

@@ -7,7 +7,7 @@ import pytest
 from autopar.cluster import parse_cluster
 from autopar.cost.buckets import bucketed_model
 from autopar.cost.model import build_cost_model
-from autopar.cost.wires import AxisLink, estimate_comm_s
+from autopar.cost.wires import AxisLink, Bucket, estimate_comm_s
 from autopar.graph.overlap import BUCKET_BYTES
 from autopar.graph.reshard import StepKind
 from autopar.graph.tensor import IN_PLACE_BYTES, Kind
@@ -47,9 +47,18 @@ def test_frozen_parameters_fill_no_bucket():
     assert (bucketed_model(CPU, graph).bucket_bytes, bucketed_model(CPU, trained).bucket_bytes) == (8 * 1007, 8 * 7)
 
 
-def test_gpus_keep_theirs():
+def test_gpus_keep_theirs_as_far_as_a_block_fills_it():
     model = build_cost_model(parse_cluster("4xH100-80GB"))
-    assert bucketed_model(model, make_graph([value("w@0", (10,), Kind.PARAM)], [])) is model
+    names = ("h.0.a@0", "h.0.b@0", "h.1.a@0", "h.1.b@0")
+    graph = replace(make_graph([value(name, (1000, 100) if ".a" in name else (300_000,), Kind.PARAM) for name in names], []), grads=((names[0], "a"), (names[2], "b")))
+    made = bucketed_model(model, graph)
+    assert made == replace(model, block_elements=(400_000, 100_000)) and model.bucket_bytes == BUCKET_BYTES
+
+    def gather(elements, of):
+        return estimate_comm_s(of, StepKind.ALL_GATHER, AxisLink(4, 4), elements, 4 * elements, 0, Transfer.STATE, Bucket(elements=elements))
+
+    assert 4 * gather(100_000, made) == pytest.approx(gather(400_000, made)) and gather(400_000, made) > 1.05 * 4 * gather(100_000, model)
+    assert gather(400_000, made) == gather(400_000, replace(model, bucket_bytes=0))
 
 
 @pytest.mark.parametrize("machine", [CPU, MEASURED], ids=["preset", "measured"])

@@ -11,7 +11,7 @@ from autopar.cluster import Link, list_devices, list_links, num_devices, parse_c
 from autopar.cost.meshes import list_meshes
 from autopar.cost.model import build_cost_model, matmul_flops_per_s
 from autopar.cost.ops import estimate_node_s, estimate_op_s, estimate_strategies_s, site_dtypes
-from autopar.cost.wires import axis_link, estimate_comm_s, estimate_reshard_s, estimate_step_s
+from autopar.cost.wires import axis_link, estimate_comm_s, estimate_reshard_s
 from autopar.graph.graph import value_table
 from autopar.graph.mesh import Mesh, MeshAxis, axis_groups, axis_sizes, num_ranks
 from autopar.graph.reshard import Step, StepKind, reshard_steps
@@ -19,6 +19,7 @@ from autopar.graph.sharding import PARTIAL, REPLICATE, Shard, Sharding
 from autopar.graph.strategy import list_strategies
 from autopar.graph.tensor import Kind, Value
 
+from .steps import estimate_step_s
 from .toy import CLUSTER, DEVICE, Made
 
 MODEL = build_cost_model(CLUSTER)  # 1e9 flop/s, 1e8 B/s, launch 1e-5; link 1e-4 s, 1e7 B/s

@@ -1,25 +1,28 @@
 """One law, two readers: the matrices of reshards say what the scalar path says, pair by pair."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from autopar.cluster import parse_cluster
 from autopar.cost.model import build_cost_model
-from autopar.cost.wires import estimate_reshard_s, estimate_reshards_s, estimate_step_s
+from autopar.cost.wires import estimate_reshard_s, estimate_reshards_s
 from autopar.errors import GraphError
 from autopar.graph.mesh import Mesh, MeshAxis
-from autopar.graph.reshard import moved_elements, reshard_steps
+from autopar.graph.reshard import join_steps, moved_elements, reshard_steps
 from autopar.graph.reshard_pairs import reshard_pairs
 from autopar.graph.sharding import PARTIAL, REPLICATE, Partial, Shard, Sharding, uneven_chunks, why_illegal
 from autopar.graph.tensor import Kind, Value
 from autopar.graph.transfer import Transfer, transfer_of
 from autopar.solver.prices import reshard_matrices
 from autopar.solver.transients import transient_bytes, transient_matrix
+from tests.cost.steps import estimate_step_s
 
 SHAPES = [(), (24,), (16, 12), (48, 32), (8, 4, 6), (1, 64), (64, 1, 3), (12, 8, 8, 2), (1024, 4096), (50, 7), (96, 0)]
 MODEL = build_cost_model(parse_cluster("4x8xH100-80GB"))
+BLOCKS = replace(MODEL, block_elements=(3000, 2000))  # no more travels together than a block has
 
 
 def draw_placement(rng, shape, size):
@@ -50,12 +53,14 @@ def test_matrices_say_what_the_steps_say(seed):
     value = Value("x", "x", 0, shape, dtype, rng.choice([Kind.ACTIVATION, Kind.PARAM, Kind.GRAD]))
     sources, targets = draw_shardings(rng, shape, sizes, 30), draw_shardings(rng, shape, sizes, 25)
     targets += sources[: len(sources) // 2]
-    seconds, hidden = estimate_reshards_s(MODEL, value, sources, targets, mesh)
+    model = rng.choice([MODEL, BLOCKS])
+    seconds, hidden = estimate_reshards_s(model, value, sources, targets, mesh)
     transients = transient_matrix(value, sources, targets, sizes)
     paths = reshard_pairs(shape, sources, targets, sizes)
     moved = np.zeros(seconds.size)
     for step in paths.steps:
-        size = sizes[step.axis]
+        [axis] = step.axes
+        size = sizes[axis]
         moved[step.pairs] += [moved_elements_of(step.kind, a, b, size) for a, b in zip(step.elements_in, step.elements_out)]
     moved = moved.reshape(seconds.shape)
     for i, source in enumerate(sources):
@@ -67,9 +72,10 @@ def test_matrices_say_what_the_steps_say(seed):
                 assert seconds[i, j] == np.inf and hidden[i, j] == transients[i, j] == 0 and not paths.reachable[i, j], where
                 continue
             assert paths.reachable[i, j], where
-            priced = sum(estimate_step_s(MODEL, s, mesh, dtype, transfer_of(value)) for s in steps)
-            assert seconds[i, j] == pytest.approx(priced, rel=1e-12, abs=0), where
-            assert (seconds[i, j], hidden[i, j]) == pytest.approx(estimate_reshard_s(MODEL, value, source, target, mesh), rel=1e-12, abs=0), where
+            if (model is MODEL and len(join_steps(steps)) == len(steps)) or value.kind is Kind.ACTIVATION:
+                priced = sum(estimate_step_s(MODEL, s, mesh, dtype, transfer_of(value)) for s in steps)
+                assert seconds[i, j] == pytest.approx(priced, rel=1e-12, abs=0), where
+            assert (seconds[i, j], hidden[i, j]) == pytest.approx(estimate_reshard_s(model, value, source, target, mesh), rel=1e-12, abs=0), where
             assert hidden[i, j] <= seconds[i, j] / 2 and not (hidden[i, j] and transfer_of(value) is Transfer.BLOCKING), where
             assert transients[i, j] == transient_bytes(value, source, target, sizes), where
             assert moved[i, j] == pytest.approx(sum(moved_elements(s, sizes[s.axis]) for s in steps), rel=1e-12, abs=0), where
