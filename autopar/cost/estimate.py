@@ -27,12 +27,12 @@ from ..graph.sharding import Sharding
 from ..graph.stages import COPY
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import Kind, Value, count_batch, num_elements, size_bytes
-from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, transfer_of
+from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, outside_blocks, transfer_of
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .memory import ALONE, Among, comm_step, estimate_memory
 from .model import CostModel
 from .ops import Shape, as_run, compute_dtype, estimate_op_s, estimate_write_s, has_start, least_node_s, least_write_s, node_flops, site_dtypes
-from .wires import Bucket, estimate_comm_s, estimate_hidden_s, joint_copied_bytes, joint_link, step_copied_bytes
+from .wires import STEP_S, Bucket, estimate_comm_s, estimate_hidden_s, joint_copied_bytes, joint_link, step_copied_bytes
 
 
 def node_seconds(
@@ -72,7 +72,7 @@ def _comm_prices(model: CostModel, program: Program, values: Mapping[str, Value]
     """Communication -> its seconds, and what of them hides where it may. Of several nodes that are one collective (`reshard.join_steps`) the first stands for all,
     and the others are not there."""
     runs: list[list[Node]] = []
-    moved: list[Value] = []
+    about: list[tuple[Value, bool]] = []  # what moves, and whether its reshard begins there
     last: Origin | None = None
     for node, origin in zip(program.graph.nodes, program.origins):
         if not node.op.startswith("comm."):
@@ -83,10 +83,15 @@ def _comm_prices(model: CostModel, program: Program, values: Mapping[str, Value]
             runs[-1].append(node)
         else:
             runs.append([node])
-            moved.append(value)
+            about.append((value, origin != last or node.inputs[0] != runs[-2][-1].outputs[0]))
         last = origin
     sharding, whole = {name: s for name, _, s in program.shardings}, dict(program.whole)
-    return {run[0].name: _comm_s(model, program, run, value, values, sharding, whole[value.name]) for run, value in zip(runs, moved)}
+    found = {}
+    for run, (value, begins) in zip(runs, about):
+        seconds, hidden = _comm_s(model, program, run, value, values, sharding, whole[value.name])
+        more = 0.0 if transfer_of(value) is Transfer.BLOCKING else STEP_S * (len(run) - begins)
+        found[run[0].name] = seconds + more, hidden
+    return found
 
 
 def _comm_s(
@@ -116,12 +121,13 @@ def hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, flo
     """
     values = value_table(program.graph)
     sent = _comm_prices(model, program, values)
+    outside = outside_blocks(program.graph)
     hidden: dict[Phase, dict[str, float]] = {phase: {} for phase in HIDING_PHASES}
     compute, turns = dict.fromkeys(HIDING_PHASES, 0.0), count_microbatches(program.graph)
     for node, origin in zip(program.graph.nodes, program.origins):
         if node.op.startswith("comm."):
             beside = sent.get(node.name, (0.0, 0.0))[1]
-            if beside and may_hide(values[origin.value], node.phase):
+            if beside and may_hide(values[origin.value], node.phase, outside):
                 hidden[node.phase][node.name] = times_of(node.phase, turns) * beside
         elif node.op != "state.write" and node.phase in compute:
             compute[node.phase] += seconds[node.name]

@@ -36,6 +36,11 @@ _KINDS = {
 }  # fmt: skip
 
 
+# Of a state's or gradient's reshard, every step after the first: what goes along other axes than the rest of its block is a message that nobody shares, or nearly nobody, which the price
+# of one value cannot know. So little that it decides between ways that cost the same.
+STEP_S = 1e-7
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """What is known of a value that may travel with others.
@@ -219,8 +224,9 @@ def estimate_reshard_s(model: CostModel, value: Value, source: Sharding, target:
     if source == target:
         return 0.0, 0.0
     steps, moved = reshard_steps(value.shape, source, target, axis_sizes(mesh)), transfer_of(value)
-    seconds, hidden, here = 0.0, 0.0, source
-    for run in join_steps(steps) if moved is not Transfer.BLOCKING else [(step,) for step in steps]:
+    joins, here = moved is not Transfer.BLOCKING, source
+    seconds, hidden = STEP_S * (len(steps) - 1) * joins, 0.0
+    for run in join_steps(steps) if joins else [(step,) for step in steps]:
         before = here
         for step in run:
             here = after_step(here, step, target)
@@ -249,13 +255,14 @@ def estimate_reshards_s(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`estimate_reshard_s` of every source to every target; infinity (of which nothing hides) where there is no way."""
     moved = transfer_of(value)
-    paths = reshard_pairs(value.shape, sources, targets, axis_sizes(mesh), moved is not Transfer.BLOCKING)
+    joins = moved is not Transfer.BLOCKING
+    paths = reshard_pairs(value.shape, sources, targets, axis_sizes(mesh), joins)
     seconds = np.where(paths.reachable, 0.0, np.inf)
     hidden = np.zeros(seconds.shape)
     flat, width = seconds.reshape(-1), DTYPE_BYTES[value.dtype]
     for step in paths.steps:
         sides = width * step.elements_in, width * step.elements_out, width * step.least_elements
         whole, beside = estimate_comms_s(model, step.kind, joint_link(model, mesh, step.axes), sides, width * step.packed_elements, moved, num_elements(value.shape))
-        flat[step.pairs] += whole
+        flat[step.pairs] += whole + STEP_S * (len(step.axes) - step.first) * joins
         hidden.reshape(-1)[step.pairs] += beside
     return seconds, hidden

@@ -47,6 +47,7 @@ from .update_parts import update_parts
 
 # As `cost.model`: torch's `DistributedDataParallel(bucket_cap_mb=25)`. What is larger is bound by bandwidth, and packing it costs a copy.
 BUCKET_BYTES = 25 * 2**20
+_LEAST_REST = 1 / 3  # of a bucket; a smaller rest goes with the one before it
 _REDUCES = ("comm.all_reduce", "comm.reduce_scatter")
 
 
@@ -282,23 +283,35 @@ def _fill_buckets(graph: Graph, values: Mapping[str, Value], hiding: Sequence[_H
     """What goes together, in order."""
     full: list[list[_Hiding]] = []
     filling: dict[tuple, list[_Hiding]] = {}
+    before: dict[tuple, list[_Hiding]] = {}  # the full bucket that was filled last
     held: dict[tuple, int] = {}
     for one in hiding:
         node = graph.nodes[one.node]
         value = values[node.inputs[0]]
         size = _sent_bytes(graph, values, one)
         key = (one.group, node.op, tuple(get_arg(graph.nodes[i], "axis") for i in one.chain), get_arg(node, "op", ""), value.dtype)
-        most = BUCKET_BYTES // (4 if one.group[0] == "turn" else 1)  # what ends with its block goes in parts, the first while the block still works
+        most = _most_bytes(one.group)
         if size >= most:
             full.append([one])
         elif key in filling and held[key] + size <= most:
             filling[key].append(one)
             held[key] += size
         else:
+            if key in filling:
+                before[key] = filling[key]
             filling[key] = [one]
             full.append(filling[key])
             held[key] = size
-    return [tuple(bucket) for bucket in full]
+    for key, bucket in before.items():  # a small rest goes with what is full: a message of its own would cost more than it carries
+        if held[key] < _LEAST_REST * _most_bytes(key[0]):
+            bucket += filling[key]
+            filling[key].clear()
+    return [tuple(bucket) for bucket in full if bucket]
+
+
+def _most_bytes(group: tuple) -> int:
+    """Of a bucket of this kind and place; what ends with its block goes in parts, the first while the block still works."""
+    return BUCKET_BYTES // (4 if group[0] == "turn" else 1)
 
 
 def _sent_bytes(graph: Graph, values: Mapping[str, Value], one: _Hiding) -> int:

@@ -6,14 +6,17 @@
     BLOCKING   everything else: the next node waits for it
 
 The unit within which communication hides behind compute is the phase: what a runtime fetches ahead for one block runs beside the compute
-of the block before. The solver's objective, its judge and the estimate of a program all ask here, so that they agree.
+of the block before; what is in no block (an embedding, a head) is fetched when it is needed. The solver's objective, its judge and the estimate of a program all ask here, so that they agree.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 
+from .graph import Graph, entering_values
 from .node import Phase
+from .repeats import block_of
 from .tensor import STATE_KINDS, Kind, Value
 
 
@@ -35,10 +38,21 @@ def transfer_of(value: Value) -> Transfer:
     return Transfer.GRAD if value.kind is Kind.GRAD else Transfer.BLOCKING
 
 
-def may_hide(value: Value, phase: Phase) -> bool:
+def outside_blocks(graph: Graph) -> frozenset[str]:
+    """States that enter a graph of blocks and belong to none of them: an embedding, a head. Nothing runs before the first of them is there, and a program fetches the
+    next block ahead, nothing else. None of a graph without blocks."""
+    states = [value for value in entering_values(graph) if value.kind in STATE_KINDS]
+    inside = {value.name for value in states if block_of(value.storage, graph.sequences) is not None}
+    return frozenset(value.name for value in states if inside and value.name not in inside)
+
+
+def may_hide(value: Value, phase: Phase, outside: Collection[str]) -> bool:
     """True where what brings the value may run beside the compute of the phase in which it stands.
 
     A new version of a state leaves where it is made: nothing after it in the step is left to hide it.
+
+    Args:
+        outside: states of the graph for which there is nothing to hide behind (`outside_blocks`).
     """
     moved = transfer_of(value)
-    return phase in HIDING_PHASES and (moved is Transfer.GRAD or (moved is Transfer.STATE and value.version == 0))
+    return phase in HIDING_PHASES and (moved is Transfer.GRAD or (moved is Transfer.STATE and value.version == 0 and value.name not in outside))

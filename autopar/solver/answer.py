@@ -40,7 +40,7 @@ from ..graph.sections import phase_sections
 from ..graph.sharding import Sharding, local_elements
 from ..graph.strategy import REPLICATED, Strategy, axis_choices, build_strategy, list_strategies
 from ..graph.tensor import DTYPE_BYTES, Kind, Value, num_elements
-from ..graph.transfer import may_hide
+from ..graph.transfer import may_hide, outside_blocks
 from ..graph.turns import count_microbatches, times_of
 from .prices import Prices
 
@@ -213,6 +213,7 @@ class _Judge:
         self.case, self.sizes, self.strategies, self.made, self.prices = case, sizes, strategies, made, prices
         self.values, self.uses = value_table(case.graph), use_table(case.graph)
         self.known: dict[int, tuple[str, tuple[Alternative, ...], tuple[str, ...]]] = {}
+        self.outside = outside_blocks(case.graph)
 
     def explain(self, i: int) -> tuple[str, tuple[Alternative, ...], tuple[str, ...]]:
         """(reason, alternatives, refused) of node number i."""
@@ -263,7 +264,7 @@ class _Judge:
         if source == target:
             return 0.0
         value = self.values[name]
-        hidden = self.prices.hidden_seconds(value, source, target) if may_hide(value, phase) else 0.0
+        hidden = self.prices.hidden_seconds(value, source, target) if may_hide(value, phase, self.outside) else 0.0
         return self.prices.reshard_seconds(value, source, target) - hidden
 
 

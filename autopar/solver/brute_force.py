@@ -24,7 +24,7 @@ from ..graph.recompute import Recomputed, recompute_graph
 from ..graph.sharding import Sharding, local_elements, replicated
 from ..graph.strategy import Strategy
 from ..graph.tensor import DTYPE_BYTES, Value
-from ..graph.transfer import HIDING_PHASES, may_hide
+from ..graph.transfer import HIDING_PHASES, may_hide, outside_blocks
 from ..graph.turns import GROWN, count_microbatches, loop_span, times_of
 from .prices import Prices
 from .problem import Problem
@@ -219,6 +219,7 @@ class _Trial:
         total = np.zeros(self.counts)
         hidden = {phase: np.zeros(self.counts) for phase in HIDING_PHASES}
         compute = {phase: np.zeros(self.counts) for phase in HIDING_PHASES}
+        outside = outside_blocks(self.graph)
         for node in self.graph.nodes:
             who, times = self._who(node.name), times_of(node.phase, self.turns)
             for part in (total, *([compute[node.phase]] if node.phase in compute else [])):
@@ -228,7 +229,7 @@ class _Trial:
         for key, reads in self.reads.items():
             value, phase = self.values[key[0]], self.stands[key]
             self._spread(total, self._around(key), lambda pick, key=key, reads=reads: self._bring(self.prices.reshard_seconds, key, reads, pick))
-            if may_hide(value, phase):
+            if may_hide(value, phase, outside):
                 self._spread(hidden[phase], self._around(key), lambda pick, key=key, reads=reads: self._bring(self.prices.hidden_seconds, key, reads, pick))
         for phase in HIDING_PHASES:
             total -= np.minimum(hidden[phase], compute[phase])

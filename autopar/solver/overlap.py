@@ -14,7 +14,7 @@ import numpy as np
 from ..graph.node import Phase
 from ..graph.strategy import Strategy
 from ..graph.tensor import Kind
-from ..graph.transfer import HIDING_PHASES, may_hide
+from ..graph.transfer import HIDING_PHASES, may_hide, outside_blocks
 from ..graph.turns import count_microbatches, times_of
 from .problem import Chooser, Group, Problem
 
@@ -22,14 +22,14 @@ from .problem import Chooser, Group, Problem
 def hiding_groups(problem: Problem) -> dict[int, Phase]:
     """Group number -> the phase behind whose compute its reshards may hide; the others block."""
     grads = {grad for _, grad in problem.graph.grads}
-    turns = count_microbatches(problem.graph)
+    turns, outside = count_microbatches(problem.graph), outside_blocks(problem.graph)
     found = {}
     for number, group in enumerate(problem.groups):
         phase = group.phase
         if phase is Phase.UPDATE and group.value.kind is Kind.GRAD and group.value.name in grads:
             made = _maker_phase(problem, group)  # the program brings it as soon as it is made, or after the last of the turns
             phase = made if turns == 1 or made not in HIDING_PHASES else phase
-        if may_hide(group.value, phase):
+        if may_hide(group.value, phase, outside):
             found[number] = phase
     return found
 

@@ -17,7 +17,8 @@ from autopar.graph.node import Phase
 from autopar.graph.reshard import StepKind
 from autopar.graph.sharding import PARTIAL, REPLICATE, Shard, Sharding
 from autopar.graph.tensor import Kind, Value
-from autopar.graph.transfer import Transfer, may_hide, transfer_of
+from autopar.graph.transfer import Transfer, may_hide, outside_blocks, transfer_of
+from tests.graph.drafts import make_graph, value
 
 from .test_estimate import PLANS
 from .toy import CLUSTER, Made
@@ -38,9 +39,16 @@ def test_what_moves_says_how_it_travels():
     for kind in Kind:
         moved = Transfer.STATE if kind in states else Transfer.GRAD if kind is Kind.GRAD else Transfer.BLOCKING
         assert transfer_of(value_of(kind)) is moved
-    assert may_hide(value_of(Kind.PARAM), Phase.FORWARD) and may_hide(value_of(Kind.GRAD), Phase.BACKWARD)
-    assert not may_hide(value_of(Kind.PARAM), Phase.UPDATE) and not may_hide(value_of(Kind.PARAM, version=1), Phase.FORWARD)
-    assert not may_hide(value_of(Kind.ACTIVATION), Phase.BACKWARD)
+    assert may_hide(value_of(Kind.PARAM), Phase.FORWARD, ()) and may_hide(value_of(Kind.GRAD), Phase.BACKWARD, ())
+    assert not may_hide(value_of(Kind.PARAM), Phase.UPDATE, ()) and not may_hide(value_of(Kind.PARAM, version=1), Phase.FORWARD, ())
+    assert not may_hide(value_of(Kind.ACTIVATION), Phase.BACKWARD, ()) and not may_hide(value_of(Kind.PARAM), Phase.FORWARD, ["v"])
+
+
+def test_what_is_in_no_block_is_waited_for():
+    """An embedding and a head; of a model without blocks everything is fetched when it begins to run."""
+    names = ("embed@0", "h.0.w@0", "h.1.w@0", "head@0")
+    assert outside_blocks(make_graph([value(name, (4,), Kind.PARAM) for name in names], [])) == {"embed@0", "head@0"}
+    assert outside_blocks(make_graph([value(name, (4,), Kind.PARAM) for name in ("embed@0", "head@0")], [])) == frozenset()
 
 
 def test_the_gradient_of_a_norm_pays_its_share_of_a_bucket():

@@ -21,7 +21,7 @@ from autopar.graph.repeats import identity_fold
 from autopar.graph.rules.turns import ROWS
 from autopar.graph.strategy import Strategy
 from autopar.graph.tensor import Kind
-from autopar.graph.transfer import HIDING_PHASES, may_hide
+from autopar.graph.transfer import HIDING_PHASES, may_hide, outside_blocks
 from autopar.graph.turns import count_microbatches, times_of
 from autopar.solver.build import build_problem
 from autopar.solver.problem import Problem
@@ -141,7 +141,7 @@ def program_seconds(case: Case, program: Program, assignment: Assignment, prices
             value, source = values[originals.get(name, name)], sharding[nodes[first].inputs[0]][1]
             value = replace(value, kind=Kind.ACTIVATION) if name in originals else value
             total += times * prices.reshard_seconds(value, source, target)
-            if may_hide(value, node.phase):
+            if may_hide(value, node.phase, outside_blocks(case.graph)):
                 hidden[node.phase] += times * prices.hidden_seconds(value, source, target)
         elif node.op == "state.write":
             old = node.inputs[0]
