@@ -45,6 +45,10 @@ HIDES_ENDS = "--overlap-grad-reduce --overlap-param-gather"
 # Megatron-Core sends gradients and parameters in buckets of so many elements at least, and as many millions as dp has ranks where that is more
 # (`DistributedDataParallel`, megatron/core/distributed/distributed_data_parallel.py), of 2 bytes each.
 _MCORE_BUCKET, _MCORE_BUCKET_A_RANK = 40_000_000, 1_000_000
+# FSDP gathers and reduces what one wrapped module has as one message, and these wrap each block (llm-foundry: `fsdp_wrap_fn`, llmfoundry/models/mpt/modeling_mpt.py;
+# torchtitan: `apply_fsdp`, torchtitan/parallelisms/parallelize_llama.py; Llama 3: FSDP with hints from the layers, arXiv:2407.21783 section 3.3.2), however large it is.
+BLOCKS_AT_ONCE = {"llmfoundry", "torchtitan", "llama3"}
+_WITHOUT_LIMIT = 2**50
 # They cut optimizer states as flat buffers, padded at the end: the distributed optimizer of Megatron-LM, Megatron-Core and what is built on it
 # (`DistributedOptimizer`, megatron/core/optimizer/distrib_optimizer.py: ranges of the gradient buffer), DeepSpeed's ZeRO (`DeepSpeedZeroOptimizer`,
 # deepspeed/runtime/zero/stage_1_and_2.py: flattened groups), FSDP's FlatParameter (llm-foundry). FSDP2 (torchtitan) cuts the first dim, unevenly where it must.
@@ -110,6 +114,7 @@ class SearchPredictor:
         return self.known[run.row_id]
 
     def _predict(self, run: Run) -> Prediction:
+        from autopar.cost.buckets import bucketed_model
         from autopar.constraints import constrain, merge_constraints, parse_fix
         from autopar.cost.model import build_cost_model
         from autopar.errors import AutoparError
@@ -136,6 +141,8 @@ class SearchPredictor:
                 model = replace(model, fuses=False)
             model = with_half_rates(model, narrow_gain(run))
             case = self._case(row, run.source_id in MEGATRON or UNFUSED in run.hardware)
+            if run.source_id in BLOCKS_AT_ONCE:
+                model = replace(bucketed_model(model, case.graph), bucket_bytes=_WITHOUT_LIMIT)
             limit = cluster.device.memory_bytes - model.reserve_bytes
 
             def search_for(asked: Constraints, factors: tuple[int, ...]) -> PipelineSearch:
