@@ -21,9 +21,16 @@ def find_own(graph: Graph) -> frozenset[str]:
 
 
 def find_overwritten(graph: Graph) -> frozenset[str]:
-    """What an all-reduce that blocks puts its result over: large, packed, and nobody else's."""
+    """What an all-reduce that blocks puts its result over: large, packed, and nobody else's. Along a second axis it is what the first one has left there."""
     reduced = [node.inputs[0] for node in graph.nodes if node.op == "comm.all_reduce"]
     if not reduced:
         return frozenset()
-    own, values, makers = find_own(graph), value_table(graph), producer_table(graph)
-    return frozenset(name for name in reduced if name in own and graph.nodes[makers[name][0]].op in _PACKED and size_bytes(values[name]) >= IN_PLACE_BYTES)
+    own, values, makers, uses = find_own(graph), value_table(graph), producer_table(graph), use_table(graph)
+    leaving, found = {graph.loss, *graph.outputs}, set()
+    for name in reduced:
+        maker = graph.nodes[makers[name][0]] if name in makers else None
+        packed = name in own and maker is not None and maker.op in _PACKED and size_bytes(values[name]) >= IN_PLACE_BYTES
+        again = maker is not None and maker.op == "comm.all_reduce" and maker.inputs[0] in found and len(uses[name]) == 1 and name not in leaving
+        if packed or again:
+            found.add(name)
+    return frozenset(found)

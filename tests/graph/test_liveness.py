@@ -87,3 +87,17 @@ def test_the_sum_of_a_large_gradient_lies_where_the_gradient_does(shape, read_ag
     ranges = live_ranges(graph)
     assert ("sum" not in ranges) == once and find_overwritten(graph) == (frozenset(["dw"]) if once else frozenset())
     assert ranges["dw"] == ((0, 4) if once else (0, 3) if read_again else (0, 1))
+
+
+@pytest.mark.parametrize("read_again", [False, True])
+def test_along_a_second_axis_the_sum_stays_where_the_first_has_left_it(read_again):
+    back, shape = {"phase": Phase.BACKWARD}, (512, 512)
+    steps = [
+        (node("aten.mm.default", ("g", "x"), "dw", **back), value("dw", shape)),  # 0
+        (node("comm.all_reduce", ("dw",), "half", axis="a", **back), value("half", shape)),  # 1
+        (node("comm.all_reduce", ("half",), "sum", axis="b", **back), value("sum", shape)),  # 2
+        (node("aten.add.Tensor", ("sum", "half" if read_again else "sum"), "step", phase=Phase.UPDATE), value("step", shape)),  # 3
+    ]
+    graph = make_graph([value("g", shape, Kind.BATCH), value("x", shape, Kind.BATCH)], steps)
+    assert find_overwritten(graph) == ({"dw"} if read_again else {"dw", "half"})
+    assert ("sum" in live_ranges(graph)) == read_again and "half" not in live_ranges(graph) and live_ranges(graph)["dw"] == (0, 3)
