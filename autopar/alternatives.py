@@ -167,7 +167,7 @@ def set_up(
     traced = build_case(graph, rules_in_force(find_rows(graph, plan.rules, cache_path)))
     constraints = parse_lines(plan.constraints)
     rows = load_measured(rows_path, machine_here(), lambda line: None) if cluster.device.kind == "cpu" else None
-    model = bucketed_model(build_cost_model(cluster, rows), graph)
+    model = bucketed_model(build_cost_model(cluster, rows), graph, constraints.zero)
     if plan.pipeline is not None:
         return tuple(_stage_bench(plan, stage) for stage in set_up_stages(plan, traced, constraints, model))
     case = split_case(traced, plan.assignment.microbatches)

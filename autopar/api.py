@@ -333,7 +333,7 @@ def plan_workload(
     dump("fold", lambda: _print_fold(case))
     classes = len(set(case.fold.node_class))
     say(f"{len(graph.nodes)} nodes, {classes} after folding equal blocks; {count_params(graph):,} parameters")
-    model = bucketed_model(build_cost_model(cluster, measured), graph)
+    model = bucketed_model(build_cost_model(cluster, measured), graph, options.constraints.zero)
     rules_s = time.perf_counter() - began
 
     if given_plan is None:
@@ -422,7 +422,7 @@ def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
 
     def model_of(s: Setting) -> CostModel:
         rows = load_measured(rows_path, machine_here(), lambda line: None) if s.cluster.device.kind == "cpu" else None
-        return bucketed_model(build_cost_model(s.cluster, rows), s.case.graph)
+        return bucketed_model(build_cost_model(s.cluster, rows), s.case.graph, s.options.constraints.zero)
 
     def trace(workload: Workload, precision: str) -> Case:
         graph = trace_step(workload, precision).graph

@@ -136,13 +136,14 @@ class SearchPredictor:
             if run.source_id in ATTENTION and model.rates is not None:
                 model = replace(model, attention=ATTENTION[run.source_id])
             if run.source_id == "mcore_h100" and run.dp:
-                model = replace(model, bucket_bytes=2 * max(_MCORE_BUCKET, _MCORE_BUCKET_A_RANK * run.dp))
+                size = 2 * max(_MCORE_BUCKET, _MCORE_BUCKET_A_RANK * run.dp)
+                model = replace(model, bucket_bytes=size, state_bucket_bytes=size)
             if run.source_id in EAGER:
                 model = replace(model, fuses=False)
             model = with_half_rates(model, narrow_gain(run))
             case = self._case(row, run.source_id in MEGATRON or UNFUSED in run.hardware)
             if run.source_id in BLOCKS_AT_ONCE:
-                model = replace(bucketed_model(model, case.graph), bucket_bytes=_WITHOUT_LIMIT)
+                model = replace(bucketed_model(model, case.graph), bucket_bytes=_WITHOUT_LIMIT, state_bucket_bytes=_WITHOUT_LIMIT)
             limit = cluster.device.memory_bytes - model.reserve_bytes
 
             def search_for(asked: Constraints, factors: tuple[int, ...]) -> PipelineSearch:

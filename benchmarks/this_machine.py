@@ -39,7 +39,7 @@ import torch
 
 from autopar.api import PROFILE_PATH, Compiled, compile_workload
 from autopar.cli.torchrun import start_torchrun
-from autopar.constraints import parse_fix
+from autopar.constraints import parse_fix, parse_lines
 from autopar.cost.buckets import bucketed_model
 from autopar.cost.estimate import node_seconds
 from autopar.cost.machine import machine_here
@@ -255,7 +255,7 @@ def _op_table(compiled: Compiled, rows: ProfileRows, ranks: int, folder: str, re
     graph = program.graph
     case = decided_case(build_case(compiled.traced.graph, rules_in_force(plan.rules)), plan.assignment)
     strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, plan.assignment)
-    predicted = node_seconds(bucketed_model(build_cost_model(_cluster(ranks), rows), compiled.traced.graph), program, case.sites, case.signatures, strategies)
+    predicted = node_seconds(bucketed_model(build_cost_model(_cluster(ranks), rows), compiled.traced.graph, parse_lines(plan.constraints).zero), program, case.sites, case.signatures, strategies)
     nodes = Path(folder) / "nodes.pickle"
     nodes.write_bytes(pickle.dumps(graph))
     told = _start(folder, ranks, repeats, str(nodes))

@@ -18,14 +18,19 @@ from ..graph.tensor import IN_PLACE_BYTES, Kind, Value, num_elements, size_bytes
 from .model import CostModel
 
 
-def bucketed_model(model: CostModel, graph: Graph) -> CostModel:
-    """The model, for programs of this graph."""
+def bucketed_model(model: CostModel, graph: Graph, zero: int | None = None) -> CostModel:
+    """The model, for programs of this graph.
+
+    Args:
+        zero: the stage that plans must have. With ZeRO-3 all states of a block are in pieces, and travel together on a CPU, too.
+    """
     trained = frozenset(param for param, _ in graph.grads)
     params = [value for value in entering_values(graph) if value.kind is Kind.PARAM]
     with_grads = [value for value in params if not trained or value.name in trained]
     model = replace(model, block_elements=tuple(_sum_at_once(graph, [(v, num_elements(v.shape)) for v in some]) for some in (params, with_grads)))
     if model.bucket_bytes or model.cluster.device.kind != "cpu":
         return model
+    model = replace(model, state_bucket_bytes=BUCKET_BYTES if zero == 3 else 0)
     packed = [(value, size) for value in with_grads if (size := size_bytes(value)) < IN_PLACE_BYTES]
     return replace(model, bucket_bytes=min(BUCKET_BYTES, _sum_at_once(graph, packed)))
 

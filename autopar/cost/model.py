@@ -44,7 +44,8 @@ class CostModel:
         links: prices of collectives.
         reserve_bytes: that tensors cannot have.
         source: one line for people.
-        bucket_bytes: of states or gradients that travel together; 0: each travels alone.
+        bucket_bytes: of gradients that travel together; 0: each travels alone.
+        state_bucket_bytes: of states that do. On a CPU none do as a rule: often a few small states of a block are in pieces, and their message is not full (`buckets.bucketed_model`).
         block_elements: that a block has of states, and of gradients (`buckets.bucketed_model`): no more of them travel together; 0: not known.
         exposed_share: of the seconds of a collective beside compute that lengthen the step all the same; 1: nothing hides.
         rates: of matmuls by shape; None: a matmul takes FLOPs / rate.
@@ -71,6 +72,7 @@ class CostModel:
     reserve_bytes: int
     source: str
     bucket_bytes: int
+    state_bucket_bytes: int
     exposed_share: float
     rates: MatmulRates | None = None
     attention: str = ""
@@ -110,6 +112,7 @@ def build_cost_model(cluster: Cluster, rows: ProfileRows | None = None) -> CostM
         comm_table(device.name, inside, across, ports=ports_per_device(cluster)),
         _RESERVE_BYTES[device.kind],
         _print_source(device, rates) + f"; inside: {inside.source}" + _print_across(cluster),
+        _BUCKET_BYTES[device.kind],
         _BUCKET_BYTES[device.kind],
         _EXPOSED_SHARE[device.kind],
         rates,

@@ -156,11 +156,11 @@ def _measured_wire_s(
 def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, transfer: Transfer, elements: int) -> np.ndarray:
     """Without the copies of a split that is not outermost."""
     bytes_in, bytes_out, least = sides
-    bucketed = transfer is Transfer.GRAD or (transfer is not Transfer.BLOCKING and model.cluster.device.kind != "cpu")  # of states on a CPU often few are split: their message is not full
+    bucket = {Transfer.GRAD: model.bucket_bytes, Transfer.STATE: model.state_bucket_bytes}.get(transfer, 0)
     times: np.ndarray | float = 1.0
-    if kind in JOINED and bucketed:
+    if kind in JOINED and bucket:
         block = model.block_elements[transfer is Transfer.GRAD]
-        times = np.clip(model.bucket_bytes / np.maximum(1, least), 1.0, max(1.0, block / max(1, elements)) if block and elements else None)
+        times = np.clip(bucket / np.maximum(1, least), 1.0, max(1.0, block / max(1, elements)) if block and elements else None)
     if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, times, transfer is Transfer.BLOCKING)) is not None:
         return found
     if kind is StepKind.SLICE:

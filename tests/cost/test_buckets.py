@@ -58,7 +58,7 @@ def test_gpus_keep_theirs_as_far_as_a_block_fills_it():
         return estimate_comm_s(of, StepKind.ALL_GATHER, AxisLink(4, 4), elements, 4 * elements, 0, Transfer.STATE, Bucket(elements=elements))
 
     assert 4 * gather(100_000, made) == pytest.approx(gather(400_000, made)) and gather(400_000, made) > 1.05 * 4 * gather(100_000, model)
-    assert gather(400_000, made) == gather(400_000, replace(model, bucket_bytes=0))
+    assert gather(400_000, made) == gather(400_000, replace(model, state_bucket_bytes=0))
 
 
 @pytest.mark.parametrize("machine", [CPU, MEASURED], ids=["preset", "measured"])
@@ -75,3 +75,14 @@ def test_small_gradients_of_a_block_cost_one_message(kind, machine):
     assert seconds(10240, Transfer.GRAD) == pytest.approx(seconds(10240, Transfer.BLOCKING))
     assert 10 * seconds(1024, Transfer.BLOCKING) > 5 * seconds(10240, Transfer.BLOCKING)
     assert seconds(20480, Transfer.GRAD) == seconds(20480, Transfer.BLOCKING)
+
+
+def test_states_of_a_block_travel_together_on_a_cpu_where_all_are_in_pieces():
+    graph = make_graph([value(f"h.{i}.{k}@0", (1000,), Kind.PARAM) for i in range(2) for k in "abcd"], [])
+    alone, together = bucketed_model(CPU, graph), bucketed_model(CPU, graph, 3)
+
+    def gather(model, elements):
+        return estimate_comm_s(model, StepKind.ALL_GATHER, AxisLink(4, 4), 2 * elements, 8 * elements, 0, Transfer.STATE, Bucket(elements=elements))
+
+    assert bucketed_model(CPU, graph, 1) == alone and gather(alone, 1000) == gather(CPU, 1000)
+    assert 4 * gather(together, 1000) == pytest.approx(gather(alone, 4000)) and 4 * gather(together, 1000) < 2 * gather(alone, 1000)
