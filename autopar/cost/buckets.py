@@ -13,7 +13,7 @@ from statistics import median_low
 
 from ..graph.graph import Graph, entering_values
 from ..graph.overlap import BUCKET_BYTES
-from ..graph.repeats import block_of
+from ..graph.repeats import state_blocks
 from ..graph.tensor import IN_PLACE_BYTES, Kind, Value, num_elements, size_bytes
 from .model import CostModel
 
@@ -39,8 +39,9 @@ def _sum_at_once(graph: Graph, sizes: Sequence[tuple[Value, int]]) -> int:
     """Of the parameters of a block, of the family that has most; of all where there are no two blocks."""
     families: dict[str, dict[int, int]] = {}
     alone = 0
+    places = state_blocks(graph)
     for value, size in sizes:
-        place = block_of(value.storage, graph.sequences)
+        place = places.get(value.storage)
         if place is None:
             alone += size
         else:

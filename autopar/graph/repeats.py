@@ -18,10 +18,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .graph import Graph, value_table
+from .graph import Graph, entering_values, value_table
 from .node import Phase
+from .tensor import STATE_KINDS
 
 MANY = 16
+_LEAF = frozenset(("weight", "bias"))  # of a linear, a norm, an embedding alone
 _NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 
 
@@ -79,6 +81,35 @@ def relative_name(name: str, family: str, index: int) -> str | None:
     if place < 0 or (place and name[place - 1] not in ":"):
         return None
     return f"{name[:place]}#.{name[place + len(prefix) :]}"
+
+
+def state_blocks(graph: Graph) -> dict[str, tuple[str, int]]:
+    """The block of each state that enters the graph, by the state's storage; none for a state that is in no block.
+
+    An embedding, a norm or a head may be an entry of the row (`nn.Sequential(embed, *blocks, norm, head)`) and is no block for that: a block has more than one
+    `weight` and `bias`, and in a row of several it shares names with another, at least half of those of the shorter. So the spelling of a row does not matter.
+    """
+    rows: dict[str, dict[int, list[str]]] = {}
+    for value in entering_values(graph):
+        path = value.storage.rpartition(":")[2]
+        if value.kind in STATE_KINDS and (place := block_of(path, graph.sequences)) is not None:
+            rows.setdefault(place[0], {}).setdefault(place[1], []).append(value.storage)
+    found: dict[str, tuple[str, int]] = {}
+    for family, entries in rows.items():
+        inner = {index: {_inner_path(storage, family, index) for storage in storages} for index, storages in entries.items()}
+        kinds = Counter(map(frozenset, inner.values()))
+        alike = {kind for kind in kinds if kind - _LEAF and (len(entries) == 1 or kinds[kind] > 1 or any(_share_names(kind, other) for other in kinds if other != kind))}
+        found |= {storage: (family, index) for index, storages in entries.items() if inner[index] in alike for storage in storages}
+    return found
+
+
+def _inner_path(storage: str, family: str, index: int) -> str:
+    """`exp_avg:h.3.attn.weight` -> `attn.weight`."""
+    return storage.rpartition(":")[2].removeprefix(f"{family}.{index}." if family else f"{index}.")
+
+
+def _share_names(a: Collection[str], b: Collection[str]) -> bool:
+    return 2 * len(set(a).intersection(b)) >= min(len(a), len(b))
 
 
 def shift_name(name: str, shift: Mapping[str, int]) -> str:

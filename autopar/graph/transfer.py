@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 from .graph import Graph, entering_values
 from .node import Phase
-from .repeats import block_of
+from .repeats import state_blocks
 from .tensor import STATE_KINDS, Kind, Value
 
 
@@ -41,9 +41,8 @@ def transfer_of(value: Value) -> Transfer:
 def outside_blocks(graph: Graph) -> frozenset[str]:
     """States that enter a graph of blocks and belong to none of them: an embedding, a head. Nothing runs before the first of them is there, and a program fetches the
     next block ahead, nothing else. None of a graph without blocks."""
-    states = [value for value in entering_values(graph) if value.kind in STATE_KINDS]
-    inside = {value.name for value in states if block_of(value.storage, graph.sequences) is not None}
-    return frozenset(value.name for value in states if inside and value.name not in inside)
+    blocks = state_blocks(graph)
+    return frozenset(value.name for value in entering_values(graph) if blocks and value.kind in STATE_KINDS and value.storage not in blocks)
 
 
 def may_hide(value: Value, phase: Phase, outside: Collection[str]) -> bool:

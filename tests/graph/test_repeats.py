@@ -8,7 +8,7 @@ from codegen.chain import chain_graph
 
 from autopar.graph.graph import check_graph
 from autopar.graph.node import Phase
-from autopar.graph.repeats import block_of, class_counts, find_repeats, fold_graph, identity_fold, relative_name
+from autopar.graph.repeats import block_of, class_counts, find_repeats, fold_graph, identity_fold, relative_name, state_blocks
 from autopar.graph.tensor import Kind
 
 from .drafts import make_graph, node, value
@@ -34,6 +34,29 @@ def test_block_of_a_path(path, block):
 )  # fmt: skip
 def test_name_inside_of_a_block(name, family, index, inner):
     assert relative_name(name, family, index) == inner
+
+
+BLOCK = ("norm.weight", "up.weight", "down.weight")
+
+
+@pytest.mark.parametrize(
+    ("others", "blocks"),
+    [
+        ({}, (1, 2)),
+        ({0: ("weight",), 3: ("weight", "bias"), 4: ("weight",)}, (1, 2)),
+        ({0: ("tokens.weight", "places.weight"), 3: ("norm.weight", "out.weight", "out.bias")}, (1, 2)),
+        ({0: ("down.weight", "up.weight")}, (0, 1, 2)),
+        ({3: BLOCK[:1] + tuple(f"more.{i}.weight" for i in range(8)) + BLOCK[1:]}, (1, 2, 3)),
+        ({3: ("in.weight", "out.weight"), 4: ("in.weight", "out.weight")}, (1, 2, 3, 4)),
+    ],
+    ids=["a row", "modules of torch at its ends", "modules of their own at its ends", "a shorter block", "a longer block", "two kinds of blocks"],
+)  # fmt: skip
+def test_states_of_blocks(others, blocks):
+    entries = {1: BLOCK, 2: BLOCK, **others}
+    names = [f"{lead}{k}.{path}@0" for lead in ("", "exp_avg:") for k in sorted(entries) for path in entries[k]]
+    found = state_blocks(make_graph([value(name, (4, 4), Kind.OPTIM if ":" in name else Kind.PARAM) for name in names], []))
+    assert {index for _, index in found.values()} == set(blocks) and all(storage.rpartition(":")[2].startswith(f"{index}.") for storage, (_, index) in found.items())
+    assert len(found) == 2 * sum(len(entries[k]) for k in blocks)
 
 
 def shown(graph):
