@@ -12,9 +12,10 @@ from dataclasses import replace
 from statistics import median_low
 
 from ..graph.graph import Graph, entering_values
+from ..graph.messages import ALONE_BYTES
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.repeats import state_blocks
-from ..graph.tensor import IN_PLACE_BYTES, Kind, Value, num_elements, size_bytes
+from ..graph.tensor import Kind, Value, num_elements, size_bytes
 from .model import CostModel
 
 
@@ -30,9 +31,8 @@ def bucketed_model(model: CostModel, graph: Graph, zero: int | None = None) -> C
     model = replace(model, block_elements=tuple(_sum_at_once(graph, [(v, num_elements(v.shape)) for v in some]) for some in (params, with_grads)))
     if model.bucket_bytes or model.cluster.device.kind != "cpu":
         return model
-    model = replace(model, state_bucket_bytes=BUCKET_BYTES if zero == 3 else 0)
-    packed = [(value, size) for value in with_grads if (size := size_bytes(value)) < IN_PLACE_BYTES]
-    return replace(model, bucket_bytes=min(BUCKET_BYTES, _sum_at_once(graph, packed)))
+    states, grads = (min(BUCKET_BYTES, _sum_at_once(graph, [(v, size) for v in some if (size := size_bytes(v)) < ALONE_BYTES])) for some in (params, with_grads))
+    return replace(model, bucket_bytes=grads, state_bucket_bytes=states if zero == 3 else 0)
 
 
 def _sum_at_once(graph: Graph, sizes: Sequence[tuple[Value, int]]) -> int:

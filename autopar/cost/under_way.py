@@ -33,7 +33,7 @@ def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: i
     overlapped = overlap_within(program, sections, room_bytes)[0]
     waiting = sum(waiting_bytes(program, in_flight).values())
     plain = _peak(program, bytes_over_time(program.graph, live_ranges(program.graph)), waiting)
-    return max(0, _peak(overlapped, held_over_time(overlapped.graph, on_cpu), waiting, on_cpu) - plain)
+    return max(0, _peak(overlapped, held_over_time(overlapped, on_cpu), waiting, on_cpu) - plain)
 
 
 def _peak(program: Program, held: Sequence[int], waiting: int, on_cpu: bool = False) -> int:

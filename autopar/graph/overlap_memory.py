@@ -16,14 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Any
 
 from .graph import Graph, use_table, value_table
 from .liveness import bytes_over_time, live_ranges
+from .mesh import Mesh
+from .messages import ALONE_BYTES, split_bucket
 from .node import Node, Phase, get_arg
 from .overlap import BUCKET_BYTES, overlap_program, write_over
 from .program import STARTS, WAIT, Program
 from .sections import Section
-from .tensor import IN_PLACE_BYTES, Value, size_bytes
+from .tensor import Value, num_elements, size_bytes
 
 _COPIED = ("comm.all_gather", "comm.reduce_scatter")
 
@@ -44,19 +47,18 @@ def overlap_within(program: Program, sections: Sequence[Section], room_bytes: in
 
 def extra_bytes(program: Program, overlapped: Program) -> int:
     """By how much the peak is higher."""
-    return max(held_over_time(overlapped.graph)) - max(held_over_time(program.graph))
+    return max(held_over_time(overlapped)) - max(held_over_time(program))
 
 
-def held_over_time(graph: Graph, backend_copies: bool = False) -> list[int]:
+def held_over_time(program: Program, backend_copies: bool = False) -> list[int]:
     """Bytes held while each node runs, with what is under way.
 
     Args:
         backend_copies: whether collectives run on gloo.
     """
-    values = value_table(graph)
-    held = bytes_over_time(graph, live_ranges(graph))
+    held = bytes_over_time(program.graph, live_ranges(program.graph))
     change = [0] * (len(held) + 1)
-    for first, last, size in _flights(graph, values, backend_copies):
+    for first, last, size in _flights(program, backend_copies):
         change[first] += size
         change[min(len(held) - 1, last) + 1] -= size
     total = 0
@@ -66,8 +68,9 @@ def held_over_time(graph: Graph, backend_copies: bool = False) -> list[int]:
     return held
 
 
-def _flights(graph: Graph, values: Mapping[str, Value], backend_copies: bool) -> list[tuple[int, int, int]]:
+def _flights(program: Program, backend_copies: bool) -> list[tuple[int, int, int]]:
     """(first node, last node, bytes) of what collectives under way hold beside their results."""
+    graph, values = program.graph, value_table(program.graph)
     waited = {node.inputs[0]: i for i, node in enumerate(graph.nodes) if node.op == WAIT}
     uses = use_table(graph)
     begun = [(i, node) for i, node in enumerate(graph.nodes) if node.op in STARTS]
@@ -79,35 +82,66 @@ def _flights(graph: Graph, values: Mapping[str, Value], backend_copies: bool) ->
     found = []
     alone: dict[object, int] = {}  # axis -> the next reduction that goes alone
     if backend_copies:
-        found += [(i, i, _copied_bytes(node, values)) for i, node in enumerate(graph.nodes) if node.op in _COPIED]
+        found += [(i, i, _copied_bytes(node, values)) for i, node in enumerate(graph.nodes) if node.op in _COPIED and not _comes_packed(program.mesh, node, values)]
     for i, node in reversed(begun):
-        copied = _copied_bytes(node, values) if backend_copies else 0
-        sent, waits = sum(size_bytes(values[n]) for n in node.inputs), [waited[out] for out in node.outputs]
         if node.phase is Phase.UPDATE:
             own = _sent_bytes(node, values)
-            found.append((i, min(waits), min(late[own], 2 * max(BUCKET_BYTES, own) * (2 if copied else 1))))
-            continue
-        if copied and node.op == "comm.start_all_gather":
-            found.append((i, min(waits), copied))
-        if node.op == "comm.start_all_gather" and len(node.inputs) > 1:
-            found.append((i, min(waits), sent))
-            for out, wait in zip(node.outputs, waits):
-                made = graph.nodes[wait].outputs[0]
-                last = max((k for k, _ in uses[made]), default=wait)
-                if last < max(waits):  # its part of the packed result stays
-                    found.append((last + 1, max(waits), size_bytes(values[out])))
-                found.append((wait, min(last, max(waits)), size_bytes(values[out])))
-        elif node.op == "comm.start_all_gather":
-            found += [(waits[0], waits[0], sent * _ranks_of(node, values))] if not _is_outermost(node, values) else []
+            copies = backend_copies and _copied_bytes(node, values) > 0
+            found.append((i, min(waited[out] for out in node.outputs), min(late[own], 2 * max(BUCKET_BYTES, own) * (2 if copies else 1))))
         elif node.op == "comm.start_all_reduce":
             found.append((i, i, -sum(_in_place_bytes(node, values, backend_copies))))
-        elif node.op == "comm.start_reduce_scatter":
-            axis = get_arg(node, "axis")
-            found.append((i + 1, min(alone.get(axis, len(graph.nodes)), min(waits)), sent + copied))
-            packed = len(node.inputs) > 1 or not _is_outermost(node, values)
-            found.append((i, i, copied + (sent if packed else 0)))
-            alone[axis] = i
+        else:
+            until = alone.get(get_arg(node, "axis"), len(graph.nodes))
+            for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], backend_copies):
+                unpacked = len(places) == 1 and _is_outermost(program.mesh, node, values, places[0])
+                if node.op == "comm.start_all_gather":
+                    found += _gather_flight(graph, values, i, places, unpacked, waited, uses, backend_copies)
+                else:
+                    found += _scatter_flight(node, values, i, places, unpacked, min(until, *(waited[out] for out in node.outputs)), backend_copies)
+            if node.op == "comm.start_reduce_scatter":
+                alone[get_arg(node, "axis")] = i
     return found
+
+
+def _comes_packed(mesh: Mesh, node: Node, values: Mapping[str, Value]) -> bool:
+    """True of a gather whose result is unpacked: what the backend copied is gone when the room for it is taken."""
+    return node.op == "comm.all_gather" and not _is_outermost(mesh, node, values, 0)
+
+
+def _ends(node: Node, values: Mapping[str, Value]) -> list[tuple[Value, Value]]:
+    """Of each tensor of a collective, what goes in and what comes out."""
+    return [(values[a], values[b]) for a, b in zip(node.inputs, node.outputs)]
+
+
+def _gather_flight(
+    graph: Graph, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, waited: Mapping[str, int], uses: Mapping[str, Sequence[tuple[int, int]]], backend_copies: bool
+) -> list[tuple[int, int, int]]:
+    """Of the tensors at these places, which are one message.
+
+    Args:
+        unpacked: whether it is one tensor that comes as it lies.
+    """
+    node = graph.nodes[start]
+    outs = [node.outputs[k] for k in places]
+    waits, sizes = [waited[out] for out in outs], [size_bytes(values[out]) for out in outs]
+    found = [(start, min(waits), sum(sizes))] if backend_copies else []
+    if len(places) == 1:
+        return found if unpacked else [*found, (waits[0], waits[0], sizes[0])]
+    found.append((start, min(waits), sum(size_bytes(values[node.inputs[k]]) for k in places)))
+    for wait, size in zip(waits, sizes):
+        made = graph.nodes[wait].outputs[0]
+        last = max((k for k, _ in uses[made]), default=wait)
+        if last < max(waits):  # its part of the packed result stays
+            found.append((last + 1, max(waits), size))
+        found.append((wait, min(last, max(waits)), size))
+    return found
+
+
+def _scatter_flight(node: Node, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, done: int, backend_copies: bool) -> list[tuple[int, int, int]]:
+    """Of the tensors at these places, which are one message, done at that node at the latest."""
+    sent = sum(size_bytes(values[node.inputs[k]]) for k in places)
+    copied = sent if backend_copies else 0
+    return [(start + 1, done, sent + copied), (start, start, copied + (0 if unpacked else sent))]
 
 
 def _copied_bytes(node: Node, values: Mapping[str, Value]) -> int:
@@ -119,23 +153,30 @@ def _copied_bytes(node: Node, values: Mapping[str, Value]) -> int:
 def _in_place_bytes(node: Node, values: Mapping[str, Value], on_gloo: bool) -> list[int]:
     """Of the tensors of an all-reduce that are not copied (`runtime.pending.pack_around`)."""
     sizes = [size_bytes(values[node.inputs[k]]) for k in get_arg(node, "own", ())]
-    return [size for size in sizes if len(node.inputs) == 1 or (on_gloo and size >= IN_PLACE_BYTES)]
+    return [size for size in sizes if len(node.inputs) == 1 or (on_gloo and size >= ALONE_BYTES)]
 
 
-def _ranks_of(node: Node, values: Mapping[str, Value]) -> int:
-    """Of a gather or a reduce-scatter, the ranks along its axes."""
-    small, large = sorted(size_bytes(values[name]) for name in (node.inputs[0], node.outputs[0]))
-    return large // small if small else 1
+def _is_outermost(mesh: Mesh, node: Node, values: Mapping[str, Value], place: int) -> bool:
+    """True where the pieces of the tensor at this place are, in the order of the ranks, contiguous chunks of it: alone, it is neither packed nor unpacked."""
+    whole = max((values[node.inputs[place]], values[node.outputs[place]]), key=size_bytes).shape
+    axes, dims, strides = (_each(get_arg(node, name), place if node.op in STARTS else None) for name in ("axis", "dim", "stride"))
+    sizes = {axis.name: axis.size for axis in mesh.axes}
+    taken: dict[str, tuple[int, int]] = {}  # axis -> dim, stride in the whole tensor: what is gathered later moves those apart that lie further out
+    for axis, dim, stride in list(zip(axes, dims, strides))[:: 1 if node.op.endswith("all_gather") else -1]:
+        taken = {name: (at, step * (sizes[axis] if at == dim and step >= stride else 1)) for name, (at, step) in taken.items()} | {axis: (dim, stride)}
+    chunk = num_elements(whole)
+    for axis in (axis for axis in mesh.axes if axis.name in taken):
+        (dim, stride), chunk = taken[axis.name], chunk // axis.size
+        if stride * prod(whole[dim + 1 :]) != chunk:
+            return False
+    return True
 
 
-def _is_outermost(node: Node, values: Mapping[str, Value]) -> bool:
-    """True where the only tensor is cut along its axis into contiguous pieces: nothing is packed or unpacked. False of several axes."""
-    (dim,), (stride,) = (arg if isinstance(arg, tuple) else (arg,) for arg in (get_arg(node, "dim"), get_arg(node, "stride")))
-    if not isinstance(dim, int) or not isinstance(stride, int):
-        return False
-    whole = values[max((node.inputs[0], node.outputs[0]), key=lambda name: size_bytes(values[name]))].shape
-    return prod(whole[:dim]) * (whole[dim] // (stride * _ranks_of(node, values))) == 1
+def _each(arg: Any, place: int | None) -> tuple:
+    """Of a collective's argument, what is said for each of its axes; of one of several tensors at this place, but for the axes themselves."""
+    found = arg[place] if place is not None and isinstance(arg, tuple) and not isinstance(arg[0], str) else arg
+    return found if isinstance(found, tuple) else (found,)
 
 
 def _sent_bytes(node: Node, values: Mapping[str, Value]) -> int:
-    return sum(max(size_bytes(values[a]), size_bytes(values[b])) for a, b in zip(node.inputs, node.outputs))
+    return sum(max(map(size_bytes, ends)) for ends in _ends(node, values))

@@ -31,7 +31,6 @@ class Kind(enum.Enum):
     LOSS = "loss"
 
 
-IN_PLACE_BYTES = 1 << 21  # from here on a tensor that nobody else reads is summed up by gloo where it lies, and in no bucket (`runtime.pending`)
 LOGITS_BLOCK = 1 << 20  # elements of logits on which the loss works at a time, where it is no kernel (`runtime.vocabulary`)
 STATE_KINDS = frozenset({Kind.PARAM, Kind.BUFFER, Kind.OPTIM})
 

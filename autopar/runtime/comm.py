@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ..errors import RankError
 from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, joint_name, num_ranks, print_mesh
+from ..graph.messages import split_bucket
 from .digits import merge_digit, split_digit, take_digit
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
 from .pending import Along, Digits, Flight, Pending, cut_pieces, pack_around, pack_splits, pack_whole, unpack_gathered
@@ -201,13 +202,16 @@ class ProcessComm(Placed):
         if not xs:
             return []
         along, name = self._open_group(axis)
-        sent = xs[0].contiguous() if len(xs) == 1 else pack_whole(xs)[0]
-        packed, shapes = sent.new_empty((along.size, sent.numel())), [tuple(x.shape) for x in xs]
+        digits, found = list(zip(dim, stride, short or (0,) * len(xs))), {}
+        for places in split_bucket([along.size * x.nbytes for x in xs], self.device.type == "cpu"):
+            sent = xs[places[0]].contiguous() if len(places) == 1 else pack_whole([xs[k] for k in places])[0]
+            found |= zip(places, self._gather_packed(sent, [tuple(xs[k].shape) for k in places], [digits[k] for k in places], along, name))
+        return [found[k] for k in range(len(xs))]
+
+    def _gather_packed(self, sent: Tensor, shapes: list[tuple[int, ...]], digits: list[tuple[Digits, Digits, Digits]], along: Along, name: str) -> list[Pending]:
+        packed = sent.new_empty((along.size, sent.numel()))
         flight = self._start("all_gather", name, [sent], lambda: _ALL_GATHER(_bytes(packed), _bytes(sent), group=self._groups[name], async_op=True))
-        return [
-            _pending(flight, lambda number=number, digits=digits: unpack_gathered(packed, shapes, number, *digits, along))
-            for number, digits in enumerate(zip(dim, stride, short or (0,) * len(xs)))
-        ]
+        return [_pending(flight, lambda number=number: unpack_gathered(packed, shapes, number, *digits[number], along)) for number in range(len(shapes))]
 
     def start_reduce_scatter(
         self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], op: str = "sum", alone: bool = False
@@ -217,13 +221,22 @@ class ProcessComm(Placed):
         if alone and axis in self._alone:
             self._alone.pop(axis).finish()
         along, name = self._open_group(axis)
-        packed, shapes = pack_splits(xs, dim, stride, along)
+        flights: list[Flight] = []
+        pieces: dict[int, Tensor] = {}
+        for places in split_bucket([x.nbytes for x in xs], self.device.type == "cpu"):
+            flight, made = self._scatter_packed(*pack_splits([xs[k] for k in places], [dim[k] for k in places], [stride[k] for k in places], along), op, name)
+            flights.append(flight)
+            pieces |= zip(places, made)
+        whole = Flight(lambda: [flight.finish() for flight in flights], ())  # what all have read goes at once
+        if alone:
+            self._alone[axis] = whole
+        return [_pending(whole, lambda piece=pieces[k]: piece) for k in range(len(xs))]
+
+    def _scatter_packed(self, packed: Tensor, shapes: list[tuple[int, ...]], op: str, name: str) -> tuple[Flight, list[Tensor]]:
         scattered = packed.new_empty(packed.shape[1])
         reduction, [out, flat] = _reducible(op, scattered, packed.view(-1))
         flight = self._start("reduce_scatter", name, [packed], lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[name], async_op=True))
-        if alone:
-            self._alone[axis] = flight
-        return [_pending(flight, lambda piece=piece: piece) for piece in cut_pieces(scattered, shapes)]
+        return flight, cut_pieces(scattered, shapes)
 
     def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
         if not xs:

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.graph import overlap, overlap_memory, own, small_reductions  # noqa: E402
+from autopar.graph import messages, overlap, overlap_memory, own, small_reductions  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
@@ -156,21 +156,34 @@ def test_the_sum_of_a_gradient_lies_where_the_gradient_does_unless_others_read_i
 
 
 def test_on_gloo_what_is_reduced_where_it_lies_is_held_once(monkeypatch):
-    graph = overlapped(zero_program(0, in_pairs())).graph
+    program = overlapped(zero_program(0, in_pairs()))
+    graph = program.graph
     starts = {i for i, n in enumerate(graph.nodes) if n.op == "comm.start_all_reduce"}
     assert len(starts) == 2
     held = []
     for least in (1, 2**40):
-        monkeypatch.setattr(overlap_memory, "IN_PLACE_BYTES", least)
-        held.append(held_over_time(graph, backend_copies=True))
+        monkeypatch.setattr(overlap_memory, "ALONE_BYTES", least)
+        held.append(held_over_time(program, backend_copies=True))
     assert [b - a for a, b in zip(*held)] == [2 * WIDTH * WIDTH * 8 * (i in starts) for i in range(len(graph.nodes))]
-    assert held_over_time(graph) == held[1]  # elsewhere they are packed, however large
+    assert held_over_time(program) == held[1]  # elsewhere they are packed, however large
+
+
+def test_on_gloo_what_is_large_is_packed_with_nobody(monkeypatch):
+    """Cut into rows, it is not copied at all; nothing changes elsewhere."""
+    program = overlapped(zero_program(3, in_pairs()))
+    packed, elsewhere = held_over_time(program, backend_copies=True), held_over_time(program)
+    monkeypatch.setattr(messages, "ALONE_BYTES", 1)
+    alone = held_over_time(program, backend_copies=True)
+    buckets = [i for i, n in enumerate(program.graph.nodes) if n.op in ("comm.start_all_gather", "comm.start_reduce_scatter") and n.phase is not Phase.UPDATE and len(n.inputs) > 1]
+    assert len(buckets) == 6 and all(alone[i] < packed[i] for i in buckets) and all(a <= b for a, b in zip(alone, packed))
+    assert held_over_time(program) == elsewhere
 
 
 def test_on_gloo_a_reduction_in_pieces_is_copied_from_where_it_starts():
     """Beside the tensors themselves, and beside the bucket that they are packed into."""
-    graph = overlapped(zero_program(3, in_pairs())).graph
-    plain, copied = held_over_time(graph), held_over_time(graph, backend_copies=True)
+    program = overlapped(zero_program(3, in_pairs()))
+    graph = program.graph
+    plain, copied = held_over_time(program), held_over_time(program, backend_copies=True)
     starts = [i for i, n in enumerate(graph.nodes) if n.op == "comm.start_reduce_scatter"]
     values = {v.name: v for v in graph.values}
     for i in starts:
@@ -231,7 +244,7 @@ def test_overlap_keeps_within_the_room_there_is():
 
 def test_without_room_large_gradients_are_reduced_where_they_lie_all_the_same(monkeypatch):
     """For so they are counted."""
-    monkeypatch.setattr(own, "IN_PLACE_BYTES", 1)
+    monkeypatch.setattr(own, "ALONE_BYTES", 1)
     program = zero_program(0)
     over = own.find_overwritten(program.graph)
     assert over == {f"dw_{i}" for i in range(BLOCKS)}

@@ -13,7 +13,7 @@ import torch
 
 from autopar.errors import AutoparError
 from autopar.graph.mesh import Mesh, MeshAxis
-from autopar.graph.tensor import IN_PLACE_BYTES
+from autopar.graph.messages import ALONE_BYTES
 from autopar.runtime import Executable, ProcessComm, read_torchrun_env, run_ranks, run_training, start_process_group, stop_process_group
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -40,8 +40,11 @@ def start_everything(comm, axis, x):
         *comm.start_reduce_scatter(whole, axis.name, dims, [1, 1, 2], alone=True),
         *comm.start_all_reduce(xs[1:2], axis.name), *comm.start_all_reduce(xs, axis.name),
         *comm.start_all_reduce([x.clone()], axis.name, own=(0,)), *comm.start_all_reduce([x.transpose(0, 1)], axis.name, own=(0,)),
-        *comm.start_all_reduce([x.clone(), x.repeat(1, 1, 2048), x.new_ones(IN_PLACE_BYTES // x.itemsize), x.repeat(1, 1, 2048).transpose(0, 1)], axis.name, own=(0, 2, 3)),
+        *comm.start_all_reduce([x.clone(), x.repeat(1, 1, 2048), x.new_ones(ALONE_BYTES // x.itemsize), x.repeat(1, 1, 2048).transpose(0, 1)], axis.name, own=(0, 2, 3)),
     ]  # fmt: skip
+    long = x.repeat(1, 1, ALONE_BYTES // x.nbytes + 1)  # alone on a CPU, among small ones
+    started += comm.start_all_gather([xs[0], long, xs[1], long.transpose(0, 1)], axis.name, [0, 1, 1, 1], [1, 2, 1, 16 // axis.size])
+    started += comm.start_reduce_scatter([whole[0], long, whole[1], long.transpose(0, 1)], axis.name, [0, 1, 0, 0], [1, 2, 1, 8 // axis.size], alone=True)
     first = [pending.wait() for pending in started[::2]]
     return [*first, *(pending.wait() for pending in started[1::2])]
 
