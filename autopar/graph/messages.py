@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-ALONE_BYTES = 1 << 21  # of a tensor, whole: from here on it travels alone on a CPU; a sum of what nobody else reads lies where it lay then
+ALONE_BYTES = 1 << 23  # of a tensor, whole: from here on it travels alone on a CPU; in an all-reduce, where it lies if nobody else reads it
 
 
 def split_bucket(sizes: Sequence[int], on_cpu: bool) -> list[tuple[int, ...]]:
     """The places of tensors that are one message each: on a CPU the large ones alone, then the rest, packed; elsewhere all.
 
-    By size alone, so that all ranks send the same messages. A copy of what is large costs more than another message does (gloo, 4 ranks on 2 cores: an MLP with matrices of 8 and 16 MiB and ZeRO-3
-    took 411 ms a step all packed, 342 with this, and holds 97 MiB of 129; GPTs of 6 and 13 M parameters 355 and 863, with this 352 and 822, and with everything from 1 MiB on alone 385 and 813).
+    By size alone, so that all ranks send the same messages. Copying what is large costs more than another message does. Measured with gloo, 4 ranks on 2 cores, ms a step with everything alone
+    from 2 and from 8 MiB on: a GPT of 13 M parameters with ZeRO-3 751 and 679 (all packed 863 in another hour), with data parallelism 552 and 530; an MLP with matrices of 8 and 16 MiB and ZeRO-3
+    342 with either, 411 all packed, and 97 MiB held of 129.
 
     Args:
         sizes: bytes of each, whole.

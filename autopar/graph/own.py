@@ -6,10 +6,10 @@ In: a graph. Out: names. Only ops that make large gradients are looked at: each 
 from __future__ import annotations
 
 from .graph import Graph, producer_table, use_table, value_table
-from .messages import ALONE_BYTES
 from .tensor import size_bytes
 from .turns import LOOP
 
+IN_PLACE_BYTES = 1 << 21  # of a tensor: from here on an all-reduce that blocks writes over it
 _PACKED = frozenset(("autopar.linear_weight_grad", "autopar.embedding_backward", "autopar.embedding_backward_onto", "aten.mm.default"))  # whatever the strides of what they read
 _MAKES_ANEW = _PACKED | {"aten.add.Tensor", "aten.convolution_backward.default"}
 
@@ -30,7 +30,7 @@ def find_overwritten(graph: Graph) -> frozenset[str]:
     leaving, found = {graph.loss, *graph.outputs}, set()
     for name in reduced:
         maker = graph.nodes[makers[name][0]] if name in makers else None
-        packed = name in own and maker is not None and maker.op in _PACKED and size_bytes(values[name]) >= ALONE_BYTES
+        packed = name in own and maker is not None and maker.op in _PACKED and size_bytes(values[name]) >= IN_PLACE_BYTES
         again = maker is not None and maker.op == "comm.all_reduce" and maker.inputs[0] in found and len(uses[name]) == 1 and name not in leaving
         if packed or again:
             found.add(name)

@@ -76,8 +76,7 @@ def pack_around(xs: Sequence[Tensor], own: Sequence[int]) -> list[tuple[Tensor, 
     """What travels, flat, and of each the tensors in it by their places in `xs`: first what goes alone, no copy unless it has gaps, then the rest, packed.
 
     Args:
-        own: places of tensors that may be written over. On a CPU the large ones go alone
-            (gloo, 4 ranks on 2 cores, a GPT of 10 M parameters: 296 CPU ms a rank and step, all packed 314, from 0.5 MiB on alone 324, DDP 309); elsewhere a single one does.
+        own: places of tensors that may be written over. On a CPU the large ones go alone, elsewhere a single one does.
     """
     alone = [k for k in own if len(xs) == 1 or (xs[k].device.type == "cpu" and xs[k].nbytes >= ALONE_BYTES)]  # as `graph.messages`
     found = [(x.view(-1), {k: x}) for k, x in ((k, xs[k].contiguous()) for k in alone)]

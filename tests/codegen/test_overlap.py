@@ -244,7 +244,7 @@ def test_overlap_keeps_within_the_room_there_is():
 
 def test_without_room_large_gradients_are_reduced_where_they_lie_all_the_same(monkeypatch):
     """For so they are counted."""
-    monkeypatch.setattr(own, "ALONE_BYTES", 1)
+    monkeypatch.setattr(own, "IN_PLACE_BYTES", 1)
     program = zero_program(0)
     over = own.find_overwritten(program.graph)
     assert over == {f"dw_{i}" for i in range(BLOCKS)}

@@ -12,14 +12,16 @@ from pathlib import Path
 import torch
 
 from autopar.errors import AutoparError
+from autopar.graph import messages
 from autopar.graph.mesh import Mesh, MeshAxis
-from autopar.graph.messages import ALONE_BYTES
 from autopar.runtime import Executable, ProcessComm, read_torchrun_env, run_ranks, run_training, start_process_group, stop_process_group
+from autopar.runtime import pending as under_way
 
 sys.path.insert(0, str(Path(__file__).parent))
 from programs import zero3
 
 warnings.simplefilter("error")
+LARGE = messages.ALONE_BYTES = under_way.ALONE_BYTES = 1 << 16  # so that the memory of all ranks here holds many that go alone
 
 
 def batches():
@@ -32,6 +34,7 @@ def batches():
 def start_everything(comm, axis, x):
     """What is started alone and in buckets, all of it under way at once, waited for in another order."""
     xs = [x, x[3:].transpose(0, 1), x.sum(0).to(x.dtype)]
+    long = x.repeat(1, 1, LARGE // x.nbytes + 1)  # alone on a CPU, among small ones
     dims, strides = [0, 0, 0], [16 // axis.size, 1, 2]
     whole = [x, x[:, :4].transpose(0, 1), x[:8, :, 0]]
     started = [
@@ -40,9 +43,8 @@ def start_everything(comm, axis, x):
         *comm.start_reduce_scatter(whole, axis.name, dims, [1, 1, 2], alone=True),
         *comm.start_all_reduce(xs[1:2], axis.name), *comm.start_all_reduce(xs, axis.name),
         *comm.start_all_reduce([x.clone()], axis.name, own=(0,)), *comm.start_all_reduce([x.transpose(0, 1)], axis.name, own=(0,)),
-        *comm.start_all_reduce([x.clone(), x.repeat(1, 1, 2048), x.new_ones(ALONE_BYTES // x.itemsize), x.repeat(1, 1, 2048).transpose(0, 1)], axis.name, own=(0, 2, 3)),
+        *comm.start_all_reduce([x.clone(), long, x.new_ones(LARGE // x.itemsize), x.repeat(1, 1, LARGE // x.nbytes + 1).transpose(0, 1)], axis.name, own=(0, 2, 3)),
     ]  # fmt: skip
-    long = x.repeat(1, 1, ALONE_BYTES // x.nbytes + 1)  # alone on a CPU, among small ones
     started += comm.start_all_gather([xs[0], long, xs[1], long.transpose(0, 1)], axis.name, [0, 1, 1, 1], [1, 2, 1, 16 // axis.size])
     started += comm.start_reduce_scatter([whole[0], long, whole[1], long.transpose(0, 1)], axis.name, [0, 1, 0, 0], [1, 2, 1, 8 // axis.size], alone=True)
     first = [pending.wait() for pending in started[::2]]
