@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median_low
 
 from ..graph.graph import Graph, entering_values
-from ..graph.messages import ALONE_BYTES
+from ..graph.messages import GATHERED_ALONE_BYTES, REDUCED_ALONE_BYTES
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.repeats import state_blocks
 from ..graph.tensor import Kind, Value, num_elements, size_bytes
@@ -31,7 +31,10 @@ def bucketed_model(model: CostModel, graph: Graph, zero: int | None = None) -> C
     model = replace(model, block_elements=tuple(_sum_at_once(graph, [(v, num_elements(v.shape)) for v in some]) for some in (params, with_grads)))
     if model.bucket_bytes or model.cluster.device.kind != "cpu":
         return model
-    states, grads = (min(BUCKET_BYTES, _sum_at_once(graph, [(v, size) for v in some if (size := size_bytes(v)) < ALONE_BYTES])) for some in (params, with_grads))
+    states, grads = (
+        min(BUCKET_BYTES, _sum_at_once(graph, [(v, size) for v in some if (size := size_bytes(v)) < least]))
+        for some, least in ((params, GATHERED_ALONE_BYTES), (with_grads, REDUCED_ALONE_BYTES))
+    )
     return replace(model, bucket_bytes=grads, state_bucket_bytes=states if zero == 3 else 0)
 
 

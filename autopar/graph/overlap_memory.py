@@ -21,7 +21,7 @@ from typing import Any
 from .graph import Graph, use_table, value_table
 from .liveness import bytes_over_time, live_ranges
 from .mesh import Mesh
-from .messages import ALONE_BYTES, split_bucket
+from .messages import REDUCED_ALONE_BYTES, split_bucket
 from .node import Node, Phase, get_arg
 from .overlap import BUCKET_BYTES, overlap_program, write_over
 from .program import STARTS, WAIT, Program
@@ -92,7 +92,7 @@ def _flights(program: Program, backend_copies: bool) -> list[tuple[int, int, int
             found.append((i, i, -sum(_in_place_bytes(node, values, backend_copies))))
         else:
             until = alone.get(get_arg(node, "axis"), len(graph.nodes))
-            for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], backend_copies):
+            for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], node.op == "comm.start_all_gather", backend_copies):
                 unpacked = len(places) == 1 and _is_outermost(program.mesh, node, values, places[0])
                 if node.op == "comm.start_all_gather":
                     found += _gather_flight(graph, values, i, places, unpacked, waited, uses, backend_copies)
@@ -153,7 +153,7 @@ def _copied_bytes(node: Node, values: Mapping[str, Value]) -> int:
 def _in_place_bytes(node: Node, values: Mapping[str, Value], on_gloo: bool) -> list[int]:
     """Of the tensors of an all-reduce that are not copied (`runtime.pending.pack_around`)."""
     sizes = [size_bytes(values[node.inputs[k]]) for k in get_arg(node, "own", ())]
-    return [size for size in sizes if len(node.inputs) == 1 or (on_gloo and size >= ALONE_BYTES)]
+    return [size for size in sizes if len(node.inputs) == 1 or (on_gloo and size >= REDUCED_ALONE_BYTES)]
 
 
 def _is_outermost(mesh: Mesh, node: Node, values: Mapping[str, Value], place: int) -> bool:

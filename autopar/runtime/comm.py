@@ -203,7 +203,7 @@ class ProcessComm(Placed):
             return []
         along, name = self._open_group(axis)
         digits, found = list(zip(dim, stride, short or (0,) * len(xs))), {}
-        for places in split_bucket([along.size * x.nbytes for x in xs], self.device.type == "cpu"):
+        for places in split_bucket([along.size * x.nbytes for x in xs], True, self.device.type == "cpu"):
             sent = xs[places[0]].contiguous() if len(places) == 1 else pack_whole([xs[k] for k in places])[0]
             found |= zip(places, self._gather_packed(sent, [tuple(xs[k].shape) for k in places], [digits[k] for k in places], along, name))
         return [found[k] for k in range(len(xs))]
@@ -223,7 +223,7 @@ class ProcessComm(Placed):
         along, name = self._open_group(axis)
         flights: list[Flight] = []
         pieces: dict[int, Tensor] = {}
-        for places in split_bucket([x.nbytes for x in xs], self.device.type == "cpu"):
+        for places in split_bucket([x.nbytes for x in xs], False, self.device.type == "cpu"):
             flight, made = self._scatter_packed(*pack_splits([xs[k] for k in places], [dim[k] for k in places], [stride[k] for k in places], along), op, name)
             flights.append(flight)
             pieces |= zip(places, made)

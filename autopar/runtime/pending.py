@@ -14,7 +14,7 @@ from typing import Union
 from torch import Tensor
 
 from ..errors import ProgramError
-from ..graph.messages import ALONE_BYTES
+from ..graph.messages import REDUCED_ALONE_BYTES
 from .digits import merge_digits, open_digits
 
 Digits = Union[int, Sequence[int]]  # a dim or a stride: one, or one for each of several axes
@@ -78,7 +78,7 @@ def pack_around(xs: Sequence[Tensor], own: Sequence[int]) -> list[tuple[Tensor, 
     Args:
         own: places of tensors that may be written over. On a CPU the large ones go alone, elsewhere a single one does.
     """
-    alone = [k for k in own if len(xs) == 1 or (xs[k].device.type == "cpu" and xs[k].nbytes >= ALONE_BYTES)]  # as `graph.messages`
+    alone = [k for k in own if len(xs) == 1 or (xs[k].device.type == "cpu" and xs[k].nbytes >= REDUCED_ALONE_BYTES)]  # as `graph.messages`
     found = [(x.view(-1), {k: x}) for k, x in ((k, xs[k].contiguous()) for k in alone)]
     rest = [k for k in range(len(xs)) if k not in alone]
     if rest:

@@ -162,7 +162,7 @@ def test_on_gloo_what_is_reduced_where_it_lies_is_held_once(monkeypatch):
     assert len(starts) == 2
     held = []
     for least in (1, 2**40):
-        monkeypatch.setattr(overlap_memory, "ALONE_BYTES", least)
+        monkeypatch.setattr(overlap_memory, "REDUCED_ALONE_BYTES", least)
         held.append(held_over_time(program, backend_copies=True))
     assert [b - a for a, b in zip(*held)] == [2 * WIDTH * WIDTH * 8 * (i in starts) for i in range(len(graph.nodes))]
     assert held_over_time(program) == held[1]  # elsewhere they are packed, however large
@@ -172,7 +172,8 @@ def test_on_gloo_what_is_large_is_packed_with_nobody(monkeypatch):
     """Cut into rows, it is not copied at all; nothing changes elsewhere."""
     program = overlapped(zero_program(3, in_pairs()))
     packed, elsewhere = held_over_time(program, backend_copies=True), held_over_time(program)
-    monkeypatch.setattr(messages, "ALONE_BYTES", 1)
+    monkeypatch.setattr(messages, "GATHERED_ALONE_BYTES", 1)
+    monkeypatch.setattr(messages, "REDUCED_ALONE_BYTES", 1)
     alone = held_over_time(program, backend_copies=True)
     buckets = [i for i, n in enumerate(program.graph.nodes) if n.op in ("comm.start_all_gather", "comm.start_reduce_scatter") and n.phase is not Phase.UPDATE and len(n.inputs) > 1]
     assert len(buckets) == 6 and all(alone[i] < packed[i] for i in buckets) and all(a <= b for a, b in zip(alone, packed))

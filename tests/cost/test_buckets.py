@@ -8,7 +8,7 @@ from autopar.cluster import parse_cluster
 from autopar.cost.buckets import bucketed_model
 from autopar.cost.model import build_cost_model
 from autopar.cost.wires import AxisLink, Bucket, estimate_comm_s
-from autopar.graph.messages import ALONE_BYTES
+from autopar.graph.messages import REDUCED_ALONE_BYTES
 from autopar.graph.overlap import BUCKET_BYTES
 from autopar.graph.reshard import StepKind
 from autopar.graph.tensor import Kind
@@ -33,7 +33,7 @@ def test_all_parameters_where_no_two_blocks_are():
 
 
 def test_what_goes_alone_fills_no_bucket():
-    rows = ALONE_BYTES // 8
+    rows = REDUCED_ALONE_BYTES // 8
     assert bucket(h_0_w=(rows,), h_1_w=(rows,), h_0_b=(7,), h_1_b=(7,)) == 8 * 7
     assert bucket(h_0_w=(rows,), h_1_w=(rows,)) == 0
     assert bucket(**{f"h_{i}_w{k}": (rows - 1,) for i in range(2) for k in range(30)}) == BUCKET_BYTES

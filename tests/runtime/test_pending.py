@@ -7,12 +7,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autopar.errors import ProgramError  # noqa: E402
-from autopar.graph.messages import ALONE_BYTES  # noqa: E402
+from autopar.graph.messages import REDUCED_ALONE_BYTES  # noqa: E402
 from autopar.runtime.digits import merge_digit, merge_digits, open_digits, split_digit, take_digit  # noqa: E402
 from autopar.runtime.pending import pack_around  # noqa: E402
 
 pytestmark = pytest.mark.torch
-LARGE = ALONE_BYTES // 8
+LARGE = REDUCED_ALONE_BYTES // 8
 
 
 def test_large_ones_of_ones_own_go_alone_and_the_rest_as_one():

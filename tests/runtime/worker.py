@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from programs import zero3
 
 warnings.simplefilter("error")
-LARGE = messages.ALONE_BYTES = under_way.ALONE_BYTES = 1 << 16  # so that the memory of all ranks here holds many that go alone
+LARGE = messages.GATHERED_ALONE_BYTES = messages.REDUCED_ALONE_BYTES = under_way.REDUCED_ALONE_BYTES = 1 << 16  # so that the memory of all ranks here holds many that go alone
 
 
 def batches():
