@@ -131,7 +131,7 @@ function communicationTab(plan, goTo) {
   }
   const each = (column, print) => ({ of: (r) => sum(r.list.map((c) => comms[column][c])), print: (n, r) => (r && r.list.length > 1 ? el("span", {}, print(n), el("span", { class: "note each" }, `${print(comms[column][r.c])} each`)) : print(n)), total: "sum" });
   section.append(el("h2", {}, "One by one"), buildTable({ id: "comms", searchable: true, sortBy: 7, rows: [...folded.values()].map((list) => ({ list, c: list[0] })), onRow: (r) => comms.reader[r.c] >= 0 && goTo(comms.reader[r.c]),
-    note: "Message bytes: the larger of what one rank puts in and gets out. Equal communications of equal blocks are one row. Click a row to see its reader in the graph.", columns: [
+    note: "Message bytes: the larger of what one rank puts in and gets out. What travels along several axes as one collective has its time in the row of the axis that comes first. Equal communications of equal blocks are one row. Click a row to see its reader in the graph.", columns: [
       { title: "value", align: "left", of: (r) => plan.tensors.name[comms.value[r.c]], print: (name) => el("code", {}, name) }, { title: "count", of: (r) => sum(r.list.map((c) => comms.times[c])), print: (n, r) => (r ? `×${n}` : whole(n)), total: "sum" },
       { title: "kind", align: "left", of: (r) => text(comms.kind_t, r.c) }, { title: "axis", align: "left", of: (r) => text(comms.axis_t, r.c) },
       { title: "from", align: "left", of: (r) => text(comms.source_t, r.c), print: (s) => shardingChips(plan, s) }, { title: "to", align: "left", of: (r) => text(comms.target_t, r.c), print: (s) => shardingChips(plan, s) },

@@ -207,9 +207,11 @@ def _print_memory(plan: Plan, console: Console) -> None:
 def _print_comms(plan: Plan, console: Console) -> None:
     if not plan.comms:
         return
-    groups: dict[tuple[str, str, int], list[CommPlan]] = {}
-    for c in plan.comms:
-        groups.setdefault((c.axis, c.kind, comm_times(plan, c)), []).append(c)
+    groups: dict[tuple[str, str, int], list[list[CommPlan]]] = {}
+    order = {axis.name: k for k, axis in enumerate(plan.assignment.mesh.axes)}
+    for one in _joined_comms(plan):
+        axis = "+".join(sorted((c.axis for c in one), key=lambda name: order.get(name, len(order))))
+        groups.setdefault((axis, one[0].kind, comm_times(plan, one[0])), []).append(one)
     total, hidden = fsum(c.seconds for c in plan.comms), fsum(c.hidden_s for c in plan.comms)
     beside = f"of it {print_ms(hidden)} hidden behind compute" if hidden > 1e-9 * total else "all of it exposed"
     stages = f" on all {plan.num_stages} stages" if plan.num_stages > 1 else ""
@@ -217,7 +219,7 @@ def _print_comms(plan: Plan, console: Console) -> None:
     shown = []
     for (axis, kind, times), those in sorted(groups.items()):
         count = f"{len(those):,}" + (f" x{times}" if times > 1 else "")
-        shown.append((f"{axis} {kind}", count, print_bytes(sum(c.bytes for c in those) * times), print_ms(fsum(c.seconds for c in those))))
+        shown.append((f"{axis} {kind}", count, print_bytes(sum(max(c.bytes for c in one) for one in those) * times), print_ms(fsum(c.seconds for one in those for c in one))))
     print_rows(console, (Column("axis, kind"), Column("count", True), Column("bytes", True), Column("time", True)), shown)
     if plan.num_microbatches > 1:
         print_line(console, f"x{plan.num_microbatches}: once in each microbatch; bytes and time are of the whole step", "dim")
@@ -225,6 +227,18 @@ def _print_comms(plan: Plan, console: Console) -> None:
     if crossing:
         sent = f"{crossing} values cross between stages, {print_bytes(size)} in a step on the ranks that receive them"
         print_line(console, f"{sent}; their {print_ms(seconds)} count as compute of the stage that receives", "dim")
+
+
+def _joined_comms(plan: Plan) -> list[list[CommPlan]]:
+    """Communications, those together that are one collective along several axes: the first has its seconds."""
+    found: list[list[CommPlan]] = []
+    for c in plan.comms:
+        last = found[-1][-1] if found else None
+        if last is not None and c.bytes and not c.seconds and (c.kind, c.value, c.reader, c.source_sharding) == (last.kind, last.value, last.reader, last.target_sharding):
+            found[-1].append(c)
+        else:
+            found.append([c])
+    return found
 
 
 def certificate_sentence(plan: Plan) -> str:

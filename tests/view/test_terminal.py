@@ -42,6 +42,20 @@ def test_three_shardings_that_differ_are_all_shown():
     assert "param S0/256,R" in text and "optim R,R" in text
 
 
+def test_one_collective_along_two_axes_is_one_row():
+    one = next(c for c in PLAN.comms if c.kind == "all_gather")
+    first = dataclasses.replace(one, axis="b", bytes=1 << 20, seconds=0.5)
+    then = dataclasses.replace(first, axis="a", bytes=4 << 20, seconds=0.0, source_sharding=first.target_sharding)
+    apart = dataclasses.replace(then, seconds=0.25)
+
+    def rows(*comms):
+        text = plan_text(dataclasses.replace(PLAN, comms=comms), 120)
+        return [line.split()[:-1] for line in text.splitlines() if line.split()[1:2] == ["all_gather"]]
+
+    assert rows(first, then) == [["a+b", "all_gather", "1", "4.00", "MiB", "500"]]
+    assert rows(first, apart) == [["a", "all_gather", "1", "4.00", "MiB", "250"], ["b", "all_gather", "1", "1.00", "MiB", "500"]]
+
+
 def test_the_certificate_is_a_sentence():
     solve = dataclasses.replace(PLAN.solve, objective_s=0.0123, lower_bound_s=0.01229, gap=0.01 / 12.3)
     assert certificate_sentence(dataclasses.replace(PLAN, solve=solve)) == (
