@@ -19,7 +19,7 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
                the wait and these ops go to the end of the block.
     turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of the equal block that runs next (where there
                is none, of its own), where the sum then is made.
-    meeting    small reductions of numbers (`small_reductions`) that stand one after the other, before the first reader of any: they start where the last
+    meeting    small reductions of numbers (`small_reductions`), along one axis or several, that stand one after the other, before the first reader of any: they start where the last
                one stands, and are waited for where they are read. What an earlier phase has reduced is not reduced again.
     update     in the update of one parameter alone, the reduction of a sum over the turns, and the gather of a new state that is only written: both stand
                where they stood. As the updates of equal parameters are one function called in a loop, codegen puts the loop around them (`codegen.parcels`):
@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .chains import find_chain
 from .graph import Graph, producer_table, use_table, value_table
 from .node import Arg, Node, Phase, Ref, get_arg
 from .own import find_overwritten, find_own
@@ -93,8 +94,8 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
     early = _prefetches(graph, values, sections, places) if prefetches else []
     hiding = [*early, *_trailing(graph, values, sections, places, lags), *_in_updates(graph, places)]
     taken = {i for one in hiding for i in (*one.chain, *one.late)}
-    meetings = [run for run in find_meetings(program, places) if not taken.intersection(i for i, _ in run)]
-    hiding += [_Hiding((i,), i, reader, ("meeting", places[i], run[0][0])) for run in meetings for i, reader in run]
+    meetings = [run for run in find_meetings(program, places) if not taken.intersection(i for chain, _ in run for i in chain)]
+    hiding += [_Hiding(chain, chain[0], reader, ("meeting", places[chain[0]], run[0][0])) for run in meetings for chain, reader in run]
     buckets = _fill_buckets(graph, values, hiding)
     return _rebuild(program, sections, values, [b for b in buckets if _gains(b)])
 
@@ -139,7 +140,7 @@ def _prefetches(graph: Graph, values: Mapping[str, Value], sections: Sequence[Se
         if node.op == "comm.all_gather" and sections[i].phase in LOOP:
             source, cuts = _before_cuts(graph, makers, uses, node.inputs[0], places[i], places)
             if source in stored:
-                chain = _chain(graph, uses, i, places)
+                chain = find_chain(graph, uses, i, places)
                 found.append(_Hiding(chain, before.get(places[i], first[places[i]]), chain[-1], ("prefetch", places[i]), cuts))
     return found
 
@@ -153,21 +154,6 @@ def _before_cuts(
         cuts = (makers[name][0], *cuts)
         name = graph.nodes[cuts[0]].inputs[0]
     return name, cuts
-
-
-def _chain(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], first: int, places: Sequence[tuple]) -> tuple[int, ...]:
-    """A collective, and those of its kind along other axes that take up its result, where nobody else does."""
-    chain = [first]
-    while True:
-        node = graph.nodes[chain[-1]]
-        readers = uses[node.outputs[0]]
-        if len(readers) != 1 or node.outputs[0] in (graph.loss, *graph.outputs):
-            return tuple(chain)
-        after = graph.nodes[readers[0][0]]
-        axes = {get_arg(graph.nodes[i], "axis") for i in chain}
-        if after.op != node.op or get_arg(after, "op") != get_arg(node, "op") or get_arg(after, "axis") in axes or places[readers[0][0]] != places[first]:
-            return tuple(chain)
-        chain.append(readers[0][0])
 
 
 def _next_ends(places: Sequence[tuple], ends: Mapping[tuple, int]) -> dict[tuple, int]:
@@ -187,13 +173,13 @@ def _trailing(graph: Graph, values: Mapping[str, Value], sections: Sequence[Sect
     for i, node in enumerate(graph.nodes):
         if node.op not in _REDUCES or sections[i].phase not in LOOP or i in taken:
             continue
-        chain, end = _chain(graph, uses, i, places), ends[places[i]]
+        chain, end = find_chain(graph, uses, i, places), ends[places[i]]
         hiding = _waits_late(graph, uses, places, chain, chain[-1], end, later.get(places[i]))
         after = [k for k, _ in uses[graph.nodes[chain[-1]].outputs[0]]]
         if hiding is not None:
             found.append(hiding)
         elif len(after) == 1 and graph.nodes[after[0]].op in _REDUCES and places[after[0]] == places[i] and after[0] not in taken:
-            second = _waits_late(graph, uses, places, _chain(graph, uses, after[0], places), end, end)
+            second = _waits_late(graph, uses, places, find_chain(graph, uses, after[0], places), end, end)
             if second is not None and second.group[0] == "trailing":
                 found.append(replace(second, chain=chain, start=chain[-1], late=second.chain))
             elif second is not None:
@@ -267,7 +253,7 @@ def _in_updates(graph: Graph, places: Sequence[tuple]) -> list[_Hiding]:
         for i, node in zip(part.nodes, nodes):
             if i in taken or node.op not in (*_REDUCES, "comm.all_gather"):
                 continue
-            chain = _chain(graph, uses, i, places)
+            chain = find_chain(graph, uses, i, places)
             out = graph.nodes[chain[-1]].outputs[0]
             if node.op in _REDUCES and node.inputs[0] not in made:
                 found.append(_Hiding(chain, chain[-1], chain[-1], ("update", i)))

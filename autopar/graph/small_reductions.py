@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from .chains import find_chain
 from .graph import use_table, value_table
 from .node import Node, get_arg
 from .program import Program
@@ -52,24 +53,28 @@ def reduce_once(program: Program, sections: Sequence[Section], places: Sequence[
     return replace(program, graph=local, origins=tuple(program.origins[i] for i in kept), shardings=rows), tuple(sections[i] for i in kept)
 
 
-def find_meetings(program: Program, places: Sequence[tuple]) -> list[list[tuple[int, int]]]:
-    """Runs of small all-reduces in forward and backward that may go as one: each as its index and that of its first reader, which comes after the last of the run.
+def find_meetings(program: Program, places: Sequence[tuple]) -> list[list[tuple[tuple[int, ...], int]]]:
+    """Runs of small all-reduces in forward and backward that may go as one: each as its chain (`chains`) and the index of its first reader, which comes after the last of the run.
 
     Args:
         places: as of `reduce_once`.
     """
     graph, values, uses = program.graph, value_table(program.graph), use_table(program.graph)
     leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates), *(grad for _, grad in graph.grads)}
-    runs: dict[tuple, list[list[tuple[int, int]]]] = {}
+    runs: dict[tuple, list[list[tuple[tuple[int, ...], int]]]] = {}
+    taken: set[int] = set()
     for i, node in enumerate(graph.nodes):
-        if node.op != _OP or places[i][1] is not None or node.phase not in LOOP:
+        if i in taken or node.op != _OP or places[i][1] is not None or node.phase not in LOOP:
             continue
-        value = values[node.outputs[0]]
+        chain = find_chain(graph, uses, i, places)
+        value = values[graph.nodes[chain[-1]].outputs[0]]
         readers = [k for k, _ in uses[value.name]]
         if not readers or value.name in leaving or size_bytes(value) > SMALL_BYTES or places[min(readers)] != places[i]:
             continue
-        alike = runs.setdefault((places[i], get_arg(node, "axis"), get_arg(node, "op"), value.dtype), [])
+        taken.update(chain)
+        axes = tuple(get_arg(graph.nodes[k], "axis") for k in chain)
+        alike = runs.setdefault((places[i], axes, get_arg(node, "op"), value.dtype), [])
         if not alike or min(reader for _, reader in alike[-1]) <= i:
             alike.append([])
-        alike[-1].append((i, min(readers)))
-    return [run for found in runs.values() for run in found if len(run) > 1]
+        alike[-1].append((chain, min(readers)))
+    return [run for found in runs.values() for run in found if len(run) > 1 or len(run[0][0]) > 1]

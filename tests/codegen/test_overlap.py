@@ -287,6 +287,21 @@ def test_sums_of_a_loss_are_one_meeting_and_are_not_reduced_again():
     torch.testing.assert_close(after["w"], w + x.sum(), rtol=1e-12, atol=1e-12)
 
 
+def test_sums_of_a_loss_along_two_axes_are_one_meeting():
+    graph = mean_graph()
+    assigner = Assigner(graph, 2, 2)
+    program = assigner.program(assigner.assign({"input:0": "S0/4,S0/2"}, {"y": ".0;.0", "top": "d0;d0", "count": "d0;d0"}))
+    assert len([n for n in program.graph.nodes if n.op == "comm.all_reduce"]) == 6
+    found = overlapped(program)
+    [start] = [n for n in found.graph.nodes if n.op == "comm.start_all_reduce"]
+    assert start.inputs == ("top", "count") and sorted(dict(start.args)["axis"]) == ["a", "b"] and not any(n.op == "comm.all_reduce" for n in found.graph.nodes)
+    w, x = torch.randn(8, dtype=torch.float64), torch.rand(8, dtype=torch.float64)
+    results, after = run_source(files_of(graph, program), program, graph, {"w": w.clone()}, {"input:0": x})
+    for loss, _ in results:
+        torch.testing.assert_close(loss, (x * w).sum() / x.sum(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(after["w"], w + x.sum(), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(("most", "small"), [(8, True), (7, False)])
 def test_what_is_not_small_is_reduced_where_it_is_read(most, small, monkeypatch):
     monkeypatch.setattr(small_reductions, "SMALL_BYTES", most)

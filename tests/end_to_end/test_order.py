@@ -38,7 +38,7 @@ def program_text(fix, cluster="cpu:4"):
 
 
 def test_two_axes_of_zero_3_are_one_collective():
-    text = program_text("dp=4,zero=3")
+    text = program_text("dp=4,zero=3", "1x4xH100-80GB")
     gathers = re.findall(r"def blocks_(?:forward|backward)_gather\(.*?\n\n\n", text, re.S)
     assert len(gathers) == 2 and all("('dp', 'dp_2')" in g and g.count("start_all_gather") == 1 for g in gathers)
     blocks = text.split("def blocks_backward(")[1].split("\n\n\n")[0]
