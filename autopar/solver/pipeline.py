@@ -280,8 +280,8 @@ class PipelineSearch:
                 cuts = self._cuts(each, costs)
                 each.at_cuts_s = max(bound_at_cuts(layout, costs, phases, cuts), each.joint_s.get(cuts, 0.0)) if cuts is not None else inf
             return
-        bound, each.cuts = sharpen_bound(layout, costs, phases, each.joint_s)
-        each.any_s = max(each.any_s, bound)
+        bound, cuts = sharpen_bound(layout, costs, phases, each.joint_s)
+        each.cuts, each.any_s = cuts if self.cut is cut_units else None, max(each.any_s, bound)  # who cuts elsewhere is asked where
         if each.cuts is not None and not shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
             each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), each.is_own
 

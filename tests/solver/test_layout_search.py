@@ -159,6 +159,18 @@ def test_units_are_handed_to_neighbours():
     assert _handed_over((1, 2, 3), 0, (0, 1, 0, 1), 5) == []
 
 
+def test_who_says_where_to_cut_is_asked_whatever_bounds_a_layout():
+    """A head as large as several layers: the best cuts give its stage fewer."""
+    cases = LayoutCases(build_block_case(**{**LARGE, "vocab": 16384}), constrain(pp=4, microbatches=4, schedule="1f1b"))
+    told = {}
+    for cut in (cut_units, cut_evenly):
+        search = PipelineSearch(cases, build_cost_model(parse_cluster("4xH100-80GB")), 60 * 2**30, time.monotonic() + 60, lambda line: None, price_only=True, cut=cut)
+        search.run(inf)
+        told[cut] = search.best.cuts
+        costs = search.prices.costs(search.best.layout.place, 4, Tier.RUN, (1,))
+    assert told[cut_evenly] == cut_evenly(costs, tuple(range(4))) != told[cut_units]
+
+
 def test_even_cuts_count_layers():
     """A unit before and one after the layers."""
     search = make_search("4xH100-80GB", LARGE)
