@@ -7,7 +7,7 @@ of their own keep it, as far as a block fills it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median_low
 
@@ -27,22 +27,26 @@ def bucketed_model(model: CostModel, graph: Graph, zero: int | None = None) -> C
     """
     trained = frozenset(param for param, _ in graph.grads)
     params = [value for value in entering_values(graph) if value.kind is Kind.PARAM]
+    places = state_blocks(graph)
     with_grads = [value for value in params if not trained or value.name in trained]
-    model = replace(model, block_elements=tuple(_sum_at_once(graph, [(v, num_elements(v.shape)) for v in some]) for some in (params, with_grads)))
+    model = replace(model, block_elements=tuple(_sum_at_once(places, [(v, num_elements(v.shape)) for v in some]) for some in (params, with_grads)))
     if model.bucket_bytes or model.cluster.device.kind != "cpu":
         return model
     states, grads = (
-        min(BUCKET_BYTES, _sum_at_once(graph, [(v, size) for v in some if (size := size_bytes(v)) < least]))
+        min(BUCKET_BYTES, _sum_at_once(places, [(v, size) for v in some if (size := size_bytes(v)) < least]))
         for some, least in ((params, GATHERED_ALONE_BYTES), (with_grads, REDUCED_ALONE_BYTES))
     )
     return replace(model, bucket_bytes=grads, state_bucket_bytes=states if zero == 3 else 0)
 
 
-def _sum_at_once(graph: Graph, sizes: Sequence[tuple[Value, int]]) -> int:
-    """Of the parameters of a block, of the family that has most; of all where there are no two blocks."""
+def _sum_at_once(places: Mapping[str, tuple[str, int]], sizes: Sequence[tuple[Value, int]]) -> int:
+    """Of the parameters of a block, of the family that has most; of all where there are no two blocks.
+
+    Args:
+        places: the blocks (`state_blocks`).
+    """
     families: dict[str, dict[int, int]] = {}
     alone = 0
-    places = state_blocks(graph)
     for value, size in sizes:
         place = places.get(value.storage)
         if place is None:

@@ -96,16 +96,11 @@ def state_blocks(graph: Graph) -> dict[str, tuple[str, int]]:
             rows.setdefault(place[0], {}).setdefault(place[1], []).append(value.storage)
     found: dict[str, tuple[str, int]] = {}
     for family, entries in rows.items():
-        inner = {index: {_inner_path(storage, family, index) for storage in storages} for index, storages in entries.items()}
+        inner = {index: {str(relative_name(storage, family, index)).rpartition("#.")[2] for storage in storages} for index, storages in entries.items()}
         kinds = Counter(map(frozenset, inner.values()))
         alike = {kind for kind in kinds if kind - _LEAF and (len(entries) == 1 or kinds[kind] > 1 or any(_share_names(kind, other) for other in kinds if other != kind))}
         found |= {storage: (family, index) for index, storages in entries.items() if inner[index] in alike for storage in storages}
     return found
-
-
-def _inner_path(storage: str, family: str, index: int) -> str:
-    """`exp_avg:h.3.attn.weight` -> `attn.weight`."""
-    return storage.rpartition(":")[2].removeprefix(f"{family}.{index}." if family else f"{index}.")
 
 
 def _share_names(a: Collection[str], b: Collection[str]) -> bool:
