@@ -32,7 +32,7 @@ from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, joint_name
 from ..graph.messages import split_bucket
 from .digits import merge_digit, split_digit, take_digit
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
-from .pending import Along, Digits, Flight, Pending, cut_pieces, pack_around, pack_splits, pack_whole, unpack_gathered
+from .pending import Along, Digits, Flight, Pending, cut_pieces, give_back, pack_around, pack_splits, pack_whole, unpack_gathered
 
 Axes = Union[str, tuple[str, ...]]  # an axis, or several at once
 TIMEOUT_S = 300.0
@@ -176,14 +176,19 @@ class ProcessComm(Placed):
 
     def all_gather(self, x: Tensor, axis: str, dim: int, stride: int, short: int = 0) -> Tensor:
         pieces = x.new_empty((self._size[axis], *x.shape))
-        self._call("all_gather", axis, lambda: _ALL_GATHER(_bytes(pieces), _bytes(x.contiguous()), group=self._groups[axis]))
-        return merge_digit(pieces, dim, stride, short)
+        sent = x.contiguous()
+        self._call("all_gather", axis, lambda: _ALL_GATHER(_bytes(pieces), _bytes(sent), group=self._groups[axis]))
+        give_back(sent, x)
+        whole = merge_digit(pieces, dim, stride, short)
+        give_back(pieces, whole)
+        return whole
 
     def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
         pieces = split_digit(x, dim, stride, self._size[axis])
         piece = torch.empty_like(pieces[0])
         reduction, [out, flat] = _reducible(op, piece.view(-1), pieces.view(-1))
         self._call("reduce_scatter", axis, lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[axis]))
+        give_back(pieces, x)
         return piece
 
     def all_reduce(self, x: Tensor, axis: str, op: str = "sum", own: bool = False) -> Tensor:
@@ -196,7 +201,10 @@ class ProcessComm(Placed):
         sent = split_digit(x, to_dim, to_stride, self._size[axis])
         received = torch.empty_like(sent)
         self._call("all_to_all", axis, lambda: dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._groups[axis]))
-        return merge_digit(received, from_dim, from_stride)
+        give_back(sent, x)
+        whole = merge_digit(received, from_dim, from_stride)
+        give_back(received, whole)
+        return whole
 
     def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], short: Sequence[Digits] = ()) -> list[Pending]:
         if not xs:
@@ -205,12 +213,12 @@ class ProcessComm(Placed):
         digits, found = list(zip(dim, stride, short or (0,) * len(xs))), {}
         for places in split_bucket([along.size * x.nbytes for x in xs], True, self.device.type == "cpu"):
             sent = xs[places[0]].contiguous() if len(places) == 1 else pack_whole([xs[k] for k in places])[0]
-            found |= zip(places, self._gather_packed(sent, [tuple(xs[k].shape) for k in places], [digits[k] for k in places], along, name))
+            found |= zip(places, self._gather_packed(sent, [xs[k] for k in places], [digits[k] for k in places], along, name))
         return [found[k] for k in range(len(xs))]
 
-    def _gather_packed(self, sent: Tensor, shapes: list[tuple[int, ...]], digits: list[tuple[Digits, Digits, Digits]], along: Along, name: str) -> list[Pending]:
-        packed = sent.new_empty((along.size, sent.numel()))
-        flight = self._start("all_gather", name, [sent], lambda: _ALL_GATHER(_bytes(packed), _bytes(sent), group=self._groups[name], async_op=True))
+    def _gather_packed(self, sent: Tensor, xs: list[Tensor], digits: list[tuple[Digits, Digits, Digits]], along: Along, name: str) -> list[Pending]:
+        packed, shapes = sent.new_empty((along.size, sent.numel())), [tuple(x.shape) for x in xs]
+        flight = self._start("all_gather", name, [sent], xs, lambda: _ALL_GATHER(_bytes(packed), _bytes(sent), group=self._groups[name], async_op=True))
         return [_pending(flight, lambda number=number: unpack_gathered(packed, shapes, number, *digits[number], along)) for number in range(len(shapes))]
 
     def start_reduce_scatter(
@@ -224,7 +232,7 @@ class ProcessComm(Placed):
         flights: list[Flight] = []
         pieces: dict[int, Tensor] = {}
         for places in split_bucket([x.nbytes for x in xs], False, self.device.type == "cpu"):
-            flight, made = self._scatter_packed(*pack_splits([xs[k] for k in places], [dim[k] for k in places], [stride[k] for k in places], along), op, name)
+            flight, made = self._scatter_packed([xs[k] for k in places], [dim[k] for k in places], [stride[k] for k in places], op, along, name)
             flights.append(flight)
             pieces |= zip(places, made)
         whole = Flight(lambda: [flight.finish() for flight in flights], ())  # what all have read goes at once
@@ -232,10 +240,11 @@ class ProcessComm(Placed):
             self._alone[axis] = whole
         return [_pending(whole, lambda piece=pieces[k]: piece) for k in range(len(xs))]
 
-    def _scatter_packed(self, packed: Tensor, shapes: list[tuple[int, ...]], op: str, name: str) -> tuple[Flight, list[Tensor]]:
+    def _scatter_packed(self, xs: list[Tensor], dims: list[Digits], strides: list[Digits], op: str, along: Along, name: str) -> tuple[Flight, list[Tensor]]:
+        packed, shapes = pack_splits(xs, dims, strides, along)
         scattered = packed.new_empty(packed.shape[1])
         reduction, [out, flat] = _reducible(op, scattered, packed.view(-1))
-        flight = self._start("reduce_scatter", name, [packed], lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[name], async_op=True))
+        flight = self._start("reduce_scatter", name, [packed], xs, lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[name], async_op=True))
         return flight, cut_pieces(scattered, shapes)
 
     def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
@@ -245,7 +254,7 @@ class ProcessComm(Placed):
         found: dict[int, Pending] = {}
         for whole, views in pack_around(xs, own):
             reduction, [flat] = _reducible(op, whole)
-            flight = self._start("all_reduce", name, [], lambda flat=flat: dist.all_reduce(flat, reduction, self._groups[name], async_op=True))
+            flight = self._start("all_reduce", name, [], [], lambda flat=flat: dist.all_reduce(flat, reduction, self._groups[name], async_op=True))
             found |= {k: _pending(flight, lambda view=view: view) for k, view in views.items()}
         return [found[k] for k in range(len(xs))]
 
@@ -358,9 +367,9 @@ class ProcessComm(Placed):
     def _receipt(self, source: int, arrival: Arrival) -> str:
         return f"receive of {arrival_text(arrival)} from rank {source}"
 
-    def _start(self, what: str, axis: str, held: list[Tensor], collective: Callable[[], Any]) -> Flight:
+    def _start(self, what: str, axis: str, read: list[Tensor], made_of: list[Tensor], collective: Callable[[], Any]) -> Flight:
         work = self._call(what, axis, collective)
-        return Flight(lambda: self._call(what, axis, work.wait), held)
+        return Flight(lambda: self._call(what, axis, work.wait), read, made_of)
 
     def _call(self, what: str, axis: str, collective: Callable[[], Any]) -> Any:
         try:

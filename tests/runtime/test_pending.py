@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from autopar.errors import ProgramError  # noqa: E402
 from autopar.graph.messages import REDUCED_ALONE_BYTES  # noqa: E402
 from autopar.runtime.digits import merge_digit, merge_digits, open_digits, split_digit, take_digit  # noqa: E402
-from autopar.runtime.pending import pack_around  # noqa: E402
+from autopar.runtime.pending import Flight, give_back, pack_around, pack_whole  # noqa: E402
 
 pytestmark = pytest.mark.torch
 LARGE = REDUCED_ALONE_BYTES // 8
@@ -93,3 +93,23 @@ def test_an_empty_dim_is_cut_and_joined_as_any_other():
     pieces = split_digit(x, 1, 1, 2)
     assert take_digit(x, 1, 1, 2, 1).shape == (3, 0)
     assert piece == (3, 0) and pieces.shape == (2, 3, 0) == opened.reshape(2, *piece).shape and merge_digit(pieces, 1, 1).shape == (3, 0)
+
+
+def test_give_back():
+    """What only the collective has made goes although another still holds it; what is somebody else's stays."""
+    x = torch.arange(12.0).view(3, 4)
+    made, view = x.t().contiguous(), x.view(-1)
+    held = made.view(-1)
+    give_back(made, x)
+    assert held.untyped_storage().nbytes() == 0
+    give_back(view, x)
+    assert torch.equal(x, torch.arange(12.0).view(3, 4))
+
+
+def test_flight_gives_back_what_it_packed():
+    xs = [torch.ones(3), torch.ones(2)]
+    packed, _ = pack_whole(xs)
+    Flight(lambda: None, [packed], xs).finish()
+    assert packed.untyped_storage().nbytes() == 0
+    Flight(lambda: None, [xs[0].view(-1)], xs).finish()
+    assert xs[0].tolist() == [1, 1, 1]
