@@ -2,7 +2,7 @@
 
 In: a device, the numbers of ranks, a time limit, the file. Out: `ProfileRows`, in the file row by row as they are measured. Ranks contend:
 4 on 2 cores reach half of what 2 reach, so on a CPU everything is measured at each number of ranks that may share it, by so many processes
-at the same time; the slowest counts, as a step waits for its slowest rank. On a GPU one process measures ops; collectives need torchrun.
+at the same time; the slowest counts, as a step waits for its slowest rank. All is measured in rounds (`profile_ranks.run_jobs`), of which the middle one counts. On a GPU one process measures ops; collectives need torchrun.
 
 Law: what was measured is kept. A run that is interrupted, or out of time, leaves a file that is whole and says that it is not finished; the
 next run of the same versions on the same machine goes on where it stopped. A finished file is measured anew, but for rows that this run
@@ -31,6 +31,7 @@ LIMIT_S = 160.0  # with starting Python and torch: within 3 minutes
 QUICK_LIMIT_S = 45.0
 _AGAIN_S = 10.0  # starting processes takes half of it
 _TELL_S = 4.0  # between two lines of progress
+_SAVE_S = 2.0  # between two files, where every row is there
 
 Report = Callable[[str], None]
 Path = str | os.PathLike[str]
@@ -203,9 +204,11 @@ class Ledger:
     rows: dict[tuple, OpRow | CommRow]
     lines: dict[tuple, str]
     told: float = field(default=0.0)
+    saved: float = field(default=0.0)
     what: str = field(default="")
     total: int = field(default=0)
-    done: int = field(default=0)
+    found: dict[tuple, list[OpRow | CommRow]] = field(default_factory=dict)  # since `begin`, round by round
+    again: int = field(default=0)
 
     def __enter__(self) -> Ledger:
         return self
@@ -224,22 +227,27 @@ class Ledger:
 
     def begin(self, what: str, number: int) -> None:
         """Tell what comes."""
-        self.what, self.total, self.done, self.told = what, number, 0, time.monotonic()
+        self.what, self.total, self.found, self.again, self.told = what, number, {}, 0, time.monotonic()
         self.report(f"measuring {what}: {number:,} rows")
 
     def add(self, job: Job, ranks: int, per_host: int, found: Sequence[Finding]) -> None:
-        """Keep what the ranks found: the slowest counts; one that failed makes it an error row."""
+        """Keep what the ranks found: the slowest counts; one that failed makes it an error row. What is found again counts with what was before: the middle one."""
         row = make_row(job, ranks, per_host, found)
         key = row_key(row)
-        self.rows[key] = row
-        self.lines[key] = encode_row(row)
-        self._save(False)
-        self.done += 1
-        if row.error:
+        rounds = self.found.setdefault(key, [])
+        rounds.append(row)
+        self.again += len(rounds) > 1
+        self.rows[key] = middle_row(rounds)
+        self.lines[key] = encode_row(self.rows[key])
+        if len(rounds) == 1 or time.monotonic() > self.saved + _SAVE_S:  # to write it takes the time of what is measured
+            self._save(False)
+        if row.error and not any(r.error for r in rounds[:-1]):
             self.report(f"  failed: {_job_text(job)}: {row.error}")
-        if time.monotonic() > self.told + _TELL_S or self.done == self.total:
+        done = len(self.found)
+        if time.monotonic() > self.told + _TELL_S or (done == self.total and not self.again):
             self.told = time.monotonic()
-            self.report(f"  {self.what}: {self.done:,} of {self.total:,}, now {_job_text(job)}")
+            again = f", {self.again:,} times again" if self.again else ""
+            self.report(f"  {self.what}: {done:,} of {self.total:,}{again}, now {_job_text(job)}")
 
     def close(self) -> ProfileRows:
         """The end of a run that was not interrupted: the rows, finished if all that was asked for is there."""
@@ -256,6 +264,7 @@ class Ledger:
     def _save(self, finished: bool) -> None:
         if self.path is None:
             return
+        self.saved = time.monotonic()
         ops = [self.lines[key] for key, row in self.rows.items() if isinstance(row, OpRow)]
         comms = [self.lines[key] for key, row in self.rows.items() if isinstance(row, CommRow)]
         write_profile(self.machine, finished, ops, comms, self.path)
@@ -302,6 +311,28 @@ def make_row(job: Job, ranks: int, per_host: int, found: Sequence[Finding]) -> O
     if isinstance(job, OpJob):
         return OpRow(job.family, job.dtype, job.shape, ranks, *figures)
     return CommRow(job.kind, job.group, ranks, per_host, job.num_bytes, slowest.beside_s, *figures, job.beside)
+
+
+def middle_row(rounds: Sequence[OpRow | CommRow]) -> OpRow | CommRow:
+    """Of one job's rounds, the one in the middle (of two the faster: what disturbs only adds); its spread is at least the interquartile range of them all. One
+    that failed counts where no other is there.
+
+    Args:
+        rounds: at least one.
+    """
+    fine = sorted((row for row in rounds if row.seconds is not None), key=_added_seconds)
+    if not fine:
+        return rounds[-1]
+    middle = fine[(len(fine) - 1) // 2]
+    assert middle.seconds is not None
+    between = (fine[-1].seconds - fine[0].seconds) / 2 if fine[-1].seconds and fine[0].seconds else 0.0  # of three, what `profile_time.sample` calls the spread
+    return replace(middle, spread=max(middle.spread, abs(between) / middle.seconds), repeats=sum(row.repeats for row in fine))
+
+
+def _added_seconds(row: OpRow | CommRow) -> float:
+    """Of what ran beside compute, what it added."""
+    assert row.seconds is not None
+    return row.seconds - (row.beside_s if isinstance(row, CommRow) else 0.0)
 
 
 def _job_text(job: Job) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from autopar.cost import profile, profile_ranks
 from autopar.cost.machine import machine_here
-from autopar.cost.profile import job_key, make_row, measure_cpu, open_ledger
+from autopar.cost.profile import job_key, make_row, measure_cpu, middle_row, open_ledger
 from autopar.cost.profile_grid import CommJob, OpJob, comm_jobs, group_members, list_groups, op_jobs
 from autopar.cost.profile_ranks import collect
 from autopar.cost.profile_time import Sample, clock_cpu, measure, sample
@@ -67,6 +67,31 @@ def test_a_meeting_is_the_mean_of_its_ranks():
     """They come to it in another order each time, and leave it together."""
     row = make_row(CommJob(MEETING, (2, 1), 1024, True), 2, 2, [Sample(5e-3, 0.1, 7, 1e-3), Sample(4e-3, 0.2, 7, 3e-3)])
     assert (row.seconds, row.beside_s, row.beside) == (pytest.approx(4.5e-3), pytest.approx(2e-3), True)
+
+
+def test_of_rounds_the_middle_one_counts():
+    """A machine that others share is slow for seconds on end: one round of three may be so without harm."""
+    job = OpJob("matmul", "float32", (8, 8, 8))
+    slow, low, high, failed = (make_row(job, 1, 1, [found]) for found in (Sample(4e-3, 0.01, 7), Sample(1e-3, 0.02, 5), Sample(2e-3, 0.03, 3), "RuntimeError: no memory"))
+    assert middle_row([low]) == low and middle_row([failed]) == failed
+    found = middle_row([slow, low, high])
+    assert (found.seconds, found.spread, found.repeats) == (2e-3, 0.75, 15)
+    assert middle_row([slow, low]).seconds == 1e-3 and middle_row([failed, high]) == high
+    comm = CommJob("all_reduce", (2, 1), 1024, True)
+    rows = [make_row(comm, 2, 2, [Sample(seconds, 0.1, 7, beside)]) for seconds, beside in ((5e-3, 4e-3), (6e-3, 1e-3), (3e-3, 1e-3))]
+    assert middle_row(rows).beside_s == 1e-3 and middle_row(rows).seconds == 3e-3, "by what it adds to the compute beside"
+
+
+def test_rounds_are_kept_and_told(monkeypatch, tmp_path):
+    path, said = tmp_path / "p.json", []
+    ledger = open_ledger(machine_here(), [(job, 1, 1) for job in TINY], path, said.append)
+    ledger.begin("1 process", len(TINY))
+    for seconds in (3e-3, 1e-3, 2e-3):
+        for job in TINY:
+            ledger.add(job, 1, 1, [Sample(seconds, 0.1, 7)])
+    assert sum(line.startswith(f"  1 process: {len(TINY)} of {len(TINY)}") for line in said) == 1, "a round that is over is told once"
+    rows = ledger.close()
+    assert rows == load_profile(path) and {row.seconds for row in rows.ops} == {2e-3} and {row.repeats for row in rows.ops} == {21}
 
 
 def test_repeats_fill_the_budget_and_give_their_spread():

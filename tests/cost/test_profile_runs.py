@@ -11,7 +11,7 @@ import pytest
 from autopar.cost import profile
 from autopar.cost.profile_grid import CommJob, OpJob, op_jobs
 from autopar.cost.profile_ops import build_op
-from autopar.cost.profile_ranks import lone_seat, run_jobs, run_processes
+from autopar.cost.profile_ranks import ROUNDS, lone_seat, run_jobs, run_processes
 from autopar.cost.profile_time import Sample
 from autopar.cost.rows import COMM_KINDS, MEETING, SHAPE_NAMES, measured_device, measured_link
 from autopar.cost.rows_file import load_profile
@@ -79,7 +79,9 @@ def test_two_processes_do_every_collective_and_survive_a_death():
         lambda job, findings: found.append((job, findings)),
     )
     assert [type(job) for job, _ in found[:2]] == [OpJob, Deadly] and "ended with code 9" in found[1][1][0]
-    assert [job for job, _ in found[2:]] == comms
+    first, later = found[2 : 2 + len(comms)], [job for job, _ in found[2 + len(comms) :]]
+    assert [job for job, _ in first] == comms
+    assert len(later) == (ROUNDS - 1) * len(comms) and all(later.count(job) == ROUNDS - 1 for job in comms), "all again, in another order"
     for job, findings in (found[0], *found[2:]):
         assert len(findings) == 2
         for rank in findings:
