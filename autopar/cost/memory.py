@@ -21,7 +21,7 @@ from ..graph.reshard import StepKind
 from ..graph.stage_wires import TurnHeld
 from ..graph.tensor import STATE_KINDS, Kind, Value, size_bytes
 from ..graph.turns import LOOP, RECEIVE, SEND, loop_span
-from .wires import Ends, step_copied_bytes
+from .wires import Ends, step_held_bytes
 
 HOLDERS = ("parameters", "gradients", "optimizer", "buffers", "batch", "activations", "gathered", "temporaries", "reserve")
 _STATE_HOLDER = {Kind.PARAM: "parameters", Kind.BUFFER: "buffers", Kind.OPTIM: "optimizer"}
@@ -173,7 +173,7 @@ def scratch_bytes(program: Program, node: Node, values: dict[str, Value]) -> int
     if not node.op.startswith("comm."):
         return 0
     kind, size, ends = comm_step(program, node)
-    return step_copied_bytes(kind, values[node.inputs[0]].shape, values[node.outputs[0]].shape, values[node.inputs[0]].dtype, size, ends)
+    return step_held_bytes(kind, values[node.inputs[0]].shape, values[node.outputs[0]].shape, values[node.inputs[0]].dtype, size, ends)
 
 
 def comm_step(program: Program, node: Node) -> tuple[StepKind, int, Ends]:

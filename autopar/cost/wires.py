@@ -187,13 +187,20 @@ def step_copied_bytes(kind: StepKind, local_in: Shape, local_out: Shape, dtype: 
         size: of the axis.
         ends: the splits that the step takes away and makes.
     """
+    return sum(_packed_bytes(kind, local_in, local_out, dtype, size, ends))
+
+
+def step_held_bytes(kind: StepKind, local_in: Shape, local_out: Shape, dtype: str, size: int, ends: Ends) -> int:
+    """Bytes that a collective holds for that, beside its input and output: what was packed has gone when what has come is unpacked."""
+    return max(_packed_bytes(kind, local_in, local_out, dtype, size, ends))
+
+
+def _packed_bytes(kind: StepKind, local_in: Shape, local_out: Shape, dtype: str, size: int, ends: Ends) -> tuple[int, int]:
+    """What is packed before, and what is unpacked after."""
     (from_dim, from_stride), (to_dim, to_stride) = ends
-    copied = 0
-    if kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL) and not _is_outermost(local_out, from_dim, from_stride, size):
-        copied += tensor_bytes((local_out, dtype))
-    if kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) and not _is_outermost(local_in, to_dim, to_stride, size):
-        copied += tensor_bytes((local_in, dtype))
-    return copied
+    packs = kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL) and not _is_outermost(local_in, to_dim, to_stride, size)
+    unpacks = kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL) and not _is_outermost(local_out, from_dim, from_stride, size)
+    return tensor_bytes((local_in, dtype)) if packs else 0, tensor_bytes((local_out, dtype)) if unpacks else 0
 
 
 def _is_outermost(shape: Shape, dim: int, stride: int, size: int) -> bool:

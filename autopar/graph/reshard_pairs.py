@@ -45,6 +45,7 @@ class PairStep:
         elements_in, elements_out: of the local tensor before and after, per pair.
         least_elements: of the larger of the two, along the axis where it is least, per pair: what fills a bucket.
         packed_elements: that a collective rearranges locally because a split is not outermost, per pair.
+        held_elements: that it holds for it: what was packed has gone when what has come is unpacked.
         first: it is the first step of its pairs: it reads the value itself.
     """
 
@@ -55,6 +56,7 @@ class PairStep:
     elements_out: np.ndarray
     least_elements: np.ndarray
     packed_elements: np.ndarray
+    held_elements: np.ndarray
     first: bool
 
 
@@ -273,12 +275,12 @@ class _Pairs:
         least = np.maximum(elements_in, elements_out)
         if len(axes) > 1 and kind is not StepKind.ALL_REDUCE:
             least = self._local_of(run.first_after if kind is StepKind.ALL_GATHER else run.last_before, rows, columns)
-        packed = np.zeros(len(pairs), np.int64)
+        packed = unpacked = np.zeros(len(pairs), np.int64)
         if kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL):
-            packed += np.where(self._lie_outermost(axes, before, after, rows, columns), 0, elements_out)
+            unpacked = np.where(self._lie_outermost(axes, before, after, rows, columns), 0, elements_out)
         if kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL):
-            packed += np.where(self._lie_outermost(axes, after, before, rows, columns), 0, elements_in)
-        return PairStep(kind, axes, pairs + offset, elements_in, elements_out, least, packed, not any(before))
+            packed = np.where(self._lie_outermost(axes, after, before, rows, columns), 0, elements_in)
+        return PairStep(kind, axes, pairs + offset, elements_in, elements_out, least, packed + unpacked, np.maximum(packed, unpacked), not any(before))
 
     def _lie_outermost(self, axes: tuple[int, ...], split: State, whole: State, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """`lies_outermost`: of the digits that axes have in one state and not in the other."""

@@ -198,13 +198,17 @@ class ProcessComm(Placed):
         return whole
 
     def all_to_all(self, x: Tensor, axis: str, from_dim: int, from_stride: int, to_dim: int, to_stride: int) -> Tensor:
-        sent = split_digit(x, to_dim, to_stride, self._size[axis])
-        received = torch.empty_like(sent)
-        self._call("all_to_all", axis, lambda: dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._groups[axis]))
-        give_back(sent, x)
+        received = self._exchange(x, axis, to_dim, to_stride)
         whole = merge_digit(received, from_dim, from_stride)
         give_back(received, whole)
         return whole
+
+    def _exchange(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
+        sent = split_digit(x, dim, stride, self._size[axis])
+        received = torch.empty_like(sent)
+        self._call("all_to_all", axis, lambda: dist.all_to_all_single(_bytes(received), _bytes(sent), group=self._groups[axis]))
+        give_back(sent, x)
+        return received
 
     def start_all_gather(self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], short: Sequence[Digits] = ()) -> list[Pending]:
         if not xs:

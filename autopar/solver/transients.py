@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..cost.wires import step_copied_bytes
+from ..cost.wires import step_held_bytes
 from ..graph.reshard import Step, reshard_steps
 from ..graph.reshard_pairs import reshard_pairs
 from ..graph.sharding import Sharding, local_elements
@@ -20,7 +20,7 @@ def transient_bytes(value: Value, source: Sharding, target: Sharding, sizes: tup
     worst = 0
     for number, step in enumerate(reshard_steps(value.shape, source, target, sizes)):
         before = num_elements(step.local_in) * width if number else 0  # the first step reads the value itself
-        worst = max(worst, before + num_elements(step.local_out) * width + _packed(step, value.dtype, sizes))
+        worst = max(worst, before + num_elements(step.local_out) * width + _held(step, value.dtype, sizes))
     return max(0, worst - result)
 
 
@@ -30,11 +30,11 @@ def transient_matrix(value: Value, sources: Sequence[Sharding], targets: Sequenc
     results = np.array([local_elements(value.shape, t, sizes) for t in targets], dtype=np.int64)
     worst = np.zeros(len(sources) * len(targets), np.int64)
     for step in reshard_pairs(value.shape, sources, targets, sizes).steps:
-        held = step.elements_out + step.packed_elements + (0 if step.first else step.elements_in)  # the first step reads the value itself
+        held = step.elements_out + step.held_elements + (0 if step.first else step.elements_in)  # the first step reads the value itself
         worst[step.pairs] = np.maximum(worst[step.pairs], held)
     return np.maximum(0, worst.reshape(len(sources), len(targets)) - results) * width
 
 
-def _packed(step: Step, dtype: str, sizes: tuple[int, ...]) -> int:
+def _held(step: Step, dtype: str, sizes: tuple[int, ...]) -> int:
     ends = (step.from_dim, step.from_stride), (step.to_dim, step.to_stride)
-    return step_copied_bytes(step.kind, step.local_in, step.local_out, dtype, sizes[step.axis], ends)
+    return step_held_bytes(step.kind, step.local_in, step.local_out, dtype, sizes[step.axis], ends)
