@@ -150,7 +150,7 @@ def _measured_wire_s(
     found = wire_seconds(measured, _KINDS[kind], (link.ranks, link.stride), times * sizes)
     copied = copy_seconds(measured, 2 * bytes_in) if kind is StepKind.ALL_REDUCE else 0.0
     met = meeting_seconds(measured, (link.ranks, link.stride)) if meets else 0.0
-    return None if found is None or copied is None else found / times + copied + met
+    return None if found is None or copied is None else (found + met) / times + copied
 
 
 def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, transfer: Transfer, elements: int) -> np.ndarray:
@@ -161,7 +161,8 @@ def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, tran
     if kind in JOINED and bucket:
         block = model.block_elements[transfer is Transfer.GRAD]
         times = np.clip(bucket / np.maximum(1, least), 1.0, max(1.0, block / max(1, elements)) if block and elements else None)
-    if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, times, transfer is Transfer.BLOCKING)) is not None:
+    meets = transfer is Transfer.BLOCKING or (kind is StepKind.ALL_GATHER and transfer is Transfer.STATE and bucket > 0)
+    if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, times, meets)) is not None:
         return found
     if kind is StepKind.SLICE:
         return 2 * bytes_out / model.memory_bytes_per_s + model.launch_s  # reads only what it keeps

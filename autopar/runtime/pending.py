@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Union
 
+import torch
 from torch import Tensor
 
 from ..errors import ProgramError
@@ -85,8 +86,8 @@ def pack_whole(xs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     views, begin = [], 0
     for x in xs:
         views.append(flat[begin : begin + x.numel()].view(x.shape))
-        views[-1].copy_(x)
         begin += x.numel()
+    torch._foreach_copy_(views, list(xs))  # one launch for all, where a device has such
     return flat, views
 
 
@@ -131,9 +132,11 @@ def pack_splits(xs: Sequence[Tensor], dims: Sequence[Digits], strides: Sequence[
     if len(opened) == 1:
         return opened[0][0].reshape(size, -1).contiguous(), shapes
     packed = xs[0].new_empty(size, sum(prod(shape) for shape in shapes))
+    places = []
     for begin, (pieces, shape) in zip(_begins(shapes), opened):
         place = packed[:, begin : begin + prod(shape)].unflatten(0, pieces.shape[:count])
-        (place.unflatten(-1, pieces.shape[count:]) if shape else place.squeeze(-1)).copy_(pieces)
+        places.append(place.unflatten(-1, pieces.shape[count:]) if shape else place.squeeze(-1))
+    torch._foreach_copy_(places, [pieces for pieces, _ in opened])
     return packed, shapes
 
 

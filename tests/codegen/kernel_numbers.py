@@ -7,7 +7,9 @@ A process of its own, for Triton decides when it is imported whether it interpre
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import sys
 import tempfile
 import warnings
@@ -31,7 +33,9 @@ SIZES = ((1,), (1025,), (3, 5, 67), (2048,))  # of further parameters of one lau
 
 def functions_of(kernels):
     """The functions of `kernels.py`, from a file: Triton reads its source."""
-    path = Path(tempfile.mkdtemp()) / "kernels.py"
+    folder = tempfile.mkdtemp(prefix="autopar-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = Path(folder) / "kernels.py"
     path.write_text(print_kernels(kernels), encoding="utf-8")
     namespace: dict = {}
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
