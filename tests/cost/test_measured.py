@@ -242,6 +242,23 @@ def test_ranks_that_wait_for_each_other_pay_for_meeting():
         assert estimate_comm_s(model, StepKind.SLICE, link, *sizes) == estimate_comm_s(MODEL, StepKind.SLICE, link, *sizes)
 
 
+def test_a_gather_of_states_is_a_meeting_that_its_bucket_shares():
+    """Every block waits for its gathers before it works. A reduction of gradients only the update waits for."""
+    alone = wire_s("all_reduce", (2, 1), 2**16)
+    rows = ROWS.comms + (comm(MEETING, (2, 1), RANKS, 2**16, 1e-2 + alone + 4e-3, beside_s=1e-2),)
+    with_states = {"bucket_bytes": 2**20, "state_bucket_bytes": 2**20}
+    model = replace(build_cost_model(parse_cluster("cpu:4"), replace(ROWS, comms=rows)), **with_states)
+    plain = replace(MODEL, **with_states)
+    link, sizes = AxisLink(2, 2, 1), (2**17, 2**18)  # a quarter of a bucket
+
+    def longer(kind, way, ends):
+        return estimate_comm_s(model, kind, link, *ends, transfer=way) - estimate_comm_s(plain, kind, link, *ends, transfer=way)
+
+    assert longer(StepKind.ALL_GATHER, Transfer.STATE, sizes) == pytest.approx(1e-3)
+    assert longer(StepKind.ALL_GATHER, Transfer.BLOCKING, sizes) == pytest.approx(4e-3)
+    assert longer(StepKind.REDUCE_SCATTER, Transfer.GRAD, sizes[::-1]) == pytest.approx(0)
+
+
 def test_what_the_profile_lacks_is_priced_by_the_formula():
     few = replace(ROWS, ops=tuple(r for r in ROWS.ops if r.family in ("launch", "copy", "add_into")), comms=())
     model = build_cost_model(parse_cluster("cpu:4"), few)
