@@ -87,8 +87,17 @@ def pack_whole(xs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     for x in xs:
         views.append(flat[begin : begin + x.numel()].view(x.shape))
         begin += x.numel()
-    torch._foreach_copy_(views, list(xs))  # one launch for all, where a device has such
+    copy_all(views, xs)
     return flat, views
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Each into its place: one launch for all on a device that has such."""
+    if sources[0].device.type == "cpu":
+        for target, source in zip(targets, sources):
+            target.copy_(source)
+    else:
+        torch._foreach_copy_(list(targets), list(sources))
 
 
 def pack_around(xs: Sequence[Tensor], own: Sequence[int]) -> list[tuple[Tensor, dict[int, Tensor]]]:
@@ -136,7 +145,7 @@ def pack_splits(xs: Sequence[Tensor], dims: Sequence[Digits], strides: Sequence[
     for begin, (pieces, shape) in zip(_begins(shapes), opened):
         place = packed[:, begin : begin + prod(shape)].unflatten(0, pieces.shape[:count])
         places.append(place.unflatten(-1, pieces.shape[count:]) if shape else place.squeeze(-1))
-    torch._foreach_copy_(places, [pieces for pieces, _ in opened])
+    copy_all(places, [pieces for pieces, _ in opened])
     return packed, shapes
 
 
