@@ -325,9 +325,10 @@ def main() -> None:
                     apart = abs(starts[0].step_s / starts[1].step_s - 1)
                     if apart > TIME_AIM:  # the machine was another one for one of them: the middle of three
                         starts.append(measure_program(program, ranks, asked.steps, rows))
-                        starts = [sorted(starts, key=lambda start: start.step_s)[1]]
+                    peak = max(start.peak_bytes for start in starts)
+                    starts = starts if len(starts) == 2 else [sorted(starts, key=lambda start: start.step_s)[1]]
                     both = median(s for start in starts for s in start.seconds)
-                    cost, peak = compiled.plan.cost, max(start.peak_bytes for start in starts)
+                    cost = compiled.plan.cost
                     drift = fmean(start.drift for start in starts)
                     held = max(sum(pair) for pair in zip(cost.peak_bytes, cost.under_way_bytes))
                     error, size = cost.step_s / both - 1, held / peak - 1

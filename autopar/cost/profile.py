@@ -23,7 +23,7 @@ from ..errors import ClusterError, RankError
 from .machine import machine_here
 from .profile_grid import CommJob, Job, OpJob, comm_jobs, list_groups, op_jobs
 from .profile_ranks import SILENCE_S, Finding, Seat, connect, lone_seat, loopback_name, run_jobs, run_processes
-from .profile_time import Sample
+from .profile_time import Sample, sample
 from .rows import MEETING, CommRow, Machine, OpRow, ProfileRows, row_key
 from .rows_file import encode_row, load_profile, machine_difference, write_profile
 
@@ -320,19 +320,13 @@ def middle_row(rounds: Sequence[OpRow | CommRow]) -> OpRow | CommRow:
     Args:
         rounds: at least one.
     """
-    fine = sorted((row for row in rounds if row.seconds is not None), key=_added_seconds)
+    fine = sorted((row.seconds - (row.beside_s if isinstance(row, CommRow) else 0.0), n) for n, row in enumerate(rounds) if row.seconds is not None)  # what ran beside compute by what it added
     if not fine:
         return rounds[-1]
-    middle = fine[(len(fine) - 1) // 2]
+    middle = rounds[fine[(len(fine) - 1) // 2][1]]
+    between = sample([row.seconds for row in rounds if row.seconds is not None])
     assert middle.seconds is not None
-    between = (fine[-1].seconds - fine[0].seconds) / 2 if fine[-1].seconds and fine[0].seconds else 0.0  # of three, what `profile_time.sample` calls the spread
-    return replace(middle, spread=max(middle.spread, abs(between) / middle.seconds), repeats=sum(row.repeats for row in fine))
-
-
-def _added_seconds(row: OpRow | CommRow) -> float:
-    """Of what ran beside compute, what it added."""
-    assert row.seconds is not None
-    return row.seconds - (row.beside_s if isinstance(row, CommRow) else 0.0)
+    return replace(middle, spread=max(middle.spread, between.spread * between.seconds / middle.seconds), repeats=sum(rounds[n].repeats for _, n in fine))
 
 
 def _job_text(job: Job) -> str:

@@ -68,7 +68,7 @@ def run_jobs(jobs: Sequence[Job], seat: Seat, until: float, deliver: Callable[[i
     """Do the jobs in order, and then all of them again in another, until they are done or the time is over.
 
     A machine that others share is a third slower for seconds on end. What is measured in one piece is all of it so, whatever its spread says; of what is
-    measured `ROUNDS` times, minutes apart and beside other jobs each time, the middle one counts (`profile.Ledger`).
+    measured `ROUNDS` times, with all the others between and beside other jobs each time, the middle one counts (`profile.Ledger`).
 
     Args:
         until: as `time.time()` counts.
@@ -218,7 +218,7 @@ def loopback_name() -> str:
 
 
 def run_processes(count: int, jobs: Sequence[Job], until: float, deliver: Deliver) -> None:
-    """Do the jobs in `count` processes at once on this machine's CPU, until they are done or the time is over.
+    """Do the jobs in `count` processes at once on this machine's CPU, until they are done or the time is over. Processes that die when all has been measured once end the rounds, no more.
 
     Raises:
         RankError: the processes could not begin, or too many died.
@@ -227,9 +227,9 @@ def run_processes(count: int, jobs: Sequence[Job], until: float, deliver: Delive
     for death in range(_MAX_DEATHS + 1):
         done, trouble = _run_once(count, left, until, deliver)
         left = left[done:]
-        if not trouble:
+        if not trouble or not left:
             return
-        if not left or done < 0 or death == _MAX_DEATHS:
+        if done < 0 or death == _MAX_DEATHS:
             raise RankError(f"profile: {trouble}")
         deliver(left.pop(0), [trouble])
         if not left:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Union
 
-import torch
 from torch import Tensor
 
 from ..errors import ProgramError
@@ -86,18 +85,9 @@ def pack_whole(xs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     views, begin = [], 0
     for x in xs:
         views.append(flat[begin : begin + x.numel()].view(x.shape))
+        views[-1].copy_(x)
         begin += x.numel()
-    copy_all(views, xs)
     return flat, views
-
-
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Each into its place: one launch for all on a device that has such."""
-    if sources[0].device.type == "cpu":
-        for target, source in zip(targets, sources):
-            target.copy_(source)
-    else:
-        torch._foreach_copy_(list(targets), list(sources))
 
 
 def pack_around(xs: Sequence[Tensor], own: Sequence[int]) -> list[tuple[Tensor, dict[int, Tensor]]]:
@@ -141,11 +131,9 @@ def pack_splits(xs: Sequence[Tensor], dims: Sequence[Digits], strides: Sequence[
     if len(opened) == 1:
         return opened[0][0].reshape(size, -1).contiguous(), shapes
     packed = xs[0].new_empty(size, sum(prod(shape) for shape in shapes))
-    places = []
     for begin, (pieces, shape) in zip(_begins(shapes), opened):
         place = packed[:, begin : begin + prod(shape)].unflatten(0, pieces.shape[:count])
-        places.append(place.unflatten(-1, pieces.shape[count:]) if shape else place.squeeze(-1))
-    copy_all(places, [pieces for pieces, _ in opened])
+        (place.unflatten(-1, pieces.shape[count:]) if shape else place.squeeze(-1)).copy_(pieces)
     return packed, shapes
 
 

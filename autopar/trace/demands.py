@@ -79,7 +79,7 @@ _RAISED: tuple[tuple[str, str, str], ...] = (
     ("unsupported format string passed to FakeTensor", "the value of a tensor as text", "Print and log outside of the step."),
     ("self.shape_env must not be None", "a size that depends on data (a nested or ragged tensor?)", "Use a padded tensor and a mask."),
     ("data is not allocated yet", "the values of a tensor", "Pass Python numbers, or keep it a tensor throughout."),
-    ("Cannot access data pointer of Tensor", "the memory of a tensor", "Wrap the kernel with torch.library.custom_op and register_fake."),
+    ("Cannot access data pointer of Tensor", "the memory of a tensor", "Wrap the kernel with library.custom_op and register_fake (from torch import library)."),
 )
 # what torch says where a program names a device -> what to do
 _DEVICES = ("support for cuda", "compiled with CUDA enabled", "No CUDA GPUs are available", "Found no NVIDIA driver")

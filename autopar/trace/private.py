@@ -54,7 +54,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def _defining_function(op: str) -> Callable[..., object] | None:
-    """What `torch.library.custom_op` was given for an op (`mylib.op.default`). 2.11 - 2.13: `torch._library.custom_ops.OPDEFS`."""
+    """The function that torch's `custom_op` was given for an op (`mylib.op.default`). 2.11 - 2.13: `torch._library.custom_ops.OPDEFS`."""
     from torch._library.custom_ops import OPDEFS
 
     defined = OPDEFS.get("::".join(op.split(".")[:2]))

@@ -241,7 +241,7 @@ class Tape(TorchDispatchMode):
         except UNSUPPORTED as error:
             raise TraceError(
                 f"{blame_stack(running_frames()) or self._what}: {func} has no fake (shape-only) form, so the step cannot be traced "
-                f"({str(error).splitlines()[0]}). Register one with torch.library.register_fake, or use ATen ops."
+                f"({str(error).splitlines()[0]}). Register one with library.register_fake (from torch import library), or use ATen ops."
             ) from None
         made = first_tensors(out)
         if any(t is not None and t.layout != torch.strided for t in made):

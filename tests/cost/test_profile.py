@@ -261,6 +261,14 @@ def test_a_job_is_done_when_all_ranks_have_it():
     assert told == (1, "") and found == [(TINY[0], [a, b])]
 
 
+def test_rounds_come_one_after_the_other():
+    a, b = Sample(1e-3, 0, 7), Sample(2e-3, 0, 7)
+    first = [(0, READY, None), *((0, k, a) for k in range(len(TINY)))]
+    told, found = gather(1, *first, (0, 1, b), (0, 0, b))
+    assert told == (len(TINY), "process 0 of 1 ended with code 9"), "what died in a later round had all its jobs done"
+    assert found == [*((job, [a]) for job in TINY), (TINY[1], [b]), (TINY[0], [b])]
+
+
 def test_a_process_that_fails_is_named():
     assert gather(2, (0, READY, None), (1, END, "OSError: no port"))[0] == (-1, "process 1 of 2: OSError: no port")
     assert gather(2, (1, READY, None))[0] == (-1, "process 0 of 2 ended with code 9")
@@ -278,6 +286,8 @@ def test_dead_processes_make_error_rows_and_too_many_an_error(monkeypatch):
     monkeypatch.setattr(profile_ranks, "_run_once", lambda count, jobs, until, deliver: answers.pop(0))
     profile_ranks.run_processes(2, TINY, 0.0, lambda job, findings: found.append((job, findings)))
     assert found == [(TINY[1], ["process 1 of 2 ended with code -9"])] and not answers
+    monkeypatch.setattr(profile_ranks, "_run_once", lambda *_: (len(TINY), "process 1 of 2 ended with code -9"))
+    profile_ranks.run_processes(2, TINY, 0.0, lambda *_: pytest.fail("in a later round nothing is lost"))
     monkeypatch.setattr(profile_ranks, "_run_once", lambda *_: (-1, "process 0 of 2: OSError: no port"))
     with pytest.raises(RankError, match=r"^profile: process 0 of 2: OSError: no port$"):
         profile_ranks.run_processes(2, TINY, 0.0, lambda *_: None)

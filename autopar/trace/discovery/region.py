@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Union
 
 import torch
+from torch import library
 
 from ...errors import RuleError
 from ...graph.registry import RuleRow
@@ -213,8 +214,8 @@ def _define(made: Region) -> Callable[..., object]:
 
     for function in (run, run_back):  # where torch looks for the file that defines an op
         function.__wrapped__ = made.fn  # type: ignore[attr-defined]
-    forward = torch.library.custom_op(f"{NAMESPACE}::{made.op}", run, mutates_args=(), schema=f"({tensors}) -> {_returns(count_out)}")
-    backward = torch.library.custom_op(
+    forward = library.custom_op(f"{NAMESPACE}::{made.op}", run, mutates_args=(), schema=f"({tensors}) -> {_returns(count_out)}")
+    backward = library.custom_op(
         f"{NAMESPACE}::{made.op}_backward", run_back, mutates_args=(), schema=f"({grads}, {tensors}, int[] needed) -> {_returns(count_in)}"
     )
     forward.register_fake(imagine)

@@ -109,7 +109,7 @@ def _overload_of(name: str, op: str) -> str:
         overloads = getattr(getattr(torch.ops, space), packet).overloads()
         return str(resolve_op(name if name.count(".") == 2 else f"{name}.{'default' if 'default' in overloads else overloads[0]}"))
     except (AttributeError, RuntimeError):
-        raise RuleError(f"{op}: torch knows no such op; register it with torch.library before its rule") from None
+        raise RuleError(f"{op}: torch knows no such op; register it (from torch import library) before its rule") from None
 
 
 # -- the check --------------------------------------------------------------------------------------------------------------------
