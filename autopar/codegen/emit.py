@@ -120,7 +120,7 @@ def print_files(
         local, cuda_graph: as of `Options`.
         room_bytes: that collectives which are started ahead may hold (`overlap_within`).
     """
-    program, sections = add_in_place(*overlap_within(program, phase_sections(program.graph), room_bytes))
+    program, sections = add_in_place(*overlap_within(program, phase_sections(program.graph), room_bytes, local != "inductor"))
     fused = Fused(program, sections, ()) if local == "ops" else fuse_program(program, sections, segments=local == "inductor")
     program = fused.program
     body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1, fused.kernels)

@@ -138,7 +138,7 @@ def _prepare(stages: Sequence[StageProgram], rooms: Sequence[int | None], local:
     found: list[StageProgram] = []
     kernels: tuple[Kernel, ...] = ()
     for stage, room in zip(stages, rooms):
-        program, sections = add_in_place(*overlap_within(stage.program, stage.sections, room))
+        program, sections = add_in_place(*overlap_within(stage.program, stage.sections, room, local != "inductor"))
         if local != "ops":
             fused = fuse_program(program, sections, taken=kernels, segments=local == "inductor")
             program, sections, kernels = fused.program, fused.sections, fused.kernels

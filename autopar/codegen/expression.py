@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..graph.kernel import KERNEL
 from ..graph.node import Arg, Const, Node, Ref
-from ..graph.program import WAIT
+from ..graph.program import OPEN, WAIT
 from ..graph.stages import COPY
 from ..graph.strides import READS_PACKED
 from ..graph.turns import RECEIVE, SEND, TAKE
@@ -79,9 +79,11 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
     space, _, rest = op.partition(".")
     if op == WAIT:
         return f"{names[0]}.wait()"
+    if op == OPEN:
+        return f"comm.{rest}({list(args['shapes'])!r}, torch.{args['dtype']}, own={args['own']!r})"
     if space == "comm":
         tensors = print_arg(args["x"], names)
-        options = [f"{key}={value!r}" for key, value in node.args if key not in ("x", "axis")]
+        options = [f"{key}={print_arg(value, names) if isinstance(value, Ref) else repr(value)}" for key, value in node.args if key not in ("x", "axis")]
         return f"comm.{rest}({', '.join([tensors, repr(args['axis']), *options])})"
     if op == TAKE:
         return f"ops.microbatch({names[0]}, turn, dim={args['dim']}, count={args['count']})"

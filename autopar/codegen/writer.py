@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from ..graph.kernel import is_kernel, written_states
 from ..graph.node import Node, get_arg
-from ..graph.program import STARTS, WAIT, Origin
+from ..graph.program import OPEN, STARTS, WAIT, Origin
 from ..graph.stages import COPY
 from ..graph.turns import ACCUMULATE, COLLECT, RECEIVE, SEND, TAKE
 from .expression import identifier, print_expression
@@ -104,7 +104,7 @@ class Writer:
     def _start(self, targets: str, node: Node, text: str, note: str) -> None:
         """Of many tensors each on a line of its own."""
         head, rest = text.split("[", 1)
-        sent = [self.text_of(name) for name in node.inputs]
+        sent = [self.text_of(name) for name in node.inputs[: len(node.outputs)]]
         self.line(f"{targets} = {head}[{note}")
         self.lines += [f"    {one}," for one in sent]
         self.line(rest[len(", ".join(sent)) :])
@@ -167,11 +167,13 @@ def wish_of(node: Node, output: int) -> str:
         if at:  # a new version of a state: of what it is, whoever's
             return storage.partition(":")[0] if ":" in storage else storage.rpartition(".")[2]
         return _NUMBER.sub("", node.outputs[output]).removeprefix("native_").strip("_") or "x"
-    base = node.op.split(".")[1]
+    base = node.op.split(".")[1].removesuffix("_into")  # a bucket
     if base.startswith("native_"):
         base = base[len("native_") :]
     if node.op in STARTS:
         return "started"
+    if node.op == OPEN:
+        return "bucket"
     if node.op == WAIT:
         base = dict(node.args)["of"]
     if node.op.startswith("comm."):

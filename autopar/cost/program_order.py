@@ -20,7 +20,7 @@ from ..graph.graph import producer_table, value_table
 from ..graph.node import Node, Phase, get_arg
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.overlap_memory import overlap_within
-from ..graph.program import CUTS, STARTS, WAIT, Program
+from ..graph.program import CUTS, OPEN, STARTS, WAIT, Program
 from ..graph.reshard import StepKind
 from ..graph.sections import phase_sections
 from ..graph.tensor import size_bytes
@@ -148,6 +148,8 @@ class _Walk:
             node = self.nodes[i]
             if node.op in STARTS:
                 self.start_lot([[i]])
+            elif node.op == OPEN:
+                continue
             elif node.op == WAIT:
                 self.stand(self._over[node.inputs[0]])
             elif node.op.startswith("comm.") and node.op not in CUTS:
@@ -200,7 +202,7 @@ class _Walk:
     def _copied_bytes(self, node: Node) -> int:
         """Of what is read and written once more, packing of buckets not counted."""
         once = self._copied_jointly if isinstance(get_arg(node, "axis"), tuple) else self._copied_once
-        return sum(once(node, number) for number in range(len(node.inputs)))
+        return sum(once(node, number) for number in range(len(node.outputs)))
 
     def _copied_jointly(self, node: Node, number: int) -> int:
         kind, names = StepKind(node.op.removeprefix("comm.start_")), [a.name for a in self.program.mesh.axes]

@@ -13,7 +13,7 @@ from ..graph.graph import value_table
 from ..graph.liveness import bytes_over_time, live_ranges
 from ..graph.node import Node
 from ..graph.overlap_memory import held_over_time, overlap_within
-from ..graph.program import STARTS, WAIT, Program
+from ..graph.program import OPEN, STARTS, WAIT, Program
 from ..graph.sections import Section
 from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
 from ..graph.turns import loop_span
@@ -52,4 +52,4 @@ def _scratch(program: Program, node: Node, values: dict[str, Value], on_cpu: boo
         if DTYPE_BYTES[logits.dtype] < 4:  # widened, and the softmax of it
             return 2 * block
         return block if node.op == "autopar.sum_exp" else 0  # a gradient is made where it stays
-    return 0 if node.op in STARTS or node.op == WAIT else scratch_bytes(program, node, values)
+    return 0 if node.op in (*STARTS, WAIT, OPEN) else scratch_bytes(program, node, values)

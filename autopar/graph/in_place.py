@@ -38,7 +38,7 @@ def add_in_place(program: Program, sections: Sequence[Section]) -> tuple[Program
     Returns:
         the program, and the section of each of its nodes.
     """
-    program, sections = _merge(program, sections, _rows_onto(program.graph, sections))
+    program, sections = _merge(program, sections, find_rows_onto(program.graph, sections))
     return _merge(program, sections, find_added(program.graph, sections))
 
 
@@ -64,8 +64,8 @@ def find_added(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[int,
     return found
 
 
-def _rows_onto(graph: Graph, sections: Sequence[Section]) -> dict[int, tuple[int, Node]]:
-    """As `find_added`, of sums with the gradient of a table."""
+def find_rows_onto(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[int, Node]]:
+    """As `find_added`, of sums with the gradient of a table. The first input of what is both is the tensor to which the rows are added, where it lies."""
     values, makers, own = value_table(graph), producer_table(graph), find_own(graph)
     found: dict[int, tuple[int, Node]] = {}
     gone: set[int] = set()

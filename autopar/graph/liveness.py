@@ -9,7 +9,9 @@ law of memory that cost and emitted code share (the solver's own counts what is 
 * everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;
 * in a step that takes its batch in turns, what comes from before the turns and is read in them is held to the end of the last turn, and a sum
   over the turns, or what they put together, is held from the start of the first;
+* what a matmul writes where it travels, and what comes of it, share the bytes of their bucket (`graph.open_buckets`);
 * an all-reduce puts the sum of a large gradient that nobody else reads where that lies (`graph.own`);
+* the rows of a table that are added to another gradient of it (`graph.in_place`) go where that lies; rows by themselves are counted, but on a CPU none are made;
 * what a matmul adds to a sum over turns (`graph.in_place`) owns nothing;
 * of a program, what Adam's step makes on its way owns nothing (`graph.adam`), nor do the new states that it puts where the old ones are.
 
@@ -22,7 +24,8 @@ from collections.abc import Collection, Mapping
 
 from .adam import list_unheld
 from .graph import Graph, value_table
-from .in_place import find_added
+from .in_place import find_added, find_rows_onto
+from .node import Ref, get_arg
 from .own import find_overwritten
 from .program import WAIT
 from .tensor import size_bytes
@@ -52,10 +55,11 @@ def storage_bases(graph: Graph, overwritten: Collection[str] = ()) -> dict[str, 
     """
     base = {name: name for name in graph.inputs}
     for node in graph.nodes:
-        shared = node.inputs and (is_view(node.op) or node.inputs[0] in overwritten)
+        bucket = get_arg(node, "bucket")
+        shared = node.inputs[bucket.index] if isinstance(bucket, Ref) else node.inputs[0] if node.inputs and is_view(node.op) else next((name for name in node.inputs if name in overwritten), None)
         for out in node.outputs:
             if out:
-                base[out] = base[node.inputs[0]] if shared else out
+                base[out] = out if shared is None else base[shared]
     return base
 
 
@@ -66,7 +70,9 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
     """
     end = len(graph.nodes)
     entering = frozenset(graph.inputs)
-    base = storage_bases(graph, find_overwritten(graph))
+    phases = [node.phase for node in graph.nodes]
+    onto = {both.inputs[0] for _, both in find_rows_onto(graph, phases).values()}
+    base = storage_bases(graph, find_overwritten(graph) | onto)
     made = {name: -1 for name in graph.inputs}
     read: dict[str, int] = {}  # by value, through views
     replaced = {new: old for old, new in graph.updates}
@@ -97,7 +103,7 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
         last[base[name]] = end
     if span is not None:
         made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op in GROWN)
-    added = find_added(graph, [node.phase for node in graph.nodes])
+    added = find_added(graph, phases)
     unheld = list_unheld(graph) | {graph.nodes[k].outputs[0] for k, _ in added.values() if graph.nodes[k].op == "autopar.linear_weight_grad"}  # rows of a table are made apart, but on a CPU
     return {name: (made[name], until) for name, until in last.items() if name not in unheld}
 

@@ -87,10 +87,10 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
     Returns:
         the program, and the section of each of its nodes.
     """
-    program, sections = reduce_once(program, sections, _places(program.graph, sections))
+    program, sections = reduce_once(program, sections, list_places(program.graph, sections))
     graph = program.graph
     values = value_table(graph)
-    places = _places(graph, sections)
+    places = list_places(graph, sections)
     early = _prefetches(graph, values, sections, places) if prefetches else []
     hiding = [*early, *_trailing(graph, values, sections, places, lags), *_in_updates(graph, places)]
     taken = {i for one in hiding for i in (*one.chain, *one.late)}
@@ -107,7 +107,7 @@ def _gains(bucket: Sequence[_Hiding]) -> bool:
     return kind == "update" or place[1] is not None or len(bucket) > 1 or len(one.chain) > 1 or one.start != one.node or one.wait != one.node
 
 
-def _places(graph: Graph, sections: Sequence[Section]) -> list[tuple]:
+def list_places(graph: Graph, sections: Sequence[Section]) -> list[tuple]:
     """For each node its section and block; where it is in no block, the run of such nodes that it is in."""
     found: list[tuple] = []
     for i, (node, section) in enumerate(zip(graph.nodes, sections)):

@@ -5,7 +5,7 @@ In: a program, the section of each node. Out: its peak by the law of `graph.live
     all_gather        what is sent, packed, until the first of its tensors is waited for; the packed result until the last is, beside those that are
                       unpacked by then. One tensor alone is not packed, and unpacked only where its split is not outermost
     reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
-    all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once
+    all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once, and so in a bucket that was opened before (`graph.open_buckets`)
     update            `codegen.parcels` keeps two buckets under way beside the lot at hand
     backend           gloo works on copies of its own: of what a gather makes and of what a reduce-scatter reads, from where they start (torch 2.13, measured)
 
@@ -23,6 +23,7 @@ from .liveness import bytes_over_time, live_ranges
 from .mesh import Mesh
 from .messages import REDUCED_ALONE_BYTES, split_bucket
 from .node import Node, Phase, get_arg
+from .open_buckets import open_buckets
 from .overlap import BUCKET_BYTES, overlap_program, write_over
 from .program import STARTS, WAIT, Program
 from .sections import Section
@@ -31,15 +32,17 @@ from .tensor import Value, num_elements, size_bytes
 _COPIED = ("comm.all_gather", "comm.reduce_scatter")
 
 
-def overlap_within(program: Program, sections: Sequence[Section], room_bytes: int | None = None) -> tuple[Program, tuple[Section, ...]]:
+def overlap_within(program: Program, sections: Sequence[Section], room_bytes: int | None = None, opens: bool = True) -> tuple[Program, tuple[Section, ...]]:
     """`overlap_program`, as far as it fits: where there is no room, sums over turns do not wait for the next block, then nothing is gathered ahead, and where that
     is not enough nothing overlaps.
 
     Args:
         room_bytes: by how much the peak may grow; None: there is no limit.
+        opens: whether buckets are opened before what travels in them is made (`graph.open_buckets`).
     """
     for prefetches, lags in ((True, True), (True, False), (False, False)):
         found = overlap_program(program, sections, prefetches, lags)
+        found = open_buckets(*found) if opens else found
         if room_bytes is None or extra_bytes(program, found[0]) <= room_bytes:
             return found
     return write_over(program), tuple(sections)
@@ -89,7 +92,7 @@ def _flights(program: Program, backend_copies: bool) -> list[tuple[int, int, int
             copies = backend_copies and _copied_bytes(node, values) > 0
             found.append((i, min(waited[out] for out in node.outputs), min(late[own], 2 * max(BUCKET_BYTES, own) * (2 if copies else 1))))
         elif node.op == "comm.start_all_reduce":
-            found.append((i, i, -sum(_in_place_bytes(node, values, backend_copies))))
+            found.append((i, i, -sum(_in_place_bytes(node, values, backend_copies)) if get_arg(node, "bucket") is None else 0))
         else:
             until = alone.get(get_arg(node, "axis"), len(graph.nodes))
             for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], node.op == "comm.start_all_gather", backend_copies):

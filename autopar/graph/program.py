@@ -58,8 +58,9 @@ class Program:
 
 STARTS = ("comm.start_all_gather", "comm.start_reduce_scatter", "comm.start_all_reduce")  # of a program that was overlapped (`graph.overlap`)
 WAIT = "comm.wait"
+OPEN = "comm.open_bucket"  # `graph.open_buckets`
 CUTS = ("comm.slice", "comm.keep")  # local
-COMM_OPS = ("comm.all_gather", "comm.reduce_scatter", "comm.all_reduce", "comm.all_to_all", *CUTS, *STARTS, WAIT)
+COMM_OPS = ("comm.all_gather", "comm.reduce_scatter", "comm.all_reduce", "comm.all_to_all", *CUTS, *STARTS, WAIT, OPEN)
 
 
 def check_program(program: Program) -> None:
@@ -74,7 +75,7 @@ def check_program(program: Program) -> None:
                 raise ProgramError(f"{node.name}: unknown communication {node.op}, expected one of {', '.join(COMM_OPS)}")
             axis = dict(node.args).get("axis")
             several = node.op in STARTS and isinstance(axis, tuple)
-            if node.op != WAIT and not axes.issuperset(axis if several else (axis,)):
+            if node.op not in (WAIT, OPEN) and not axes.issuperset(axis if several else (axis,)):
                 raise ProgramError(f"{node.name}: {node.op} along {axis!r}, the mesh has {', '.join(sorted(axes))}")
     known = {name for name, _, _ in program.shardings}
     for value in program.graph.values:

@@ -32,7 +32,7 @@ from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, joint_name
 from ..graph.messages import split_bucket
 from .digits import merge_digit, split_digit, take_digit
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
-from .pending import Along, Digits, Flight, Pending, cut_pieces, give_back, pack_around, pack_splits, pack_whole, unpack_gathered
+from .pending import Along, Bucket, Digits, Flight, Pending, cut_pieces, give_back, pack_around, pack_splits, pack_whole, unpack_gathered
 
 Axes = Union[str, tuple[str, ...]]  # an axis, or several at once
 TIMEOUT_S = 300.0
@@ -79,8 +79,12 @@ class Comm(Protocol):
         """Begin `reduce_scatter` of each. `alone`: the one that went alone before, along this axis, is finished first, so that only one at a time holds
         what it reads."""
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
-        """Begin `all_reduce` of each; of what they read there is a copy. `own`: places of those that nobody else reads, so that their sums may lie there."""
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = (), bucket: Bucket | None = None) -> list[Pending]:
+        """Begin `all_reduce` of each; of what they read there is a copy. `own`: places of those that nobody else reads, so that their sums may lie there. `bucket`: see
+        `open_bucket`."""
+
+    def open_bucket(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, own: Sequence[int] = ()) -> Bucket:
+        """Room for the tensors of one `start_all_reduce`, which is given it with the same `own`: what is made in its place there is not copied. Local."""
 
     def broadcast(self, x: Tensor, axis: str, source: int) -> Tensor:
         """What coordinate `source` along the axis has, on all ranks of that axis; elsewhere x only says shape and dtype."""
@@ -138,6 +142,9 @@ class Placed:
 
     def slice(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
         return take_digit(x, dim, stride, self._size[axis], self._coordinate[axis])
+
+    def open_bucket(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, own: Sequence[int] = ()) -> Bucket:
+        return Bucket(shapes, dtype, own, self.device)
 
     def keep(self, x: Tensor, axis: str) -> Tensor:
         return x.contiguous() if self._coordinate[axis] == 0 else torch.zeros_like(x, memory_format=torch.contiguous_format)
@@ -251,12 +258,12 @@ class ProcessComm(Placed):
         flight = self._start("reduce_scatter", name, [packed], xs, lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[name], async_op=True))
         return flight, cut_pieces(scattered, shapes)
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = (), bucket: Bucket | None = None) -> list[Pending]:
         if not xs:
             return []
         _, name = self._open_group(axis)
         found: dict[int, Pending] = {}
-        for whole, views in pack_around(xs, own):
+        for whole, views in pack_around(xs, own, bucket):
             reduction, [flat] = _reducible(op, whole)
             flight = self._start("all_reduce", name, [], [], lambda flat=flat: dist.all_reduce(flat, reduction, self._groups[name], async_op=True))
             found |= {k: _pending(flight, lambda view=view: view) for k, view in views.items()}

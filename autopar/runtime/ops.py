@@ -16,6 +16,7 @@ from .lists import columns as columns
 from .parcels import as_they_come as as_they_come
 from .parcels import lots as lots
 from .parcels import parcels as parcels
+from .pending import Bucket
 from .random import poisson, uniform
 from .vocabulary import cross_entropy_backward, embedding, embedding_backward, embedding_backward_onto, pick, sum_exp
 
@@ -37,6 +38,12 @@ def linear_weight_grad(grad: torch.Tensor, input: torch.Tensor, transposed: bool
     """Gradient of `linear`'s weight, summed over all leading dims of `grad [..., o]` and `input [..., i]`."""
     flat_grad, flat_input = grad.reshape(-1, grad.shape[-1]), input.reshape(-1, input.shape[-1])
     return flat_input.t().mm(flat_grad) if transposed else flat_grad.t().mm(flat_input)
+
+
+def linear_weight_grad_into(grad: torch.Tensor, input: torch.Tensor, bucket: Bucket, place: int, transposed: bool = False) -> torch.Tensor:
+    """`linear_weight_grad`, written where it travels: at this place of the bucket."""
+    rows, cols = (input, grad) if transposed else (grad, input)
+    return torch.mm(rows.reshape(-1, rows.shape[-1]).t(), cols.reshape(-1, cols.shape[-1]), out=bucket[place])
 
 
 def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=None, bias=None, output_mask=(True, True, True)):

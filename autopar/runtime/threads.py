@@ -22,7 +22,7 @@ from ..graph.mesh import Mesh, axis_groups, num_ranks
 from .comm import Axes, Placed
 from .digits import merge_digit, take_digit
 from .messages import Arrival, Key, Ledger, arrival_of, arrival_text
-from .pending import Digits, Pending, each_digit, here
+from .pending import Bucket, Digits, Pending, each_digit, here
 
 T = TypeVar("T")
 
@@ -226,7 +226,7 @@ class ThreadComm(Placed):
         scatter = functools.partial(self.reduce_scatter, op=op)
         return here([self._one_by_one(x, axis, scatter, d, s) for x, d, s in zip(xs, dim, stride, strict=True)])
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = (), bucket: Bucket | None = None) -> list[Pending]:
         return here([self._one_by_one(x, axis, functools.partial(self.all_reduce, op=op)) for x in xs])
 
     def _one_by_one(self, x: Tensor, axis: Axes, collective: Callable[..., Tensor], *digits: Digits) -> Tensor:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..graph.mesh import joint_name
 from .clock import Clock, Stamp
 from .comm import Axes, Comm
 from .messages import Arrival, Key
-from .pending import Digits, Pending
+from .pending import Bucket, Digits, Pending
 from .stages import STAGES
 
 
@@ -71,8 +72,11 @@ class TimedComm:
     ) -> list[Pending]:
         return self._follow("reduce_scatter", axis, xs, lambda: self._comm.start_reduce_scatter(xs, axis, dim, stride, op, alone))
 
-    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = ()) -> list[Pending]:
-        return self._follow("all_reduce", axis, xs, lambda: self._comm.start_all_reduce(xs, axis, op, own))
+    def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = (), bucket: Bucket | None = None) -> list[Pending]:
+        return self._follow("all_reduce", axis, xs, lambda: self._comm.start_all_reduce(xs, axis, op, own, bucket))
+
+    def open_bucket(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, own: Sequence[int] = ()) -> Bucket:
+        return self._comm.open_bucket(shapes, dtype, own)
 
     def slice(self, x: Tensor, axis: str, dim: int, stride: int) -> Tensor:
         return self._comm.slice(x, axis, dim, stride)

@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 from autopar.errors import ProgramError  # noqa: E402
 from autopar.graph.messages import REDUCED_ALONE_BYTES  # noqa: E402
 from autopar.runtime.digits import merge_digit, merge_digits, open_digits, split_digit, take_digit  # noqa: E402
-from autopar.runtime.pending import Flight, give_back, pack_around, pack_whole  # noqa: E402
+from autopar.runtime.ops import linear_weight_grad, linear_weight_grad_into  # noqa: E402
+from autopar.runtime.pending import Bucket, Flight, give_back, pack_around, pack_whole  # noqa: E402
 
 pytestmark = pytest.mark.torch
 LARGE = REDUCED_ALONE_BYTES // 8
@@ -113,3 +114,23 @@ def test_flight_gives_back_what_it_packed():
     assert packed.untyped_storage().nbytes() == 0
     Flight(lambda: None, [xs[0].view(-1)], xs).finish()
     assert xs[0].tolist() == [1, 1, 1]
+
+
+def test_what_lies_in_its_bucket_is_not_copied():
+    shapes = [(2, 3), (4,), (LARGE, 2), ()]
+    bucket = Bucket(shapes, torch.float64, (0, 2), torch.device("cpu"))
+    assert bucket.flat.numel() == 3 * 8 and [tuple(bucket[k].shape) for k in range(4)] == shapes
+    xs = [bucket[0].fill_(1), torch.full((4,), 2.0, dtype=torch.float64), bucket[2].fill_(3), torch.tensor(4.0, dtype=torch.float64)]
+    [(large, alone), (flat, views)] = pack_around(xs, (0, 2), bucket)
+    assert list(alone) == [2] and large.data_ptr() == xs[2].data_ptr(), "on a CPU what is large travels alone"
+    assert flat is bucket.flat and flat.tolist() == [1] * 6 + [0] * 2 + [2] * 4 + [0] * 4 + [4] + [0] * 7 and sorted(views) == [0, 1, 3]
+    assert views[0].data_ptr() == xs[0].data_ptr() and views[3].shape == ()
+
+
+def test_a_weight_gradient_is_written_into_its_bucket():
+    grad, input = torch.randn(2, 5, 4, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    for transposed, shape in ((False, (4, 3)), (True, (3, 4))):
+        bucket = Bucket([(7,), shape], torch.float64, (1,), torch.device("cpu"))
+        made = linear_weight_grad_into(grad, input, bucket, 1, transposed)
+        assert made.data_ptr() == bucket[1].data_ptr()
+        torch.testing.assert_close(made, linear_weight_grad(grad, input, transposed), rtol=1e-13, atol=1e-13)

@@ -1,0 +1,83 @@
+"""Gradients that a matmul writes where they travel: which, in what the program says, and what is held for it."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.api import compile_workload  # noqa: E402
+from autopar.constraints import parse_fix  # noqa: E402
+from autopar.demo import model as demo  # noqa: E402
+from autopar.graph import open_buckets  # noqa: E402
+from autopar.graph.liveness import storage_bases  # noqa: E402
+from autopar.graph.node import get_arg  # noqa: E402
+from autopar.graph.overlap_memory import held_over_time, overlap_within  # noqa: E402
+from autopar.graph.program import OPEN, check_program  # noqa: E402
+from autopar.graph.sections import phase_sections  # noqa: E402
+from autopar.options import Options  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def compiled(fix, local="kernels"):
+    torch.manual_seed(0)
+    workload = demo.build(batch=8, seq=16, vocab=64, layers=2, hidden=32, heads=2)
+    return compile_workload(workload, "cpu:2", Options(constraints=parse_fix(fix), price=False, local=local), cache_path=None)
+
+
+@pytest.fixture(scope="module")
+def data_parallel():
+    return compiled("dp=2,zero=0,pp=1")
+
+
+def overlapped(one, opens=True):
+    [program] = one.programs
+    found, sections = overlap_within(program, phase_sections(program.graph), None, opens)
+    check_program(found)
+    assert len(sections) == len(found.graph.nodes) and [s.phase for s in sections] == [n.phase for n in found.graph.nodes]
+    return found
+
+
+def test_the_matmuls_of_a_block_write_into_its_bucket(data_parallel):
+    text = data_parallel.files["program.py"]
+    backward = text.split("def blocks_backward(")[1].split("\n\n\n")[0]
+    assert backward.count("comm.open_bucket([") == 1 and backward.count("ops.linear_weight_grad_into(") == 4 and "ops.linear_weight_grad(" not in backward
+    assert ", op='sum', own=(" in backward and ", bucket=bucket)" in backward
+    lines = backward.splitlines()
+    opened, first = (next(i for i, line in enumerate(lines) if word in line) for word in ("open_bucket", "linear_weight_grad_into"))
+    assert opened < first, "before the first of them"
+
+
+def test_all_that_travels_together_shares_the_bytes_of_the_bucket(data_parallel):
+    graph = overlapped(data_parallel).graph
+    bases = storage_bases(graph)
+    for start in (n for n in graph.nodes if get_arg(n, "bucket") is not None and n.op == "comm.start_all_reduce"):
+        bucket = start.inputs[-1]
+        assert {bases[out] for out in start.outputs} == {bucket}
+        waits = [n for n in graph.nodes if n.op == "comm.wait" and n.inputs[0] in start.outputs]
+        assert len(waits) == len(start.outputs) and {bases[n.outputs[0]] for n in waits} == {bucket}
+    assert sum(n.op == OPEN for n in graph.nodes) == 2, "one a block"
+
+
+def test_a_bucket_is_held_once_where_a_copy_was_held_beside_its_tensors(data_parallel):
+    plain, opened = (overlapped(data_parallel, opens) for opens in (False, True))
+
+    def at_starts(program):
+        held = held_over_time(program, True)
+        return [held[i] for i, n in enumerate(program.graph.nodes) if n.op == "comm.start_all_reduce" and len(n.inputs) > 4]
+
+    assert len(at_starts(plain)) == len(at_starts(opened)) == 2 and all(a > b for a, b in zip(at_starts(plain), at_starts(opened)))
+
+
+def test_where_a_large_tensor_goes_alone_there_is_no_bucket(data_parallel, monkeypatch):
+    """One that another op makes: on a CPU it travels where it lies, and would be counted twice."""
+    monkeypatch.setattr(open_buckets, "REDUCED_ALONE_BYTES", 1)
+    nodes = overlapped(data_parallel).graph.nodes
+    opened = [n for n in nodes if n.op == OPEN]
+    starts = [n for n in nodes if n.op == "comm.start_all_reduce" and get_arg(n, "own", ())]
+    makers = {out: n.op for n in nodes for out in n.outputs if out}
+    assert opened and all((get_arg(n, "bucket") is not None) == all(makers[n.inputs[k]] == open_buckets.WRITES for k in get_arg(n, "own")) for n in starts if len(n.inputs) > 1)
+
+
+@pytest.mark.parametrize(("fix", "local"), [("dp=2,zero=3,pp=1", "kernels"), ("tp=2,pp=1", "kernels"), ("dp=2,zero=0,pp=1", "inductor")])
+def test_what_travels_in_pieces_or_is_compiled_has_none(fix, local):
+    assert "open_bucket" not in compiled(fix, local).files["program.py"]
