@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Union
 
+import torch
 from torch import Tensor
 
 from ..errors import ProgramError
