@@ -22,20 +22,31 @@ from autopar.errors import ConstraintError
 _LLAMA_2 = {(4096, 32): (11008, 32), (5120, 40): (13824, 40), (8192, 80): (28672, 8)}
 _LLAMA_3 = {(4096, 32): (14336, 8), (8192, 80): (28672, 8), (16384, 126): (53248, 8)}
 # Decoders that tables only name: (pattern of the name, layers, hidden, heads, vocabulary). Source: as above; arXiv:2005.14165 Table 2.1 (GPT-3 175B);
-# vocabularies 128256 (Llama 3) and 32000 (Llama 2) as their model cards print them, GPT-3's as below.
+# vocabularies 128256 (Llama 3) and 32000 (Llama 2) as their model cards print them, GPT-3's as below. BigScience's by the table in all of its scripts
+# (bigscience-workshop/bigscience, experiments/gpt2-meg/meg_gpt2_perf_n16.slurm; its 22B, 24B, 50B and 78B are not there).
 _NAMED = (
     (r"llama ?2.*\b7b", 32, 4096, 32, 32000), (r"llama ?2.*\b13b", 40, 5120, 40, 32000), (r"llama ?2.*\b70b", 80, 8192, 64, 32000),
     (r"llama ?3.*\b8b", 32, 4096, 32, 128256), (r"llama ?3.*\b70b", 80, 8192, 64, 128256), (r"llama ?3.*\b405b", 126, 16384, 128, 128256),
     (r"gpt ?3.*\b175b", 96, 12288, 96, 51200),
+    *((rf"gpt2 like {size}b", layers, hidden, 32, 51200) for size, hidden, layers in (
+        (r"7\.5", 4096, 36), ("18", 6144, 40), ("25", 7168, 40), ("30", 7168, 48), ("39", 8192, 48), ("52", 8192, 64), ("65", 9216, 64), ("97", 11264, 64),
+        ("116", 12288, 64), ("206", 16384, 64),
+    )),
 )  # fmt: skip
 _VOCAB = 51200  # where a table prints none: GPT-2's 50257 as Megatron-LM pads it for 8 ranks (arXiv:2104.04473 section 5)
 
 _RACK = 64  # of a rack's 72 devices, those that jobs of 64, 128, 256 take
 # Words of the hardware column, first match wins -> preset, link between hosts where it is not the preset's.
 _AWS_P3 = Link("aws-25", 30e-6, 25e9 / 8 / 8, "AWS p3.16xlarge: 25 Gb/s for 8 devices; latency of kernel TCP, assumption")
+_JEAN_ZAY = Link(
+    "omnipath", 10e-6, 55.0766e9 / 8 * 2 * 63 / 64 / 4,
+    "BigScience on Jean Zay (experiments/bandwidth/README.md): an all-reduce of 64 V100 on 16 hosts ran at 55.0766 Gb/s, of 4 ports of 100 Gb/s a host; latency: assumption",
+)  # fmt: skip
 _HARDWARE: tuple[tuple[str, str, Link | None], ...] = (
     ("V100-16GB AWS p3", "V100-16GB", _AWS_P3),
     ("V100-SXM3-32GB DGX-2", "V100-32GB", None),  # 8 ports of 100 Gb/s for 16 devices: the preset's 6.25 GB/s (arXiv:1910.02054)
+    ("V100-SXM2 4/node Jean Zay", "V100-32GB", _JEAN_ZAY),  # its table of 16 GB does not say which rows it has
+    ("V100-32GB 4/node Jean Zay", "V100-32GB", _JEAN_ZAY),
     ("A100-40GB", "A100-40GB", None),
     ("A100-80GB", "A100-80GB", None),
     ("H100-80GB", "H100-80GB", None),
@@ -48,6 +59,9 @@ _HARDWARE: tuple[tuple[str, str, Link | None], ...] = (
     ("B300", "B300", None),
     ("MI300X", "MI300X", None),
 )
+
+
+_OFFLOADS = re.compile(r"(Opt|Par) Offl=Y|PA_CPU=Y|CPU offload True")
 
 
 class NotExpressible(Exception):
@@ -152,15 +166,15 @@ def _as_worded(device: Device, words: str) -> Device:
     return replace(device, memory_bytes=int(found[1]) * 2**30, memory_bytes_per_s=float(found[2]) * 1e12, power_w=float(found[3]))
 
 
-def with_half_rates(model: CostModel, gain: float = 1.0) -> CostModel:
-    """The cost model with rates of 16 bits, bfloat16 as float16 (V100 has no bfloat16), whose seconds are the middle of these and of `gain` times faster ones.
+def with_half_rates(model: CostModel, share: float = 1.0) -> CostModel:
+    """The cost model with rates of 16 bits, bfloat16 as float16 (V100 has no bfloat16), of whose seconds a matmul takes this share.
 
     Attention keeps its own: its level is that of float16.
     """
     if model.rates is None:
         return model
     levels = dict(model.rates.flops_per_s)
-    flops = tuple({**levels, "bfloat16": levels["float16"] * 2 / (1 + 1 / gain)}.items())
+    flops = tuple({**levels, "bfloat16": levels["float16"] / share}.items())
     return replace(model, flops_per_s=flops, rates=replace(model.rates, flops_per_s=flops))
 
 
@@ -171,11 +185,15 @@ def zero_of(row: Row) -> int | None:
         return int(said)
     if "params not resharded" in said:
         return 2
+    if row.get("framework").startswith("Megatron + Deepspeed ZeRO"):
+        return 3  # its branch is Megatron-LM-v1.1.5-ZeRO3 (BigScience, experiments/gpt2.md)
     return 1 if said.startswith("distributed optimizer") else 3 if re.fullmatch(r"megatron-fsdp column=[1-9]\d*", said) else None
 
 
 def constraints_of(row: Row) -> Constraints:
     """The expert's choice. What the table omits stays free; so does recompute that is told op by op (`per-op SAC`), for which there is no word."""
+    if _OFFLOADS.search(row.get("notes")) or ("Full Offload" in row.get("framework") and "Offl=" not in row.get("notes")):
+        raise NotExpressible("states on the host have no word among the constraints")
     said = _said_degrees(row)
     degrees = {role: row.count(role) or said.get(role) for role in ("dp", "tp", "pp")}
     if (row.count("ep") or 1) > 1:
@@ -218,6 +236,8 @@ def _said_degrees(row: Row) -> dict[str, int]:
         return {"dp": 1, "tp": 1, "pp": devices} if devices else {}
     if re.search(r"Alpa (data_parallel|zero_[23])", framework):
         return {"dp": devices, "tp": 1, "pp": 1}
+    if framework.startswith("HF + Deepspeed Zero 3"):
+        return {"dp": devices, "tp": 1, "pp": 1}  # "DP=GPUs" (BigScience, experiments/gpt2.md)
     return {"pp": 1} if re.search(r"Alpa (intra_only|auto_sharding)", framework) else {}
 
 

@@ -34,7 +34,7 @@ from .ops import Shape, tensor_bytes
 _KINDS = {
     StepKind.ALL_GATHER: "all_gather", StepKind.REDUCE_SCATTER: "reduce_scatter", StepKind.ALL_REDUCE: "all_reduce", StepKind.ALL_TO_ALL: "all_to_all",
 }  # fmt: skip
-
+_REDUCES = (StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
 
 # Of a state's or gradient's reshard, every step after the first: what goes along other axes than the rest of its block is a message that nobody shares, or nearly nobody, which the price
 # of one value cannot know. So little that it decides between ways that cost the same.
@@ -170,6 +170,8 @@ def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, tran
         return (bytes_in + bytes_out) / model.memory_bytes_per_s + model.launch_s
     sizes = bytes_out if kind is StepKind.ALL_GATHER else bytes_in
     way = collective_way(model.links, _KINDS[kind], link.ranks, link.per_host, model.nics)
+    if model.grad_width > 1 and transfer is Transfer.GRAD and kind in _REDUCES:
+        return _way_s(model, way, model.grad_width * times * sizes) / times + (1 + model.grad_width) * bytes_in / model.memory_bytes_per_s
     return _way_s(model, way, times * sizes) / times
 
 

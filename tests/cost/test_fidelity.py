@@ -11,7 +11,7 @@ from benchmarks.fidelity import main
 from benchmarks.fidelity_activations import SETTINGS, evaluate, layers_held
 from benchmarks.fidelity_bubbles import chunks_of, judge_bubbles, judge_rate
 from benchmarks.fidelity_memory import judge_memory
-from benchmarks.fidelity_predict import SearchPredictor, band_of, narrow_gain, side_bytes, side_seconds
+from benchmarks.fidelity_predict import SearchPredictor, band_of, narrow_gain, narrow_share, side_bytes, side_seconds
 from benchmarks.fidelity_runs import Prediction, cover, describe, family_of, global_batch, is_close, measured_seconds, missing_of, row_of
 from benchmarks.fidelity_steps import judge_steps, rank
 from benchmarks.fidelity_table import (
@@ -345,11 +345,32 @@ def test_bands_are_stated_by_what_is_not_known():
     assert band_of(replace(run, source_id="llmfoundry")) is None  # judged closely
 
 
+def test_what_narrow_matmuls_take():
+    run = Run("r", "torchtitan", hardware="H100-80GB", precision="bf16")
+    assert narrow_share(run) == 1.0 and narrow_share(replace(run, precision="fp8 tensorwise")) == 0.75 and narrow_share(replace(run, precision="NVFP4")) == 0.625
+    assert narrow_share(replace(run, precision="fp8 rowwise")) == pytest.approx(0.87, abs=0.005)  # scales by rows save half of what scales by tensors do
+
+
 def test_what_frameworks_do_beside_the_step():
     run = Run("r", "llmfoundry", family="dense", layers=12, hidden=768, heads=12, vocab=50368, seq_len=2048, n_gpus=8, global_bs=64, micro_bs=4)
     assert side_seconds(run, 1e12) == 2 * 14 * 8 * 2048 * 50368 / 1e12 and side_bytes(run) == 0
     megatron = replace(run, source_id="zb", tp=2)
     assert side_seconds(megatron, 1e12) == 0.0 and side_bytes(megatron) == 2 * 4 * 6 * 2048**2
+
+
+def test_rows_of_bigscience():
+    run = Run("r", "bigsci", framework="Megatron + Deepspeed ZeRO (old branch)", model="GPT2-like 52B", family="dense", hardware="V100-SXM2 4/node Jean Zay (32 GB unless the 16 GB table)",
+              gpus_per_node=4, n_gpus=64, dp=32, tp=2, seq_len=1024, global_bs=1024, micro_bs=32, recompute="full", precision="fp16")  # fmt: skip
+    sizes, cluster, asked = sizes_of(row_of(run)), cluster_of(row_of(run)), constraints_of(row_of(run))
+    assert (sizes.layers, sizes.hidden, sizes.heads) == (64, 8192, 32) and asked.zero == 3
+    assert (cluster.num_hosts, cluster.devices_per_host, cluster.device.name) == (16, 4, "V100-32GB")
+    assert 4 * cluster.across.bandwidth_bytes_per_s == pytest.approx(13.55e9, rel=1e-3)  # of a host
+    with pytest.raises(NotExpressible, match="layers is not printed"):
+        sizes_of(row_of(replace(run, model="GPT2-like 22B")))
+    with pytest.raises(NotExpressible, match="states on the host"):
+        constraints_of(row_of(replace(run, notes="ID=8; PA_CPU=Y; noisy shared network")))
+    alone = constraints_of(row_of(replace(run, framework="HF + Deepspeed Zero 3 + Full Offload", zero_stage="3", dp=None, tp=None, notes="Opt Offl=N; Par Offl=N")))
+    assert dict(alone.degrees) == {"dp": 64, "tp": 1, "pp": 1} and alone.zero == 3
 
 
 def test_what_rows_say_by_name():
