@@ -25,8 +25,9 @@ from benchmarks.published_rows import NotExpressible, Row, build_workload, clust
 MEGATRON = {"ptdp", "seqpar", "zb", "mtnlg", "bloom"}
 # The attention kernel of others: llm-foundry's benchmarks ran with `--attn_impl triton` (the default of
 # scripts/train/benchmarking/submit_benchmarks.py, which
-# its sweep.sh does not change); Megatron-Core's H100 runs and Llama 3 ran on Transformer Engine and FlashAttention of their time.
-ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3"}
+# its sweep.sh does not change); Megatron-Core's H100 runs and Llama 3 ran on Transformer Engine and FlashAttention of their time; torchtitan's of 2024 and 2025 on what
+# torch's attention took then (`cost.attention`: before 2.11 FlashAttention-2).
+ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3", "torchtitan": "flash2"}
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
 EAGER = {"llmfoundry"}
@@ -38,8 +39,9 @@ UNFUSED = "V100"
 # a cast (2 read, 4 written) and a log_softmax (4 and 4) move.
 TRAIN_METRICS = {"llmfoundry": 2}
 _METRIC_BYTES = 14
-# All of them rerun a block whole under full recompute: Megatron-LM's CheckpointFunction, and torch.utils.checkpoint before its early stop (torch 2.1;
+# All but these rerun a block whole under full recompute: Megatron-LM's CheckpointFunction, and torch.utils.checkpoint before its early stop (torch 2.1;
 # llm-foundry's rows are of 1.13 and 2.0, by the images in sweep.sh).
+EARLY_STOP = {"torchtitan"}
 # Flags that hide the gradients' reduction and the parameters' gather behind the last backward and the next forward, as rows print them.
 HIDES_ENDS = "--overlap-grad-reduce --overlap-param-gather"
 # Megatron-Core sends gradients and parameters in buckets of so many elements at least, and as many millions as dp has ranks where that is more
@@ -138,7 +140,7 @@ class SearchPredictor:
                 constraints = merge_constraints(constrain(schedule=_SCHEDULES[schedule]), constraints)
             if schedule == "1F1B-I" and _ALL_CHUNKS in run.notes and run.layers and run.pp:
                 constraints = merge_constraints(parse_fix(f"vpp={(run.layers + 2) // run.pp}"), constraints)
-            model = replace(build_cost_model(cluster), whole_blocks=True, hides_ends=HIDES_ENDS in run.zero_stage, flat_states=run.source_id in FLAT_STATES, balances_rows=True)
+            model = replace(build_cost_model(cluster), whole_blocks=run.source_id not in EARLY_STOP, hides_ends=HIDES_ENDS in run.zero_stage, flat_states=run.source_id in FLAT_STATES, balances_rows=True)
             if run.source_id in ATTENTION and model.rates is not None:
                 model = replace(model, attention=ATTENTION[run.source_id])
             if run.source_id == "mcore_h100" and run.dp:

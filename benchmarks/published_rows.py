@@ -209,8 +209,11 @@ def constraints_of(row: Row) -> Constraints:
         product *= n
     if len(given) >= 3 and product != row.need("n_gpus"):
         raise NotExpressible(f"the degrees {words} make {product} devices, printed are {row.need('n_gpus')}")
-    if row.count("micro_bs"):
-        words["microbatch"] = row.count("micro_bs")
+    if batch := row.count("micro_bs"):
+        pp = degrees["pp"] or 1
+        if pp > 1 and row.get("framework").startswith("torchtitan"):
+            batch = max(1, batch // pp)  # it prints the local batch, which goes through the stages in as many microbatches as there are stages (`pipeline_parallel_microbatches`)
+        words["microbatch"] = batch
     if (degrees["pp"] or 1) > 1 and row.count("vpp"):
         words["vpp"] = row.count("vpp")
     zero, again = zero_of(row), row.get("recompute")

@@ -17,7 +17,7 @@ from ..graph.roles import Roles
 from ..graph.schedules.known import chunk_ranks, is_grid, kind_name, runs_backward, splits_backward, why_impossible
 from .role_meshes import SPARE
 
-MOST_CHUNKS = 8
+_MOST_CHUNKS = 8  # that are tried where nobody asks for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,13 @@ def list_schedules(place: Place, turns: int, num_units: int, constraints: Constr
     for kind in (asked,) if asked else named if trains else (FORWARD_ONLY,):
         if runs_backward(kind) is not trains:
             continue
-        for count in range(1, MOST_CHUNKS + 1) if kind in (*IN_CHUNKS, FORWARD_ONLY) or is_grid(kind) else (1,):
-            if chunks not in (None, count) or place.num_stages * count > num_units:
+        most = num_units // place.num_stages
+        if is_grid(kind) or chunks is not None:  # told
+            counts = range(1, most + 1)
+        else:
+            counts = range(1, min(most, _MOST_CHUNKS if kind in (*IN_CHUNKS, FORWARD_ONLY) else 1) + 1)
+        for count in counts:
+            if chunks not in (None, count):
                 continue
             if why_impossible(kind, place.num_stages, turns, count) is None:
                 yield Layout(place, turns, kind, count)

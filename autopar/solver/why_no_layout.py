@@ -13,7 +13,7 @@ from ..constraints import DATA, FORWARD_ONLY, PIPELINE, SEQUENCE, TENSOR, Constr
 from ..errors import ScheduleError
 from ..graph.mesh import print_mesh
 from ..graph.schedules.known import grid_sizes, is_grid, kind_name, runs_backward, why_impossible
-from .layouts import MOST_CHUNKS, Place, least_stages, list_places, list_schedules, list_turns
+from .layouts import Place, least_stages, list_places, list_schedules, list_turns
 
 _MOST_SHOWN = 6
 
@@ -99,9 +99,7 @@ def _why_no_schedule(place: Place, turns: int, num_units: int, constraints: Cons
     why = why_impossible(kind, place.num_stages, turns, chunks)
     if why is not None:
         yield why
-    if chunks > MOST_CHUNKS:
-        yield f"vpp={chunks}: at most {MOST_CHUNKS} chunks are tried"
-    elif place.num_stages * chunks > num_units:
+    if place.num_stages * chunks > num_units:
         parts = f"{place.num_stages} stages of {chunks} chunks need {place.num_stages * chunks} parts"
         yield f"{parts}, the model can be cut into {num_units} (between its numbered modules)"
 

@@ -358,6 +358,12 @@ def test_what_frameworks_do_beside_the_step():
     assert side_seconds(megatron, 1e12) == 0.0 and side_bytes(megatron) == 2 * 4 * 6 * 2048**2
 
 
+def test_torchtitan_prints_the_local_batch():
+    run = Run("r", "torchtitan", framework="torchtitan", n_gpus=512, dp=8, tp=8, pp=8, micro_bs=8)
+    assert constraints_of(row_of(run)).microbatch == 1
+    assert constraints_of(row_of(replace(run, dp=64, pp=1))).microbatch == constraints_of(row_of(replace(run, framework="Megatron-Core"))).microbatch == 8
+
+
 def test_rows_of_bigscience():
     run = Run("r", "bigsci", framework="Megatron + Deepspeed ZeRO (old branch)", model="GPT2-like 52B", family="dense", hardware="V100-SXM2 4/node Jean Zay (32 GB unless the 16 GB table)",
               gpus_per_node=4, n_gpus=64, dp=32, tp=2, seq_len=1024, global_bs=1024, micro_bs=32, recompute="full", precision="fp16")  # fmt: skip

@@ -29,6 +29,7 @@ from autopar.solver.layouts import layout_ranks, print_layout
 from autopar.solver.one_mesh import MeshAnswer
 from autopar.solver.pipeline import PipelineSearch
 from autopar.solver.stage_solve import _narrowed
+from autopar.solver.why_no_layout import why_no_layout
 from autopar.trace.load import load_workload
 
 from .blocks import build_block_case
@@ -261,3 +262,18 @@ def test_models_that_take_no_microbatches_or_few_have_a_plan(name):
     assert 0 < plan.solve.lower_bound_s <= plan.solve.objective_s
     with pytest.raises(ConstraintError, match=f"{name}.*microbatches"):
         compile_workload(workload, "8xH100-80GB", Options(time_limit_s=20.0, constraints=constrain(microbatches=4)))
+
+
+@pytest.mark.parametrize("chunks", [10, 12])
+def test_as_many_chunks_as_are_asked_for(chunks):
+    """More than are tried where nobody asks for any (8); a block each."""
+    search = make_search("2xH100-80GB", {**LARGE, "blocks": 24}, seconds=120, pp=2, microbatches=4, vpp=chunks)
+    layouts = [each.layout for each in search.list_open()]
+    assert layouts and {(layout.chunks, layout.schedule) for layout in layouts} == {(chunks, "interleaved")}
+    free = make_search("2xH100-80GB", {**LARGE, "blocks": 24}, seconds=120, pp=2, microbatches=4)
+    assert {each.layout.chunks for each in free.list_open()} == set(range(1, 9))
+
+
+def test_more_chunks_than_parts_are_said_to_be_too_many():
+    why = why_no_layout(2, 2, 10, 2048, constrain(pp=2, microbatches=4, vpp=12))
+    assert "2 stages of 12 chunks need 24 parts, the model can be cut into 10" in why
