@@ -14,38 +14,22 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from ..errors import AutoparError, CheckpointError
-from ..graph.mesh import Mesh, coordinates
-from ..graph.sharding import Replicate, Sharding
 from .comm import Comm
-from .shards import Region, regions
-from .spec import ProgramSpec, State, local_piece
+from .spec import ProgramSpec, State
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.metadata import Metadata
 
 FORMAT = "autopar-checkpoint-1"
 MANIFEST = "autopar.json"
-
-
-@dataclass(frozen=True)
-class Piece:
-    """This rank's part of one state."""
-
-    whole: tuple[int, ...]
-    dtype: str
-    local: Tensor
-    regions: tuple[Region, ...]
-    writes: bool
 
 
 def save_state(comm: Comm, program: ProgramSpec, state: Mapping[str, Tensor], directory: str | os.PathLike, model: Mapping[str, object]) -> None:
@@ -59,10 +43,14 @@ def save_state(comm: Comm, program: ProgramSpec, state: Mapping[str, Tensor], di
         CheckpointError: a rank cannot write, or the folder holds something else.
         RankError: another rank is gone.
     """
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    from .checkpoint_planners import SavePlanner, list_pieces
+
     target = Path(directory)
     data = comm.share(f"data-{uuid.uuid4().hex[:12]}")
     _all_fine(comm, target, lambda: _prepare_folder(target, data) if comm.rank == 0 else None)
-    planner, writer = _SavePlanner(_pieces(program, state, comm.mesh, comm.rank)), FileSystemWriter(target / data, overwrite=False)
+    planner, writer = SavePlanner(list_pieces(program, state, comm.mesh, comm.rank)), FileSystemWriter(target / data, overwrite=False)
     planner.set_up_planner({}, is_coordinator=comm.rank == 0)
     writer.set_up_storage_writer(comm.rank == 0)
     plans = _all_fine(comm, target, lambda: writer.prepare_local_plan(planner.create_local_plan()))
@@ -80,11 +68,15 @@ def load_state(comm: Comm, program: ProgramSpec, state: Mapping[str, Tensor], di
         CheckpointError: the folder is no checkpoint, is damaged, or belongs to another model. What shows before the data is read
             (other states, missing or truncated files, unreadable metadata) changes nothing.
     """
+    from torch.distributed.checkpoint import FileSystemReader
+
+    from .checkpoint_planners import LoadPlanner, list_pieces
+
     target = Path(directory)
     manifest = read_manifest(target)
     _check_same_states(target, manifest, program.states)
     _check_files(target, manifest)
-    reader, planner = FileSystemReader(target / manifest["data"]), _LoadPlanner(_pieces(program, state, comm.mesh, comm.rank))
+    reader, planner = FileSystemReader(target / manifest["data"]), LoadPlanner(list_pieces(program, state, comm.mesh, comm.rank))
     try:
         metadata = reader.read_metadata()
         planner.set_up_planner({}, metadata, comm.rank == 0)
@@ -121,84 +113,6 @@ def read_manifest(directory: str | os.PathLike) -> dict[str, Any]:
     if missing:
         raise CheckpointError(f"{target / MANIFEST} is damaged: {', '.join(sorted(missing))} missing")
     return manifest
-
-
-class _SavePlanner(DefaultSavePlanner):
-    """Plans rectangles instead of tensors."""
-
-    def __init__(self, pieces: Mapping[str, Piece]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.pieces = pieces
-
-    def create_local_plan(self) -> SavePlan:
-        self.plan = SavePlan([item for name, piece in self.pieces.items() if piece.writes for item in _write_items(name, piece)])
-        return self.plan
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return _at(self.pieces[write_item.index.fqn], write_item.index.offset)
-
-
-class _LoadPlanner(DefaultLoadPlanner):
-    """Reads rectangles into pieces."""
-
-    def __init__(self, pieces: Mapping[str, Piece]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self.pieces = pieces
-
-    def create_local_plan(self) -> LoadPlan:
-        items: list[ReadItem] = []
-        for name, piece in self.pieces.items():
-            stored = self.metadata.state_dict_metadata[name]
-            assert isinstance(stored, TensorStorageMetadata)
-            chunks = [ChunkStorageMetadata(torch.Size(r.offsets), torch.Size(r.sizes)) for r in piece.regions]
-            items += create_read_items_for_chunk_list(name, stored, chunks)
-        return LoadPlan(items)
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return _at(self.pieces[index.fqn], index.offset)
-
-
-def _pieces(program: ProgramSpec, state: Mapping[str, Tensor], mesh: Mesh, rank: int) -> dict[str, Piece]:
-    pieces = {}
-    for number, (name, spec) in enumerate(program.states.items()):
-        if not program.holds(name):
-            continue
-        sharding, _ = local_piece(spec, mesh)
-        writes = _writes(number, sharding, mesh, rank, program.home(name))
-        pieces[name] = Piece(spec.shape, spec.dtype, state[name], tuple(regions(spec.shape, sharding, mesh, rank)), writes)
-    return pieces
-
-
-def _writes(number: int, sharding: Sharding, mesh: Mesh, rank: int, home: int | None) -> bool:
-    """One of the ranks that hold the same writes it; which one turns with the number of the state, so that all have work. In stages it is one of the
-    state's home."""
-    rows = list(zip(sharding.placements, mesh.axes, coordinates(mesh, rank)))
-    if home is not None:
-        if rows[0][2] != home:
-            return False
-        rows = rows[1:]
-    for placement, axis, coordinate in rows:
-        if isinstance(placement, Replicate):
-            if coordinate != number % axis.size:
-                return False
-            number //= axis.size
-    return True
-
-
-def _write_items(name: str, piece: Piece) -> Iterator[WriteItem]:
-    for region in piece.regions:
-        offsets = torch.Size(region.offsets)
-        chunk = ChunkStorageMetadata(offsets, torch.Size(region.sizes))
-        data = TensorWriteData(chunk, TensorProperties(dtype=piece.local.dtype), torch.Size(piece.whole))
-        yield WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)
-
-
-def _at(piece: Piece, offsets: torch.Size | None) -> Tensor:
-    region = next(r for r in piece.regions if r.offsets == tuple(offsets or ()))
-    local = piece.local.detach()
-    for dim, (start, length) in enumerate(zip(region.local_offsets, region.sizes)):
-        local = local.narrow(dim, start, length)
-    return local
 
 
 def _all_fine(comm: Comm, target: Path, work: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autopar.errors import CheckpointError
-from autopar.runtime import Executable, checkpoint, run_ranks
+from autopar.runtime import Executable, checkpoint_planners, run_ranks
 from autopar.runtime.checkpoint import MANIFEST, load_state, read_manifest, save_state
 from autopar.runtime.shards import cut
 from autopar.runtime.spec import ProgramSpec, State, local_piece
@@ -153,7 +153,7 @@ def test_a_save_that_fails_leaves_the_last_one(tmp_path, monkeypatch):
     def refuse(self, item):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(checkpoint._SavePlanner, "resolve_data", refuse)
+    monkeypatch.setattr(checkpoint_planners.SavePlanner, "resolve_data", refuse)
     with pytest.raises(CheckpointError, match="rank . cannot write the checkpoint .*No space left on device; the checkpoint that was there before is untouched"):
         run_ranks(mesh_of(2), broken)
     monkeypatch.undo()
