@@ -214,8 +214,8 @@ def constraints_of(row: Row) -> Constraints:
         if pp > 1 and row.get("framework").startswith("torchtitan"):
             batch = max(1, batch // pp)  # it prints the local batch, which goes through the stages in as many microbatches as there are stages (`pipeline_parallel_microbatches`)
         words["microbatch"] = batch
-    if (degrees["pp"] or 1) > 1 and row.count("vpp"):
-        words["vpp"] = row.count("vpp")
+    if (degrees["pp"] or 1) > 1 and (row.count("vpp") or row.get("source_id") == "bigsci"):
+        words["vpp"] = row.count("vpp") or 1  # BigScience's scripts ask Megatron-LM for one chunk a stage (experiments/gpt2-meg)
     zero, again = zero_of(row), row.get("recompute")
     recompute = "selective" if again.startswith("selective") else {"full": "full", "yes": "full", "none": "none"}.get(again)
     if recompute == "selective" and row.get("framework").startswith("torchtitan"):

@@ -375,6 +375,8 @@ def test_rows_of_bigscience():
         sizes_of(row_of(replace(run, model="GPT2-like 22B")))
     with pytest.raises(NotExpressible, match="states on the host"):
         constraints_of(row_of(replace(run, notes="ID=8; PA_CPU=Y; noisy shared network")))
+    staged = replace(run, framework="Megatron", dp=1, tp=4, pp=16, micro_bs=4)
+    assert constraints_of(row_of(staged)).vpp == 1 and constraints_of(row_of(replace(staged, source_id="ptdp"))).vpp is None
     alone = constraints_of(row_of(replace(run, framework="HF + Deepspeed Zero 3 + Full Offload", zero_stage="3", dp=None, tp=None, notes="Opt Offl=N; Par Offl=N")))
     assert dict(alone.degrees) == {"dp": 64, "tp": 1, "pp": 1} and alone.zero == 3
 
