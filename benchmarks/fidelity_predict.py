@@ -90,6 +90,9 @@ _BY_ROWS = (1 / 5760 - 1 / 6418) / (1 / 5760 - 1 / 7186)
 #   frameworks were
 #   known to this file (docs/benchmarks.md).
 _ROW_BAND, _POWER_BAND, _UNKNOWN_BAND = 0.11, 0.29, 0.48
+# - runs whose source says how much one and the same run moves, beside that: BigScience's speed "can vary as much as 40 %" with the traffic of others (experiments/gpt2.md: one run
+#   took 125, 129, 217 and 225 s), so seconds of up to 1 / (1 - 0.4).
+_SPEED_NOISE = {"bigsci": 0.40}
 
 
 @dataclass(slots=True)
@@ -236,7 +239,7 @@ def band_of(run: Run) -> float | None:
     gain = narrow_gain(run)
     narrow = (gain - 1) / (gain + 1) + _ROW_BAND if gain > 1 else 0.0
     power = _POWER_BAND + _ROW_BAND if re.search(r"\d+W\b|power limited", run.hardware) else 0.0
-    return max(narrow, power) or _UNKNOWN_BAND
+    return (1 + (max(narrow, power) or _UNKNOWN_BAND)) / (1 - _SPEED_NOISE.get(run.source_id, 0.0)) - 1
 
 
 def _together_seconds(best, run: Run) -> float:  # noqa: ANN001

@@ -192,6 +192,8 @@ def zero_of(row: Row) -> int | None:
 
 def constraints_of(row: Row) -> Constraints:
     """The expert's choice. What the table omits stays free; so does recompute that is told op by op (`per-op SAC`), for which there is no word."""
+    if "do not use" in row.get("notes"):
+        raise NotExpressible(row.get("notes"))
     if _OFFLOADS.search(row.get("notes")) or ("Full Offload" in row.get("framework") and "Offl=" not in row.get("notes")):
         raise NotExpressible("states on the host have no word among the constraints")
     said = _said_degrees(row)

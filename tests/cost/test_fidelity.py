@@ -343,6 +343,7 @@ def test_bands_are_stated_by_what_is_not_known():
     assert band_of(run) == 0.48 and band_of(replace(run, hardware="H100-96GB HBM2e 2.4TB/s 500W")) == pytest.approx(0.40)
     assert band_of(replace(run, precision="float8")) == pytest.approx(1 / 3 + 0.11) and narrow_gain(replace(run, precision="NVFP4")) == 4.0
     assert band_of(replace(run, source_id="llmfoundry")) is None  # judged closely
+    assert band_of(replace(run, source_id="bigsci")) == pytest.approx(1.48 / 0.6 - 1)  # one run's speed moves by 40 %, its source says
 
 
 def test_what_narrow_matmuls_take():
@@ -373,6 +374,8 @@ def test_rows_of_bigscience():
     assert 4 * cluster.across.bandwidth_bytes_per_s == pytest.approx(13.55e9, rel=1e-3)  # of a host
     with pytest.raises(NotExpressible, match="layers is not printed"):
         sizes_of(row_of(replace(run, model="GPT2-like 22B")))
+    with pytest.raises(NotExpressible, match="do not use"):
+        constraints_of(row_of(replace(run, notes="source says the size is wrong for these rows: do not use")))
     with pytest.raises(NotExpressible, match="states on the host"):
         constraints_of(row_of(replace(run, notes="ID=8; PA_CPU=Y; noisy shared network")))
     staged = replace(run, framework="Megatron", dp=1, tp=4, pp=16, micro_bs=4)
