@@ -61,6 +61,11 @@ class Options:
         if not (_is_number(self.seed) and isinstance(self.seed, Integral)):
             raise OptionsError(f"seed: expected a whole number, found {self.seed!r}")
 
+    @property
+    def opens_buckets(self) -> bool:
+        """Whether the program's gradients are written where they travel: a segment that `torch.compile` makes returns tensors of its own."""
+        return self.local != "inductor"
+
 
 def _is_number(found: object) -> bool:
     return isinstance(found, Real) and not isinstance(found, bool)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from ..graph.kernel import is_kernel, written_states
 from ..graph.node import Node, get_arg
-from ..graph.program import OPEN, STARTS, WAIT, Origin
+from ..graph.program import MAKES, OPEN, STARTS, WAIT, WRITES, Origin
 from ..graph.stages import COPY
 from ..graph.turns import ACCUMULATE, COLLECT, RECEIVE, SEND, TAKE
 from .expression import identifier, print_expression
@@ -167,7 +167,7 @@ def wish_of(node: Node, output: int) -> str:
         if at:  # a new version of a state: of what it is, whoever's
             return storage.partition(":")[0] if ":" in storage else storage.rpartition(".")[2]
         return _NUMBER.sub("", node.outputs[output]).removeprefix("native_").strip("_") or "x"
-    base = node.op.split(".")[1].removesuffix("_into")  # a bucket
+    base = (MAKES if node.op == WRITES else node.op).split(".")[1]
     if base.startswith("native_"):
         base = base[len("native_") :]
     if node.op in STARTS:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..graph.graph import Graph, value_table
-from ..graph.liveness import live_ranges, storage_bases
+from ..graph.liveness import held_bases, live_ranges
 from ..graph.node import Node, Phase, get_arg
-from ..graph.own import find_overwritten
 from ..graph.plan import Holder, Moment
 from ..graph.program import Program
 from ..graph.reshard import StepKind
@@ -130,7 +129,7 @@ def queued_bytes(program: Program, in_flight: float, among: Among) -> list[int]:
     at = {node.name: i for i, node in enumerate(graph.nodes) if node.op in (SEND, RECEIVE)}
     if not at:
         return found
-    lives, base = {life.name: life for life in list_lives(program)}, storage_bases(graph, find_overwritten(graph))
+    lives, base = {life.name: life for life in list_lives(program)}, held_bases(graph)
     waiting = waiting_bytes(program, in_flight)
     kept = sum(waiting.values()) / (in_flight - 1) if in_flight > 1 else 0.0
     sizes = {name: size_bytes(values[graph.nodes[i].outputs[0]]) for name, i in at.items()}

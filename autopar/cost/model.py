@@ -60,6 +60,7 @@ class CostModel:
         balances_rows: where the rows of causal attention are split, each rank has as many early ones as late ones (Megatron-Core's context parallelism: a block
             and its mirror image); else a run of neighbours, as in our programs, and the last rank has the most to do.
         grad_width: bytes sent of a gradient for each that it has: 2 where 16-bit gradients are cast to float32 and summed so (FSDP's `reduce_dtype`); our programs send them as they are.
+            The casts hide as the sending does. For gradients of 16 bits and collectives that nobody measured here: not where rows of `autopar profile` price them.
         nics: ports per host that a group drives, whoever else sends; None: its ranks' share of them (`links.ports`).
         stage_per_host: 2 where a pipeline stage and the next are on one host, 1 where not; 0: there is one stage (`staged_model`).
         measured: rows of `autopar profile`, which price what they know; the figures above price the rest.

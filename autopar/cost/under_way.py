@@ -22,15 +22,15 @@ from .memory import scratch_bytes, waiting_bytes
 _LOGITS = {"autopar.sum_exp": 0, "autopar.cross_entropy_backward": 1}  # place of the logits among the inputs
 
 
-def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False) -> int:
+def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False, opens: bool = True) -> int:
     """By how much the peak of what runs is above `estimate_memory`'s.
 
     Args:
-        room_bytes: as of `overlap_within`.
+        room_bytes, opens: as of `overlap_within`.
         in_flight: as of `estimate_memory`.
         on_cpu: whether collectives run on gloo, and groups of ops one after the other.
     """
-    overlapped = overlap_within(program, sections, room_bytes)[0]
+    overlapped = overlap_within(program, sections, room_bytes, opens)[0]
     waiting = sum(waiting_bytes(program, in_flight).values())
     plain = _peak(program, bytes_over_time(program.graph, live_ranges(program.graph)), waiting)
     return max(0, _peak(overlapped, held_over_time(overlapped, on_cpu), waiting, on_cpu) - plain)

@@ -75,7 +75,7 @@ def find_rows_onto(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[
         for rows, other in (node.inputs, node.inputs[::-1]):
             k = makers[rows][0]
             alike = all((values[a].shape, values[a].dtype) == (values[node.outputs[0]].shape, values[node.outputs[0]].dtype) for a in node.inputs)
-            if graph.nodes[k].op == _ROWS and alike and makers[other][0] < k and k not in gone and sections[k] == sections[i] == sections[makers[other][0]]:
+            if graph.nodes[k].op == _ROWS and alike and makers[other][0] < k and k not in gone and sections[k] == sections[i]:
                 maker = graph.nodes[k]
                 args = (("sum", Ref(0)), *((name, Ref(arg.index + 1) if isinstance(arg, Ref) else arg) for name, arg in maker.args))
                 found[i] = k, replace(maker, name=node.name, op=ONTO, inputs=(other, *maker.inputs), args=args, outputs=node.outputs)

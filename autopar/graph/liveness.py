@@ -9,7 +9,7 @@ law of memory that cost and emitted code share (the solver's own counts what is 
 * everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;
 * in a step that takes its batch in turns, what comes from before the turns and is read in them is held to the end of the last turn, and a sum
   over the turns, or what they put together, is held from the start of the first;
-* what a matmul writes where it travels, and what comes of it, share the bytes of their bucket (`graph.open_buckets`);
+* the tensors of a bucket that is opened before they are made (`graph.open_buckets`), and their sums, lie in it and own nothing;
 * an all-reduce puts the sum of a large gradient that nobody else reads where that lies (`graph.own`);
 * the rows of a table that are added to another gradient of it (`graph.in_place`) go where that lies; rows by themselves are counted, but on a CPU none are made;
 * what a matmul adds to a sum over turns (`graph.in_place`) owns nothing;
@@ -25,9 +25,9 @@ from collections.abc import Collection, Mapping
 from .adam import list_unheld
 from .graph import Graph, value_table
 from .in_place import find_added, find_rows_onto
-from .node import Ref, get_arg
+from .node import Node, Ref, get_arg
 from .own import find_overwritten
-from .program import WAIT
+from .program import MAKES, WAIT, WRITES
 from .tensor import size_bytes
 from .turns import GROWN, TAKE, loop_span
 
@@ -39,6 +39,9 @@ VIEW_OPS = frozenset(
         "view_as_complex", "view_as_real", "_unsafe_view",
     )
 )  # fmt: skip
+
+
+_BUCKETED = (WRITES, "comm.start_all_reduce")
 
 
 def is_view(op: str) -> bool:
@@ -55,12 +58,27 @@ def storage_bases(graph: Graph, overwritten: Collection[str] = ()) -> dict[str, 
     """
     base = {name: name for name in graph.inputs}
     for node in graph.nodes:
-        bucket = get_arg(node, "bucket")
-        shared = node.inputs[bucket.index] if isinstance(bucket, Ref) else node.inputs[0] if node.inputs and is_view(node.op) else next((name for name in node.inputs if name in overwritten), None)
+        shared = _shared_input(node, overwritten)
         for out in node.outputs:
             if out:
                 base[out] = out if shared is None else base[shared]
     return base
+
+
+def held_bases(graph: Graph) -> dict[str, str]:
+    """`storage_bases` by the law of this module: the owner of each value is in `live_ranges`, or owns nothing there either."""
+    onto = {both.inputs[0] for _, both in find_rows_onto(graph, [node.phase for node in graph.nodes]).values()}
+    return storage_bases(graph, find_overwritten(graph) | onto)
+
+
+def _shared_input(node: Node, overwritten: Collection[str]) -> str | None:
+    """The input in whose bytes the node's results lie."""
+    bucket = get_arg(node, "bucket") if node.op in _BUCKETED else None
+    if isinstance(bucket, Ref):
+        return node.inputs[bucket.index]
+    if node.inputs and is_view(node.op):
+        return node.inputs[0]
+    return next((name for name in node.inputs if name in overwritten), None)
 
 
 def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
@@ -70,9 +88,7 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
     """
     end = len(graph.nodes)
     entering = frozenset(graph.inputs)
-    phases = [node.phase for node in graph.nodes]
-    onto = {both.inputs[0] for _, both in find_rows_onto(graph, phases).values()}
-    base = storage_bases(graph, find_overwritten(graph) | onto)
+    base = held_bases(graph)
     made = {name: -1 for name in graph.inputs}
     read: dict[str, int] = {}  # by value, through views
     replaced = {new: old for old, new in graph.updates}
@@ -103,8 +119,8 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
         last[base[name]] = end
     if span is not None:
         made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op in GROWN)
-    added = find_added(graph, phases)
-    unheld = list_unheld(graph) | {graph.nodes[k].outputs[0] for k, _ in added.values() if graph.nodes[k].op == "autopar.linear_weight_grad"}  # rows of a table are made apart, but on a CPU
+    added = find_added(graph, [node.phase for node in graph.nodes])
+    unheld = list_unheld(graph) | {graph.nodes[k].outputs[0] for k, _ in added.values() if graph.nodes[k].op == MAKES}  # rows of a table are made apart, but on a CPU
     return {name: (made[name], until) for name, until in last.items() if name not in unheld}
 
 

@@ -1,14 +1,15 @@
 """Open buckets: gradients that a matmul writes where they travel, so that nothing is copied into the message.
 
-In: a program whose collectives are started ahead (`graph.overlap`), the section of each node. Out: the program in which the bucket of an all-reduce is opened before the first matmul
-of its place that makes one of its tensors:
+In: a program whose collectives are started ahead (`graph.overlap`), the section of each node. Out: the program in which the bucket of
+an all-reduce is opened before the first matmul of its place that makes one of its tensors:
 
     comm.open_bucket(shapes, dtype, own)                              the bucket: room for all of them
     autopar.linear_weight_grad_into(grad, input, bucket, place)       the result lies in the bucket, at this place of it
     comm.start_all_reduce(x, axis, op, own, bucket)                   the rest is copied to its place; the sums lie there, too
 
-All of it shares the bytes of the bucket (`liveness.storage_bases`). Invariant: nobody but the start reads such a gradient (`own`), and the matmul stands in the same section and block (or run of nodes
-in none). A bucket with a large tensor that somebody else makes stays as it is: on a CPU that travels alone, where it lies (`graph.messages`). The pieces that a reduce-scatter sends do not lie together.
+All of it shares the bytes of the bucket (`liveness.storage_bases`). What is large travels by itself on a CPU (`graph.messages`): its room is taken
+only when it is made. Invariant: nobody but the start reads such a gradient (`own`), and the matmul stands in the same section and block (or run of
+nodes in none). The pieces that a reduce-scatter sends do not lie together.
 """
 
 from __future__ import annotations
@@ -17,14 +18,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .graph import producer_table, value_table
-from .messages import REDUCED_ALONE_BYTES
 from .node import Node, Ref, get_arg
 from .overlap import list_places
-from .program import OPEN, Origin, Program
+from .program import MAKES, OPEN, WRITES, Origin, Program
 from .sections import Section
-from .tensor import Value, num_elements, size_bytes
-
-MAKES, WRITES = "autopar.linear_weight_grad", "autopar.linear_weight_grad_into"
+from .tensor import Value, num_elements
 
 
 def open_buckets(program: Program, sections: Sequence[Section]) -> tuple[Program, tuple[Section, ...]]:
@@ -39,7 +37,7 @@ def open_buckets(program: Program, sections: Sequence[Section]) -> tuple[Program
         own = get_arg(start, "own", ())
         made = {k: makers[start.inputs[k]][0] for k in own if start.inputs[k] in makers}
         made = {k: at for k, at in made.items() if graph.nodes[at].op == MAKES and places[at] == places[i]}
-        if not made or any(k not in made and size_bytes(values[start.inputs[k]]) >= REDUCED_ALONE_BYTES for k in own):
+        if not made:
             continue
         first, inside = min(made.values()), [values[name] for name in start.inputs]
         name = f"{start.outputs[0]}~bucket"

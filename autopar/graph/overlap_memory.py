@@ -5,7 +5,8 @@ In: a program, the section of each node. Out: its peak by the law of `graph.live
     all_gather        what is sent, packed, until the first of its tensors is waited for; the packed result until the last is, beside those that are
                       unpacked by then. One tensor alone is not packed, and unpacked only where its split is not outermost
     reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
-    all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once, and so in a bucket that was opened before (`graph.open_buckets`)
+    all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once, and so in a bucket that was opened before (`graph.open_buckets`);
+                      on gloo what is large has no room in that until it is made
     update            `codegen.parcels` keeps two buckets under way beside the lot at hand
     backend           gloo works on copies of its own: of what a gather makes and of what a reduce-scatter reads, from where they start (torch 2.13, measured)
 
@@ -18,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from .graph import Graph, use_table, value_table
+from .graph import Graph, producer_table, use_table, value_table
 from .liveness import bytes_over_time, live_ranges
 from .mesh import Mesh
 from .messages import REDUCED_ALONE_BYTES, split_bucket
 from .node import Node, Phase, get_arg
 from .open_buckets import open_buckets
 from .overlap import BUCKET_BYTES, overlap_program, write_over
-from .program import STARTS, WAIT, Program
+from .program import STARTS, WAIT, WRITES, Program
 from .sections import Section
 from .tensor import Value, num_elements, size_bytes
 
@@ -33,18 +34,18 @@ _COPIED = ("comm.all_gather", "comm.reduce_scatter")
 
 
 def overlap_within(program: Program, sections: Sequence[Section], room_bytes: int | None = None, opens: bool = True) -> tuple[Program, tuple[Section, ...]]:
-    """`overlap_program`, as far as it fits: where there is no room, sums over turns do not wait for the next block, then nothing is gathered ahead, and where that
-    is not enough nothing overlaps.
+    """`overlap_program`, as far as it fits: where there is no room, buckets are not opened, then sums over turns do not wait for the next block, then nothing is
+    gathered ahead, and where that is not enough nothing overlaps.
 
     Args:
         room_bytes: by how much the peak may grow; None: there is no limit.
         opens: whether buckets are opened before what travels in them is made (`graph.open_buckets`).
     """
     for prefetches, lags in ((True, True), (True, False), (False, False)):
-        found = overlap_program(program, sections, prefetches, lags)
-        found = open_buckets(*found) if opens else found
-        if room_bytes is None or extra_bytes(program, found[0]) <= room_bytes:
-            return found
+        plain = overlap_program(program, sections, prefetches, lags)
+        for found in (open_buckets(*plain), plain) if opens else (plain,):
+            if room_bytes is None or extra_bytes(program, found[0]) <= room_bytes:
+                return found
     return write_over(program), tuple(sections)
 
 
@@ -73,7 +74,7 @@ def held_over_time(program: Program, backend_copies: bool = False) -> list[int]:
 
 def _flights(program: Program, backend_copies: bool) -> list[tuple[int, int, int]]:
     """(first node, last node, bytes) of what collectives under way hold beside their results."""
-    graph, values = program.graph, value_table(program.graph)
+    graph, values, makers = program.graph, value_table(program.graph), producer_table(program.graph)
     waited = {node.inputs[0]: i for i, node in enumerate(graph.nodes) if node.op == WAIT}
     uses = use_table(graph)
     begun = [(i, node) for i, node in enumerate(graph.nodes) if node.op in STARTS]
@@ -92,7 +93,7 @@ def _flights(program: Program, backend_copies: bool) -> list[tuple[int, int, int
             copies = backend_copies and _copied_bytes(node, values) > 0
             found.append((i, min(waited[out] for out in node.outputs), min(late[own], 2 * max(BUCKET_BYTES, own) * (2 if copies else 1))))
         elif node.op == "comm.start_all_reduce":
-            found.append((i, i, -sum(_in_place_bytes(node, values, backend_copies)) if get_arg(node, "bucket") is None else 0))
+            found += _reduce_flight(graph, values, makers, i, backend_copies)
         else:
             until = alone.get(get_arg(node, "axis"), len(graph.nodes))
             for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], node.op == "comm.start_all_gather", backend_copies):
@@ -145,6 +146,20 @@ def _scatter_flight(node: Node, values: Mapping[str, Value], start: int, places:
     sent = sum(size_bytes(values[node.inputs[k]]) for k in places)
     copied = sent if backend_copies else 0
     return [(start + 1, done, sent + copied), (start, start, copied + (0 if unpacked else sent))]
+
+
+def _reduce_flight(graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], start: int, on_gloo: bool) -> list[tuple[int, int, int]]:
+    """Of an all-reduce: what is less than its results, or its bucket, beside what it reads."""
+    node = graph.nodes[start]
+    bucket = get_arg(node, "bucket")
+    if bucket is None:
+        return [(start, start, -sum(_in_place_bytes(node, values, on_gloo)))]
+    found, opened = [], makers[node.inputs[bucket.index]][0]
+    for k in get_arg(node, "own") if on_gloo else ():
+        size, made = size_bytes(values[node.inputs[k]]), makers[node.inputs[k]][0]
+        if size >= REDUCED_ALONE_BYTES:
+            found.append((opened, made - 1 if graph.nodes[made].op == WRITES else start, -size))  # another op's result lies where that op made it
+    return found
 
 
 def _copied_bytes(node: Node, values: Mapping[str, Value]) -> int:

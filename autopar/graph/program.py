@@ -59,6 +59,7 @@ class Program:
 STARTS = ("comm.start_all_gather", "comm.start_reduce_scatter", "comm.start_all_reduce")  # of a program that was overlapped (`graph.overlap`)
 WAIT = "comm.wait"
 OPEN = "comm.open_bucket"  # `graph.open_buckets`
+MAKES, WRITES = "autopar.linear_weight_grad", "autopar.linear_weight_grad_into"  # a matmul that makes a gradient, and one that writes it into a bucket
 CUTS = ("comm.slice", "comm.keep")  # local
 COMM_OPS = ("comm.all_gather", "comm.reduce_scatter", "comm.all_reduce", "comm.all_to_all", *CUTS, *STARTS, WAIT, OPEN)
 

@@ -91,24 +91,25 @@ def pack_whole(xs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return flat, views
 
 
-_ALIGNED = 64  # bytes: a line of a CPU's cache; of a GPU a matmul's widest load has 16
+_ALIGNED_BYTES = 64  # a line of a CPU's cache; a GPU's widest load is 16 bytes (CUDA C++ Programming Guide, "Device Memory Accesses"), which divides it
 
 
 class Bucket:
-    """Room for tensors of one dtype that will travel together (`pack_around`), opened before they are made: `bucket[k]` is where the k-th lies, as far from the beginning as a matmul
-    likes it. What lies between them is zero.
+    """Room for tensors of one dtype that will travel together (`pack_around`), opened before they are made: `bucket[k]` is where the k-th lies, aligned. What lies between them is zero. What
+    goes alone has room of its own, from when it is first asked for.
 
     Args:
         own: as of `pack_around`.
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, own: Sequence[int], device: torch.device) -> None:
-        sizes, step = [prod(shape) for shape in shapes], _ALIGNED // dtype.itemsize
+        sizes, step = [prod(shape) for shape in shapes], _ALIGNED_BYTES // dtype.itemsize
         alone = [k for k in own if _goes_alone(sizes[k] * dtype.itemsize, len(sizes), device)]
         rest = [k for k in range(len(sizes)) if k not in alone]
         rooms = {k: -(-sizes[k] // step) * step for k in rest}
         self.flat = torch.empty(sum(rooms.values()), dtype=dtype, device=device)
-        self._views = {k: torch.empty(shapes[k], dtype=dtype, device=device) for k in alone}
+        self._alone = {k: tuple(shapes[k]) for k in alone}
+        self._views: dict[int, Tensor] = {}
         begin = 0
         for k, room in rooms.items():
             self._views[k] = self.flat[begin : begin + sizes[k]].view(shapes[k])
@@ -116,6 +117,8 @@ class Bucket:
             begin += room
 
     def __getitem__(self, place: int) -> Tensor:
+        if place not in self._views:
+            self._views[place] = self.flat.new_empty(self._alone[place])
         return self._views[place]
 
 

@@ -67,12 +67,14 @@ def build_answer(
     cluster_info: ClusterInfo,
     in_flight: float = 1.0,
     among: Among = ALONE,
+    opens: bool = True,
 ) -> Answered:
     """Build the program of an assignment and the plan with all its tables.
 
     Args:
         in_flight: of a stage: microbatches between their forward and backward.
         among: where it is among other stages.
+        opens: as of `graph.overlap_memory.overlap_within`.
     """
     graph = case.graph
     strategies = assigned_strategies(graph, case.sites, case.signatures, case.cuts, assignment)
@@ -80,7 +82,7 @@ def build_answer(
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
     cost = estimate_program(model, program, case.sites, case.signatures, strategies, in_flight, among)
     room, on_cpu = cluster_info.memory_bytes - cost.peak_bytes[0], model.cluster.device.kind == "cpu"
-    cost = replace(cost, under_way_bytes=(under_way_bytes(program, phase_sections(program.graph), room, in_flight, on_cpu),))
+    cost = replace(cost, under_way_bytes=(under_way_bytes(program, phase_sections(program.graph), room, in_flight, on_cpu, opens),))
     sizes = axis_sizes(assignment.mesh)
     made = _made_shardings(graph, assignment, strategies)
     plan = Plan(

@@ -58,13 +58,14 @@ def join_assignments(staged: Staged) -> Assignment:
 
 
 def build_staged_answer(
-    case: Case, staged: Staged, certificate: Certificate, model: CostModel, model_info: ModelInfo, cluster: ClusterInfo
+    case: Case, staged: Staged, certificate: Certificate, model: CostModel, model_info: ModelInfo, cluster: ClusterInfo, opens: bool = True
 ) -> Plan:
     """The plan of a model in stages.
 
     Args:
         case: of the traced graph.
         model: of the cluster in stages (`cost.model.staged_model`).
+        opens: as of `graph.overlap_memory.overlap_within`.
     """
     plans = []
     told: dict[int, Told] = {}
@@ -80,7 +81,7 @@ def build_staged_answer(
             told[number] = recognise(mine.graph, mine.sites, mine.signatures, mine.cuts, assignment)
         prices = build_prices(model, assignment.mesh, mine.graph, mine.sites, mine.signatures)
         among = place_among(graphs, number, order, number, chunks)
-        plans.append(build_answer(mine, assignment, certificate, model, prices, (), "", model_info, cluster, held, among).plan)
+        plans.append(build_answer(mine, assignment, certificate, model, prices, (), "", model_info, cluster, held, among, opens).plan)
     place = staged.layout.place
     axes = [tuple(axis_role(a.name) for a in place.stage_mesh(s).axes) if place.others else () for s in range(len(plans))]
     rows = tuple(replace(row, holders=p.cost.holders, peak=p.peak, axes=own) for row, p, own in zip(_stage_rows(case, staged), plans, axes))

@@ -5,14 +5,19 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import autopar  # noqa: E402
+from autopar.api import plan_workload, staged_programs  # noqa: E402
 from autopar.constraints import parse_fix  # noqa: E402
 from autopar.demo import model as demo  # noqa: E402
-from autopar.graph.in_place import ONTO, add_in_place  # noqa: E402
+from autopar.graph.in_place import ONTO, add_in_place, find_rows_onto  # noqa: E402
+from autopar.graph.liveness import held_bases, live_ranges  # noqa: E402
 from autopar.graph.node import Phase, Ref  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.graph.tensor import Kind  # noqa: E402
+from autopar.graph.turns import SEND  # noqa: E402
 from autopar.options import Options  # noqa: E402
+from autopar.verify import describe_failure, verify_workload  # noqa: E402
 from tests.graph.drafts import Assigner, make_graph, node, value  # noqa: E402
+from .crossing_models import tied_gpt, translator  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -60,3 +65,30 @@ def test_data_parallel_step_of_a_tied_model():
     backward = step.files["program.py"].split("\ndef backward(")[1].split("\ndef ")[0].splitlines()
     made = next(line for line in backward if "ops.embedding_backward_onto(linear_weight_grad" in line).split(" = ")[0].strip()
     assert any("start_all_reduce([" in line and made in line and "own=" in line for line in backward), "\n".join(backward)
+
+
+def stages_of(workload, spec, fix):
+    planned = plan_workload(workload, spec, Options(constraints=parse_fix(fix), price=False), cache_path=None)
+    return staged_programs(planned.case, planned.plan)[0]
+
+
+@pytest.mark.parametrize("fix", ["pp=2,microbatches=4,schedule=zbv", "pp=2,vpp=2,microbatches=4,schedule=interleaved", "pp=2,microbatches=1,schedule=gpipe"])
+@pytest.mark.parametrize("model", [tied_gpt, translator])
+def test_what_the_law_of_memory_counts_once_the_program_makes_once(model, fix):
+    """The law knows the phases of a program's nodes, the program the sections of its stage. What is sent is counted where its bytes are."""
+    counted, made, sent = [], [], 0
+    for stage in stages_of(model(), "cpu:2", fix):
+        graph = stage.program.graph
+        counted.append(len(find_rows_onto(graph, [n.phase for n in graph.nodes])))
+        made.append(sum(n.op == ONTO for n in add_in_place(stage.program, stage.sections)[0].graph.nodes))
+        bases, lives = held_bases(graph), live_ranges(graph)
+        sends = [n.inputs[0] for n in graph.nodes if n.op == SEND]
+        sent += len(sends)
+        assert all(bases[name] in lives for name in sends)
+    assert counted == made and sent
+    assert any(made) == ((model, fix.rpartition("=")[2]) in ((tied_gpt, "zbv"), (translator, "interleaved"), (translator, "gpipe"))), "where a head and a reader of its table are in one stage"
+
+
+def test_a_sum_made_where_another_chunk_left_its_part_is_right():
+    report = verify_workload(tied_gpt(), "cpu:2", Options(constraints=parse_fix("pp=2,microbatches=4,schedule=zbv"), price=False))
+    assert not report.failures, describe_failure(report)

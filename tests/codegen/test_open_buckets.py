@@ -7,12 +7,14 @@ torch = pytest.importorskip("torch")
 from autopar.api import compile_workload  # noqa: E402
 from autopar.constraints import parse_fix  # noqa: E402
 from autopar.demo import model as demo  # noqa: E402
-from autopar.graph import open_buckets  # noqa: E402
+from autopar.graph import overlap_memory  # noqa: E402
+from autopar.graph.graph import value_table  # noqa: E402
 from autopar.graph.liveness import storage_bases  # noqa: E402
 from autopar.graph.node import get_arg  # noqa: E402
-from autopar.graph.overlap_memory import held_over_time, overlap_within  # noqa: E402
-from autopar.graph.program import OPEN, check_program  # noqa: E402
+from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
+from autopar.graph.program import OPEN, WRITES, check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
+from autopar.graph.tensor import size_bytes  # noqa: E402
 from autopar.options import Options  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -68,14 +70,34 @@ def test_a_bucket_is_held_once_where_a_copy_was_held_beside_its_tensors(data_par
     assert len(at_starts(plain)) == len(at_starts(opened)) == 2 and all(a > b for a, b in zip(at_starts(plain), at_starts(opened)))
 
 
-def test_where_a_large_tensor_goes_alone_there_is_no_bucket(data_parallel, monkeypatch):
-    """One that another op makes: on a CPU it travels where it lies, and would be counted twice."""
-    monkeypatch.setattr(open_buckets, "REDUCED_ALONE_BYTES", 1)
-    nodes = overlapped(data_parallel).graph.nodes
-    opened = [n for n in nodes if n.op == OPEN]
-    starts = [n for n in nodes if n.op == "comm.start_all_reduce" and get_arg(n, "own", ())]
-    makers = {out: n.op for n in nodes for out in n.outputs if out}
-    assert opened and all((get_arg(n, "bucket") is not None) == all(makers[n.inputs[k]] == open_buckets.WRITES for k in get_arg(n, "own")) for n in starts if len(n.inputs) > 1)
+def test_what_is_large_has_no_room_on_a_cpu_until_it_is_made(data_parallel, monkeypatch):
+    graph = (program := overlapped(data_parallel)).graph
+    small = held_over_time(program, True)
+    monkeypatch.setattr(overlap_memory, "REDUCED_ALONE_BYTES", 1)
+    large, values = held_over_time(program, True), value_table(graph)
+    makers = {out: i for i, n in enumerate(graph.nodes) for out in n.outputs if out}
+    expected = [0] * len(small)
+    for i, start in enumerate(graph.nodes):
+        if start.op == "comm.start_all_reduce" and get_arg(start, "bucket") is not None:
+            for made in (makers[start.inputs[k]] for k in get_arg(start, "own")):
+                late = made if graph.nodes[made].op == WRITES else i + 1
+                for at in range(makers[start.inputs[-1]], late):
+                    expected[at] += size_bytes(values[graph.nodes[made].outputs[0]])
+        elif start.op == "comm.start_all_reduce" and len(start.inputs) > 1:
+            expected[i] += sum(size_bytes(values[start.inputs[k]]) for k in get_arg(start, "own", ()))  # not packed
+    assert any(n.op == OPEN for n in graph.nodes) and max(expected) > 0
+    assert [a - b for a, b in zip(small, large)] == expected
+
+
+def test_where_buckets_have_no_room_their_overlap_is_kept(data_parallel):
+    [program] = data_parallel.programs
+    sections = phase_sections(program.graph)
+    plain, opened = (overlapped(data_parallel, opens) for opens in (False, True))
+    less, more = (extra_bytes(program, found) for found in (plain, opened))
+    assert less < more, "else there is nothing to choose"
+    for room in (less, (less + more) // 2, more - 1):
+        assert overlap_within(program, sections, room)[0] == plain
+    assert overlap_within(program, sections, more)[0] == opened
 
 
 @pytest.mark.parametrize(("fix", "local"), [("dp=2,zero=3,pp=1", "kernels"), ("tp=2,pp=1", "kernels"), ("dp=2,zero=0,pp=1", "inductor")])

@@ -3,8 +3,8 @@
 import pytest
 from codegen.chain import chain_graph
 
-from autopar.graph.liveness import bytes_over_time, is_view, live_ranges, storage_bases
-from autopar.graph.node import Phase
+from autopar.graph.liveness import bytes_over_time, held_bases, is_view, live_ranges, storage_bases
+from autopar.graph.node import Phase, Ref
 from autopar.graph.own import find_overwritten
 from autopar.graph.tensor import Kind
 
@@ -101,3 +101,26 @@ def test_along_a_second_axis_the_sum_stays_where_the_first_has_left_it(read_agai
     graph = make_graph([value("g", shape, Kind.BATCH), value("x", shape, Kind.BATCH)], steps)
     assert find_overwritten(graph) == ({"dw"} if read_again else {"dw", "half"})
     assert ("sum" in live_ranges(graph)) == read_again and "half" not in live_ranges(graph) and live_ranges(graph)["dw"] == (0, 3)
+
+
+def test_only_ops_that_know_a_bucket_share_its_bytes():
+    """An op of a user's may call an argument so."""
+    graph = make_graph([value("x", (4,), Kind.BATCH), value("y", (4,), Kind.BATCH)], [(node("mine.f.default", ("x", "y"), "out", bucket=Ref(1)), value("out", (4,)))], outputs=("out",))
+    assert storage_bases(graph)["out"] == "out" and "out" in live_ranges(graph)
+
+
+@pytest.mark.parametrize("read_again", [False, True])
+def test_rows_of_a_table_lie_where_the_other_gradient_of_it_does(read_again):
+    back, shape = {"phase": Phase.BACKWARD}, (8, 4)
+    steps = [
+        (node("aten.mm.default", ("g", "x"), "head", **back), value("head", shape)),  # 0
+        (node("autopar.embedding_backward", ("grad", "at", "rows"), "table", grad=Ref(0), indices=Ref(1), rows=Ref(2), **back), value("table", shape)),  # 1
+        (node("aten.add.Tensor", ("head", "table"), "sum", **back), value("sum", shape)),  # 2
+        (node("aten.neg.default", ("head" if read_again else "sum",), "step", phase=Phase.UPDATE), value("step", shape)),  # 3
+        (node("aten.neg.default", ("sum",), "other", phase=Phase.UPDATE), value("other", shape)),  # 4
+    ]
+    inputs = [value(name, (8, 8) if name == "g" else shape, Kind.BATCH) for name in ("g", "x", "grad", "at", "rows")]
+    graph = make_graph(inputs, steps)
+    ranges, bases = live_ranges(graph), held_bases(graph)
+    assert bases["sum"] == ("sum" if read_again else "head") and ("sum" in ranges) == read_again
+    assert ranges["head"] == (0, 3 if read_again else 4) and "table" in ranges, "rows by themselves are counted"

@@ -127,10 +127,29 @@ def test_what_lies_in_its_bucket_is_not_copied():
     assert views[0].data_ptr() == xs[0].data_ptr() and views[3].shape == ()
 
 
-def test_a_weight_gradient_is_written_into_its_bucket():
-    grad, input = torch.randn(2, 5, 4, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
-    for transposed, shape in ((False, (4, 3)), (True, (3, 4))):
-        bucket = Bucket([(7,), shape], torch.float64, (1,), torch.device("cpu"))
+@pytest.mark.parametrize("lies", ["packed", "swapped", "expanded", "cut"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_a_weight_gradient_is_written_into_its_bucket(dtype, lies):
+    grad, input = torch.randn(2, 5, 4).to(dtype), torch.randn(2, 5, 3).to(dtype)
+    if lies == "swapped":
+        grad, input = grad.transpose(0, 1), input.transpose(0, 1)
+    elif lies == "expanded":
+        grad = grad[:1].expand(2, 5, 4)
+    elif lies == "cut":
+        grad, input = grad[:, 1:, ::2], input[:, 1:, :2]
+    rows, cols = grad.shape[-1], input.shape[-1]
+    for transposed, shape in ((False, (rows, cols)), (True, (cols, rows))):
+        bucket = Bucket([(7,), shape], dtype, (1,), torch.device("cpu"))
         made = linear_weight_grad_into(grad, input, bucket, 1, transposed)
         assert made.data_ptr() == bucket[1].data_ptr()
-        torch.testing.assert_close(made, linear_weight_grad(grad, input, transposed), rtol=1e-13, atol=1e-13)
+        assert torch.equal(made, linear_weight_grad(grad, input, transposed)), "the same kernel, another place"
+
+
+def test_what_goes_alone_has_no_room_before_it_is_asked_for():
+    bucket = Bucket([(3,), (LARGE,), (LARGE,)], torch.float64, (1, 2), torch.device("cpu"))
+    assert bucket.flat.numel() == 8 and list(bucket._views) == [0]
+    made = bucket[1]
+    assert made.shape == (LARGE,) and bucket[1] is made and list(bucket._views) == [0, 1]
+    other = torch.ones(LARGE, dtype=torch.float64)  # that another op made: it travels where it lies
+    found = pack_around([torch.ones(3, dtype=torch.float64), made, other], (1, 2), bucket)
+    assert [flat.data_ptr() for flat, _ in found] == [made.data_ptr(), other.data_ptr(), bucket.flat.data_ptr()] and list(bucket._views) == [0, 1]

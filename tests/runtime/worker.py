@@ -45,6 +45,10 @@ def start_everything(comm, axis, x):
         *comm.start_all_reduce([x.clone()], axis.name, own=(0,)), *comm.start_all_reduce([x.transpose(0, 1)], axis.name, own=(0,)),
         *comm.start_all_reduce([x.clone(), long, x.new_ones(LARGE // x.itemsize), x.repeat(1, 1, LARGE // x.nbytes + 1).transpose(0, 1)], axis.name, own=(0, 2, 3)),
     ]  # fmt: skip
+    bucket = comm.open_bucket([x.shape, (3, 5), long.shape, long.shape], x.dtype, (0, 2, 3))  # written here, one on the side; the third alone where it was made
+    for k, made in ((0, x), (2, long)):
+        bucket[k].copy_(made)
+    started += comm.start_all_reduce([bucket[0], (x[:3, :5, 0] + 1).to(x.dtype), bucket[2], long.clone()], axis.name, own=(0, 2, 3), bucket=bucket)
     started += comm.start_all_gather([xs[0], long, xs[1], long.transpose(0, 1)], axis.name, [0, 1, 1, 1], [1, 2, 1, 16 // axis.size])
     started += comm.start_reduce_scatter([whole[0], long, whole[1], long.transpose(0, 1)], axis.name, [0, 1, 0, 0], [1, 2, 1, 8 // axis.size], alone=True)
     first = [pending.wait() for pending in started[::2]]
