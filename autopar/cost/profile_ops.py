@@ -10,6 +10,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+from ..graph.cpu_matmul import runs_onednn
 from ..graph.tensor import DTYPE_BYTES
 from .profile_grid import OpJob
 
@@ -46,13 +47,20 @@ def _matmul(torch: Any, job: OpJob, normal: Any) -> Run:
     m, n, k = job.shape
     if job.family == "matmul":
         x, w = normal(m, k), normal(n, k)
-        return lambda: torch.mm(x, w.t())
+        return lambda: _multiply(torch, x, w)
     dy = normal(m, n)
     if job.family == "matmul_input_grad":
         w = normal(n, k)
-        return lambda: torch.mm(dy, w)
+        return lambda: _multiply(torch, dy, w.t())
     x = normal(m, k)
     return lambda: torch.mm(dy.t(), x)
+
+
+def _multiply(torch: Any, x: Any, weight: Any) -> Any:
+    """`x [m, i]` times `weight [o, i]`, by the library that has it in a program (`runtime.ops`)."""
+    if x.device.type == "cpu" and torch.backends.mkldnn.is_available() and runs_onednn(str(x.dtype).removeprefix("torch."), *x.shape, weight.shape[0]):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    return torch.mm(x, weight.t())
 
 
 def _attention(torch: Any, job: OpJob, normal: Any) -> Run:

@@ -1,0 +1,77 @@
+"""Linears and the gradients of their inputs by either library, whatever the strides of what they read."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.graph import cpu_matmul  # noqa: E402
+from autopar.runtime.ops import linear, linear_input_grad  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def by_onednn(monkeypatch):
+    """All products of float32, and how many there were."""
+    counted = []
+    kernel = torch.ops.mkldnn._linear_pointwise
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(cpu_matmul, "LEAST_FLOPS", 0)
+    monkeypatch.setattr(cpu_matmul, "_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *args: counted.append(1) or kernel(*args))
+    return counted
+
+
+def draw(rng, *shape):
+    """Packed, with gaps, from the midst of another, swapped or expanded."""
+    kind = rng.choice(("packed", "gaps", "midst", "swapped", "expanded"))
+    if kind == "gaps":
+        return torch.randn(*shape[:-1], 2 * shape[-1] + 1)[..., 1::2]
+    if kind == "midst":
+        return torch.randn(*shape[:-1], shape[-1] + 3)[..., 3:]
+    if kind == "swapped":
+        return torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
+    return torch.randn(1, *shape[1:]).expand(shape) if kind == "expanded" else torch.randn(shape)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@torch.no_grad()
+def test_as_in_float64_whatever_the_strides(by_onednn, seed):
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(60):
+        rows, inner, cols = [rng.randint(1, 5) for _ in range(rng.randint(0, 3))], rng.randint(1, 40), rng.randint(1, 40)
+        transposed = rng.random() < 0.5
+        x, weight, bias = draw(rng, *rows, inner), draw(rng, *((inner, cols) if transposed else (cols, inner))), rng.choice((None, draw(rng, cols)))
+        found, wanted = linear(x, weight, bias, transposed), linear(x.double(), weight.double(), None if bias is None else bias.double(), transposed)
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)
+        grad = draw(rng, *rows, cols)
+        back, wanted = linear_input_grad(grad, weight, transposed), linear_input_grad(grad.double(), weight.double(), transposed)
+        torch.testing.assert_close(back.double(), wanted, rtol=1e-5, atol=1e-4)
+        assert found.is_contiguous() and back.is_contiguous()
+    assert len(by_onednn) == 120, "float64 is torch's"
+
+
+def test_small_products_other_dtypes_and_other_makers_are_torchs(monkeypatch):
+    monkeypatch.setattr(cpu_matmul, "_vendor", lambda: "AuthenticAMD")
+    large = (512, 512, 512)
+    assert cpu_matmul.runs_onednn("float32", *large) and not cpu_matmul.runs_onednn("float64", *large) and not cpu_matmul.runs_onednn("bfloat16", *large)
+    assert not cpu_matmul.runs_onednn("float32", 64, 64, 64)
+    monkeypatch.setattr(cpu_matmul, "_vendor", lambda: "GenuineIntel")
+    assert not cpu_matmul.runs_onednn("float32", *large)
+
+
+def test_a_compiled_segment_has_none(by_onednn):
+    x, weight = torch.randn(8, 8), torch.randn(8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(linear, backend="eager")(x, weight), x @ weight.t())
+    assert not by_onednn
+
+
+def test_autograd_goes_through_what_asks_for_it(by_onednn):
+    x, weight = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True)
+    linear(x, weight).sum().backward()
+    torch.testing.assert_close(weight.grad, x.sum(0).expand(5, 4))
