@@ -45,7 +45,7 @@ from .graph.schedules.schedule import ActionKind, Schedule
 from .graph.stage_programs import StageProgram, build_stage_programs, plan_mesh
 from .graph.text import print_graph, print_program
 from .nearest import Means, Setting, find_nearest
-from .options import Options
+from .options import Options, opens_buckets
 from .runtime import Comm, Executable, ProcessComm, initial_state, read_torchrun_env, start_process_group, state_of_module
 from .solver.answer import Answered, build_answer
 from .solver.answer_stages import build_staged_answer
@@ -357,7 +357,7 @@ def plan_workload(
         staged = _price_given(case, given_plan, cluster, model) if given_plan.pipeline is not None else None
     if staged is not None:
         info, place = model_info(case, workload, precision, source), cluster_info(cluster, model, options, precision)
-        chosen = build_staged_answer(case, staged, certificate, _staged_model(model, staged.layout.place.num_stages, cluster), info, place, options.opens_buckets)
+        chosen = build_staged_answer(case, staged, certificate, _staged_model(model, staged.layout.place.num_stages, cluster), info, place, opens_buckets(options.local))
         chosen = replace(chosen, rules=rows, constraints=demanded, free_step_s=free_s, summary=chosen.summary + _tell_norms(workload))
         check_plan(chosen)
         dump("assignment", lambda: _print_assignment(chosen.assignment))
@@ -484,7 +484,7 @@ def answer_of(
     labels, summary = recognise(case.graph, case.sites, case.signatures, case.cuts, assignment, case_roles(case))
     prices = build_prices(model, assignment.mesh, case.graph, case.sites, case.signatures)
     answered = build_answer(
-        case, assignment, certificate, model, prices, labels, summary, info, cluster_info(cluster, model, options, precision), opens=options.opens_buckets
+        case, assignment, certificate, model, prices, labels, summary, info, cluster_info(cluster, model, options, precision), opens=opens_buckets(options.local)
     )
     return replace(answered, plan=replace(answered.plan, rules=rows))
 

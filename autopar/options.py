@@ -61,10 +61,10 @@ class Options:
         if not (_is_number(self.seed) and isinstance(self.seed, Integral)):
             raise OptionsError(f"seed: expected a whole number, found {self.seed!r}")
 
-    @property
-    def opens_buckets(self) -> bool:
-        """Whether the program's gradients are written where they travel: a segment that `torch.compile` makes returns tensors of its own."""
-        return self.local != "inductor"
+
+def opens_buckets(local: str) -> bool:
+    """Whether gradients are written where they travel (`graph.open_buckets`) in programs that run so between collectives, `local` as of `Options`: what `torch.compile` makes returns tensors of its own."""
+    return local != "inductor"
 
 
 def _is_number(found: object) -> bool:

@@ -28,6 +28,7 @@ from ..graph.stage_programs import plan_mesh
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind
 from ..graph.turns import count_microbatches
+from ..options import opens_buckets
 from .body import Body, print_bodies
 from .expression import print_literal
 from .folded import fold_names
@@ -120,7 +121,7 @@ def print_files(
         local, cuda_graph: as of `Options`.
         room_bytes: that collectives which are started ahead may hold (`overlap_within`).
     """
-    program, sections = add_in_place(*overlap_within(program, phase_sections(program.graph), room_bytes, local != "inductor"))
+    program, sections = add_in_place(*overlap_within(program, phase_sections(program.graph), room_bytes, opens_buckets(local)))
     fused = Fused(program, sections, ()) if local == "ops" else fuse_program(program, sections, segments=local == "inductor")
     program = fused.program
     body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1, fused.kernels)

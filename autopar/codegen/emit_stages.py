@@ -25,6 +25,7 @@ from ..graph.stage_programs import STAGES, StageProgram, pipeline_mesh
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS
 from ..graph.turns import RECEIVE
+from ..options import opens_buckets
 from .alike import find_shift
 from .body import Body, print_bodies
 from .delivery import check_messages
@@ -138,7 +139,7 @@ def _prepare(stages: Sequence[StageProgram], rooms: Sequence[int | None], local:
     found: list[StageProgram] = []
     kernels: tuple[Kernel, ...] = ()
     for stage, room in zip(stages, rooms):
-        program, sections = add_in_place(*overlap_within(stage.program, stage.sections, room, local != "inductor"))
+        program, sections = add_in_place(*overlap_within(stage.program, stage.sections, room, opens_buckets(local)))
         if local != "ops":
             fused = fuse_program(program, sections, taken=kernels, segments=local == "inductor")
             program, sections, kernels = fused.program, fused.sections, fused.kernels

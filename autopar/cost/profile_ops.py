@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from ..graph.cpu_matmul import runs_onednn
+from ..graph.cpu_matmul import multiply
 from ..graph.tensor import DTYPE_BYTES
 from .profile_grid import OpJob
 
@@ -58,9 +58,8 @@ def _matmul(torch: Any, job: OpJob, normal: Any) -> Run:
 
 def _multiply(torch: Any, x: Any, weight: Any) -> Any:
     """`x [m, i]` times `weight [o, i]`, by the library that has it in a program (`runtime.ops`)."""
-    if x.device.type == "cpu" and torch.backends.mkldnn.is_available() and runs_onednn(str(x.dtype).removeprefix("torch."), *x.shape, weight.shape[0]):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-    return torch.mm(x, weight.t())
+    found = multiply(torch, x, weight)
+    return torch.mm(x, weight.t()) if found is None else found
 
 
 def _attention(torch: Any, job: OpJob, normal: Any) -> Run:

@@ -48,14 +48,14 @@ class ProgramOrder:
     exposed_s: float
 
 
-def replay_order(model: CostModel, program: Program, seconds: Mapping[str, float], room_bytes: int | None = None, opens: bool = True) -> ProgramOrder:
+def replay_order(model: CostModel, program: Program, seconds: Mapping[str, float], room_bytes: int | None = None) -> ProgramOrder:
     """Walk through the step of a program of one stage.
 
     Args:
         seconds: of each node of the program, over all turns (`estimate.node_seconds`).
-        room_bytes, opens: as of `overlap_within`; None: there is no limit.
+        room_bytes: as of `overlap_within`; None: there is no limit.
     """
-    overlapped, _ = overlap_within(program, phase_sections(program.graph), room_bytes, opens)
+    overlapped, _ = overlap_within(program, phase_sections(program.graph), room_bytes)
     walk = _Walk(model, program, overlapped, seconds)
     nodes = overlapped.graph.nodes
     by_phase = {phase: [i for i, node in enumerate(nodes) if node.phase is phase] for phase in Phase}

@@ -16,8 +16,8 @@ from ..errors import ClusterError
 from ..graph.tensor import DTYPE_BYTES
 from .rows import COMM_KINDS, MEETING, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows, row_key
 
-FORMAT = "autopar-profile-2"
-_EARLIER = ("autopar-profile-1",)
+FORMAT = "autopar-profile-3"  # 3: matmuls by the library that has them in programs (`graph.cpu_matmul`)
+_EARLIER = ("autopar-profile-1", "autopar-profile-2")
 _AGAIN = "run `autopar profile` again, or delete the file"
 
 

@@ -1,37 +1,48 @@
-"""CPU matmuls: which library multiplies float32 matrices on a CPU, by their sizes alone, so that ranks which do the same do it by the same kernel.
+"""CPU matmuls: float32 matrices by oneDNN where that is faster than what torch calls (MKL); torch itself gives oneDNN only 16 bits.
 
-In: dtype and sizes. Out: whether oneDNN has the product, which torch calls by itself only for 16 bits, or what torch calls (MKL). The runtime asks when it runs a linear or the
-gradient of its input, `autopar profile` when it measures one.
+In: torch (whoever calls has it), tensors. Out: their product, or None where it is torch's. The runtime asks for linears and the gradients of their inputs, `autopar profile` when it
+measures one. Invariant: on hosts of one kind the sizes alone decide, so ranks that compute the same do it by the same kernel.
 
-On AMD processors MKL runs without the kernels that Intel's have. Milliseconds of torch's call and of oneDNN's, one thread, median of 25 (AMD EPYC with AVX-512, torch 2.13.0 with oneDNN 3.12, 2026-11-25), rows x in x out:
+On AMD's processors MKL runs without the kernels that Intel's have. Milliseconds of torch's call and of oneDNN's, one thread (AMD EPYC with AVX-512, torch 2.13.0 with oneDNN 3.12, 2026-11-25), rows x in x out:
 
     512 x 384 x 384     forward 1.56, 1.48     input's gradient 1.69, 1.53     weight's gradient 1.56, 1.56
     512 x 1536 x 384            7.16, 6.20                      8.96, 6.58                       8.30, 6.88
     512 x 384 x 8192            46.1, 33.3                      33.9, 33.0                       35.4, 35.7
     256 x 1024 x 2048           12.7, 10.3                      11.5, 10.5                       12.3, 11.3
-    64 x 64 x 64              0.013, 0.023                    0.009, 0.022                     0.011, 0.028
+    16384 x 16 x 1024           35.1, 34.0                      16.6, 10.8
+    16 x 4096 x 4096            12.9, 8.84                      12.8, 11.1
+    384 x 384 x 384             1.18, 1.12                      1.15, 1.04
+    256 x 256 x 256            0.337, 0.326                    0.338, 0.316
+    128 x 128 x 128            0.049, 0.058                    0.048, 0.055
+    1 x 4096 x 4096             3.15, 2.92                      2.95, 6.94
 
-A weight's gradient is mostly as fast by either (and some are written where they travel, which oneDNN's call cannot), so it stays torch's. On Intel's processors nobody measured.
+With two threads it is the same. The gradient of a weight stays torch's: some are written where they travel or added to a sum, which oneDNN's call cannot. Nobody measured Intel's processors.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
+from typing import Any
 
-LEAST_FLOPS = 1 << 26  # of a product: below, a call of oneDNN, which looks its kernel up, costs more than it saves
+from .machine import processor_maker
+
+LEAST_FLOPS = 1 << 26  # of a product: below, finding the kernel takes what it saves
+LEAST_DIM = 16  # of its rows, inner and columns: a product by a vector is torch's
 
 
 def runs_onednn(dtype: str, rows: int, inner: int, cols: int) -> bool:
     """Whether `[rows, inner]` times `[inner, cols]` is oneDNN's on this machine."""
-    return dtype == "float32" and 2 * rows * inner * cols >= LEAST_FLOPS and _vendor() == "AuthenticAMD"
+    return dtype == "float32" and min(rows, inner, cols) >= LEAST_DIM and 2 * rows * inner * cols >= LEAST_FLOPS and processor_maker() == "AuthenticAMD"
 
 
-@cache
-def _vendor() -> str:
-    """As the processor calls its maker; empty where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+def multiply(torch: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    """`x [..., i]` times `weight [o, i]` plus `bias [o]`, or None where that is torch's.
+
+    oneDNN reads a bias as if it were packed, and takes a thousand times as long where neither the weight nor its transpose is. It has no gradient, and stays out of what is compiled.
+    """
+    if x.dtype is not torch.float32 or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return None
+    cols, inner = weight.shape
+    if not torch.backends.mkldnn.is_available() or not runs_onednn("float32", x.numel() // max(1, inner), inner, cols):
+        return None
+    packed = weight if weight.is_contiguous() or weight.t().is_contiguous() else weight.contiguous()
+    return torch.ops.mkldnn._linear_pointwise(x, packed, None if bias is None else bias.contiguous(), "none", [], "")  # what torch.compile calls on a CPU; as it is in 2.11 to 2.13

@@ -38,7 +38,7 @@ def add_in_place(program: Program, sections: Sequence[Section]) -> tuple[Program
     Returns:
         the program, and the section of each of its nodes.
     """
-    program, sections = _merge(program, sections, find_rows_onto(program.graph, sections))
+    program, sections = _merge(program, sections, find_rows_onto(program.graph))
     return _merge(program, sections, find_added(program.graph, sections))
 
 
@@ -64,8 +64,9 @@ def find_added(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[int,
     return found
 
 
-def find_rows_onto(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[int, Node]]:
-    """As `find_added`, of sums with the gradient of a table. The first input of what is both is the tensor to which the rows are added, where it lies."""
+def find_rows_onto(graph: Graph) -> dict[int, tuple[int, Node]]:
+    """As `find_added`, of sums with the gradient of a table, whatever their sections: what the rows are made of goes to where they are added. The first input of what is both is the
+    tensor to which the rows are added, where it lies."""
     values, makers, own = value_table(graph), producer_table(graph), find_own(graph)
     found: dict[int, tuple[int, Node]] = {}
     gone: set[int] = set()
@@ -75,7 +76,7 @@ def find_rows_onto(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[
         for rows, other in (node.inputs, node.inputs[::-1]):
             k = makers[rows][0]
             alike = all((values[a].shape, values[a].dtype) == (values[node.outputs[0]].shape, values[node.outputs[0]].dtype) for a in node.inputs)
-            if graph.nodes[k].op == _ROWS and alike and makers[other][0] < k and k not in gone and sections[k] == sections[i]:
+            if graph.nodes[k].op == _ROWS and alike and makers[other][0] < k and k not in gone and graph.nodes[k].phase is node.phase:
                 maker = graph.nodes[k]
                 args = (("sum", Ref(0)), *((name, Ref(arg.index + 1) if isinstance(arg, Ref) else arg) for name, arg in maker.args))
                 found[i] = k, replace(maker, name=node.name, op=ONTO, inputs=(other, *maker.inputs), args=args, outputs=node.outputs)

@@ -9,7 +9,7 @@ law of memory that cost and emitted code share (the solver's own counts what is 
 * everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;
 * in a step that takes its batch in turns, what comes from before the turns and is read in them is held to the end of the last turn, and a sum
   over the turns, or what they put together, is held from the start of the first;
-* the tensors of a bucket that is opened before they are made (`graph.open_buckets`), and their sums, lie in it and own nothing;
+* what a matmul writes into a bucket (`graph.open_buckets`), and all sums of it, lie there and own nothing;
 * an all-reduce puts the sum of a large gradient that nobody else reads where that lies (`graph.own`);
 * the rows of a table that are added to another gradient of it (`graph.in_place`) go where that lies; rows by themselves are counted, but on a CPU none are made;
 * what a matmul adds to a sum over turns (`graph.in_place`) owns nothing;
@@ -67,7 +67,7 @@ def storage_bases(graph: Graph, overwritten: Collection[str] = ()) -> dict[str, 
 
 def held_bases(graph: Graph) -> dict[str, str]:
     """`storage_bases` by the law of this module: the owner of each value is in `live_ranges`, or owns nothing there either."""
-    onto = {both.inputs[0] for _, both in find_rows_onto(graph, [node.phase for node in graph.nodes]).values()}
+    onto = {both.inputs[0] for _, both in find_rows_onto(graph).values()}
     return storage_bases(graph, find_overwritten(graph) | onto)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 _CPU_INFO = Path("/proc/cpuinfo")  # Linux; elsewhere what Python knows
@@ -37,10 +38,20 @@ def describe_machine(device: str, torch: str) -> Machine:
     return Machine(device, _processor(), os.cpu_count() or 1, torch, platform.python_version())
 
 
+@cache
+def processor_maker() -> str:
+    """As the processor says it, `AuthenticAMD`; empty where the system does not tell."""
+    return _read_info("vendor_id")
+
+
 def _processor() -> str:
+    named = _read_info("model name")
+    return named or platform.processor() or platform.machine() or "unknown processor"
+
+
+def _read_info(key: str) -> str:
     try:
         lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
     except OSError:
-        lines = []
-    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name") and ":" in line), "")
-    return named or platform.processor() or platform.machine() or "unknown processor"
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key) and ":" in line), "")

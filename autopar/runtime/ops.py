@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from ..graph.cpu_matmul import runs_onednn
+from ..graph.cpu_matmul import multiply
 from ..graph.strides import READS_PACKED
 from .attention import attention, attention_backward, row_numbers
 from .lists import columns as columns
@@ -22,7 +22,6 @@ from .random import poisson, uniform
 from .vocabulary import cross_entropy_backward, embedding, embedding_backward, embedding_backward_onto, pick, sum_exp
 
 _aten = torch.ops.aten
-_HAS_ONEDNN = torch.backends.mkldnn.is_available()
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -37,11 +36,8 @@ def linear_input_grad(grad: torch.Tensor, weight: torch.Tensor, transposed: bool
 
 
 def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`x [..., i]` times `weight [o, i]` plus `bias [o]`, by the library of `graph.cpu_matmul`. oneDNN reads a bias as if it were packed."""
-    plain = torch.compiler.is_compiling() or torch.is_grad_enabled()  # it has no gradient
-    if not plain and _HAS_ONEDNN and x.dtype is torch.float32 and x.device.type == "cpu" and runs_onednn("float32", x.numel() // max(1, x.shape[-1]), *reversed(weight.shape)):
-        return torch.ops.mkldnn._linear_pointwise(x, weight, None if bias is None else bias.contiguous(), "none", [], "")
-    return torch.nn.functional.linear(x, weight, bias)
+    found = multiply(torch, x, weight, bias)
+    return torch.nn.functional.linear(x, weight, bias) if found is None else found
 
 
 def linear_weight_grad(grad: torch.Tensor, input: torch.Tensor, transposed: bool = False) -> torch.Tensor:

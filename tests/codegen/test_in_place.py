@@ -75,11 +75,11 @@ def stages_of(workload, spec, fix):
 @pytest.mark.parametrize("fix", ["pp=2,microbatches=4,schedule=zbv", "pp=2,vpp=2,microbatches=4,schedule=interleaved", "pp=2,microbatches=1,schedule=gpipe"])
 @pytest.mark.parametrize("model", [tied_gpt, translator])
 def test_what_the_law_of_memory_counts_once_the_program_makes_once(model, fix):
-    """The law knows the phases of a program's nodes, the program the sections of its stage. What is sent is counted where its bytes are."""
+    """The law knows the graph, the program the sections of its stage. What is sent is counted where its bytes are."""
     counted, made, sent = [], [], 0
     for stage in stages_of(model(), "cpu:2", fix):
         graph = stage.program.graph
-        counted.append(len(find_rows_onto(graph, [n.phase for n in graph.nodes])))
+        counted.append(len(find_rows_onto(graph)))
         made.append(sum(n.op == ONTO for n in add_in_place(stage.program, stage.sections)[0].graph.nodes))
         bases, lives = held_bases(graph), live_ranges(graph)
         sends = [n.inputs[0] for n in graph.nodes if n.op == SEND]

@@ -16,6 +16,7 @@ from autopar.graph.program import OPEN, WRITES, check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.graph.tensor import size_bytes  # noqa: E402
 from autopar.options import Options  # noqa: E402
+from autopar.runtime import pending  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -98,6 +99,38 @@ def test_where_buckets_have_no_room_their_overlap_is_kept(data_parallel):
     for room in (less, (less + more) // 2, more - 1):
         assert overlap_within(program, sections, room)[0] == plain
     assert overlap_within(program, sections, more)[0] == opened
+
+
+def test_buckets_go_before_overlap_does(data_parallel, monkeypatch):
+    [program] = data_parallel.programs
+    sections, tried = phase_sections(program.graph), []
+    monkeypatch.setattr(overlap_memory, "overlap_program", lambda program, sections, prefetches, lags: ((prefetches, lags), sections))
+    monkeypatch.setattr(overlap_memory, "open_buckets", lambda plain, sections: (("opened", *plain), sections))
+    monkeypatch.setattr(overlap_memory, "extra_bytes", lambda program, found: tried.append(found) or 1)
+    overlap_within(program, sections, 0)
+    rounds = ((True, True), (True, False), (False, False))
+    assert tried == [found for plain in rounds for found in (("opened", *plain), plain)]
+    tried.clear()
+    overlap_within(program, sections, 0, opens=False)
+    assert tried == list(rounds)
+
+
+def test_a_bucket_takes_what_the_law_counts(data_parallel, monkeypatch):
+    """At first without what is large, then with what a matmul writes; each tensor begins at a multiple of 64 bytes."""
+    graph = overlapped(data_parallel).graph
+    values = value_table(graph)
+    makers = {out: n for n in graph.nodes for out in n.outputs if out}
+    for start in (n for n in graph.nodes if n.op == "comm.start_all_reduce" and get_arg(n, "bucket") is not None):
+        opened, own = makers[start.inputs[-1]], get_arg(start, "own")
+        large = max(size_bytes(values[start.inputs[k]]) for k in own)
+        monkeypatch.setattr(pending, "REDUCED_ALONE_BYTES", large)
+        alone = [k for k in own if size_bytes(values[start.inputs[k]]) >= large]
+        bucket = pending.Bucket(get_arg(opened, "shapes"), torch.float32, own, torch.device("cpu"))
+        gaps = 64 * len(start.inputs)
+        rest = size_bytes(values[opened.outputs[0]]) - len(alone) * large
+        assert alone and 0 <= bucket.flat.nbytes - rest < gaps
+        written = [k for k in alone if makers[start.inputs[k]].op == WRITES]
+        assert sum(bucket[k].nbytes for k in written) == len(written) * large
 
 
 @pytest.mark.parametrize(("fix", "local"), [("dp=2,zero=3,pp=1", "kernels"), ("tp=2,pp=1", "kernels"), ("dp=2,zero=0,pp=1", "inductor")])

@@ -15,13 +15,20 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def by_onednn(monkeypatch):
     """All products of float32, and how many there were."""
-    counted = []
-    kernel = torch.ops.mkldnn._linear_pointwise
     if not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN")
+    counted = []
+    kernel = torch.ops.mkldnn._linear_pointwise
+
+    def counting(x, weight, bias, *others):
+        assert weight.is_contiguous() or weight.t().is_contiguous(), "else oneDNN takes a thousand times as long"
+        counted.append(1)
+        return kernel(x, weight, bias, *others)
+
     monkeypatch.setattr(cpu_matmul, "LEAST_FLOPS", 0)
-    monkeypatch.setattr(cpu_matmul, "_vendor", lambda: "AuthenticAMD")
-    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *args: counted.append(1) or kernel(*args))
+    monkeypatch.setattr(cpu_matmul, "LEAST_DIM", 1)
+    monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counting)
     return counted
 
 
@@ -56,11 +63,11 @@ def test_as_in_float64_whatever_the_strides(by_onednn, seed):
 
 
 def test_small_products_other_dtypes_and_other_makers_are_torchs(monkeypatch):
-    monkeypatch.setattr(cpu_matmul, "_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "AuthenticAMD")
     large = (512, 512, 512)
     assert cpu_matmul.runs_onednn("float32", *large) and not cpu_matmul.runs_onednn("float64", *large) and not cpu_matmul.runs_onednn("bfloat16", *large)
-    assert not cpu_matmul.runs_onednn("float32", 64, 64, 64)
-    monkeypatch.setattr(cpu_matmul, "_vendor", lambda: "GenuineIntel")
+    assert not cpu_matmul.runs_onednn("float32", 64, 64, 64) and not cpu_matmul.runs_onednn("float32", 1, 8192, 8192)
+    monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "GenuineIntel")
     assert not cpu_matmul.runs_onednn("float32", *large)
 
 
