@@ -124,6 +124,8 @@ def _describe(name: str, args: Sequence[Any]) -> str:
     tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
     shown = ", ".join(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in tensors[:3] if isinstance(x, Tensor))
     more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
-    axes = "" if len(args) < 2 else args[1] if isinstance(args[1], str) else "+".join(args[1]) if isinstance(args[1], tuple) else ""
-    along = f" along {axes}" if axes else ""
+    if name == "receive":
+        return f"receive from rank {args[0]}"
+    axes = args[1] if len(args) > 1 else ""
+    along = f" to rank {axes}" if name == "send" else f" along {axes if isinstance(axes, str) else '+'.join(axes)}" if axes else ""
     return f"{name}{along}{f' of {shown}{more}' if shown else ''}"

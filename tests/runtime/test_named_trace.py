@@ -1,0 +1,35 @@
+"""What a trace calls collectives and messages."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from autopar.runtime.named_trace import COLLECTIVES, NamedComm, _describe  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    "name, args, text",
+    [
+        ("all_reduce", (torch.ones(2, 3), "dp"), "all_reduce along dp of float32[2, 3]"),
+        ("start_all_gather", ([torch.ones(2)] * 4, ("dp", "tp"), [0] * 4, [1] * 4), "start_all_gather along dp+tp of float32[2], float32[2], float32[2] and 1 more"),
+        ("send", (torch.ones(2), 3, (0, 1)), "send to rank 3 of float32[2]"),
+        ("receive", (3, (0, 1)), "receive from rank 3"),  # a message and a turn, no axes
+        ("broadcast", (torch.ones(()), "dp", 0), "broadcast along dp of float32[]"),
+    ],
+)
+def test_names(name, args, text):
+    assert name in COLLECTIVES and _describe(name, args) == text
+
+
+def test_messages_of_stages_go_through():
+    class Comm:
+        def receive(self, source, key):
+            return source, key
+
+        def send(self, x, target, key):
+            return target, key
+
+    named = NamedComm(Comm())
+    assert named.receive(1, (0, 2)) == (1, (0, 2)) and named.send(torch.ones(1), 1, (0, 2)) == (1, (0, 2))
