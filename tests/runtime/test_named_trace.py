@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.runtime.named_trace import COLLECTIVES, NamedComm, _describe  # noqa: E402
+from autopar.runtime.named_trace import COLLECTIVES, NamedComm, _describe, _named  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -33,3 +33,13 @@ def test_messages_of_stages_go_through():
 
     named = NamedComm(Comm())
     assert named.receive(1, (0, 2)) == (1, (0, 2)) and named.send(torch.ones(1), 1, (0, 2)) == (1, (0, 2))
+
+
+def test_where_a_compiled_segment_resumes_is_left_alone():
+    """Dynamo puts such functions beside the program's own, and cannot trace what wraps them."""
+    table = {"__name__": "emitted"}
+    exec("def forward(): pass\ndef __resume_at_12_3(): pass", table)
+    forward, resumes = table["forward"], table["__resume_at_12_3"]
+    with _named(table):
+        assert table["forward"] is not forward and table["__resume_at_12_3"] is resumes
+    assert table["forward"] is forward
