@@ -47,19 +47,13 @@ def _matmul(torch: Any, job: OpJob, normal: Any) -> Run:
     m, n, k = job.shape
     if job.family == "matmul":
         x, w = normal(m, k), normal(n, k)
-        return lambda: _multiply(torch, x, w)
+        return lambda: multiply(torch, x, w)
     dy = normal(m, n)
     if job.family == "matmul_input_grad":
         w = normal(n, k)
-        return lambda: _multiply(torch, dy, w.t())
+        return lambda: multiply(torch, dy, w.t())
     x = normal(m, k)
     return lambda: torch.mm(dy.t(), x)
-
-
-def _multiply(torch: Any, x: Any, weight: Any) -> Any:
-    """`x [m, i]` times `weight [o, i]`, by the library that has it in a program (`runtime.ops`)."""
-    found = multiply(torch, x, weight)
-    return torch.mm(x, weight.t()) if found is None else found
 
 
 def _attention(torch: Any, job: OpJob, normal: Any) -> Run:

@@ -1,6 +1,6 @@
 """CPU matmuls: float32 matrices by oneDNN where that is faster than what torch calls (MKL); torch itself gives oneDNN only 16 bits.
 
-In: torch (whoever calls has it), tensors. Out: their product, or None where it is torch's. The runtime asks for linears and the gradients of their inputs, `autopar profile` when it
+In: torch (whoever calls has it), tensors. Out: their product. The runtime asks for linears and the gradients of their inputs, `autopar profile` when it
 measures one. Invariant: on hosts of one kind the sizes alone decide, so ranks that compute the same do it by the same kernel.
 
 On AMD's processors MKL runs without the kernels that Intel's have. Milliseconds of torch's call and of oneDNN's, one thread (AMD EPYC with AVX-512, torch 2.13.0 with oneDNN 3.12, 2026-11-25), rows x in x out:
@@ -35,14 +35,12 @@ def runs_onednn(dtype: str, rows: int, inner: int, cols: int) -> bool:
 
 
 def multiply(torch: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    """`x [..., i]` times `weight [o, i]` plus `bias [o]`, or None where that is torch's.
+    """`x [..., i]` times `weight [o, i]` plus `bias [o]` -> `[..., o]`.
 
     oneDNN reads a bias as if it were packed, and takes a thousand times as long where neither the weight nor its transpose is. It has no gradient, and stays out of what is compiled.
     """
-    if x.dtype is not torch.float32 or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return None
-    cols, inner = weight.shape
-    if not torch.backends.mkldnn.is_available() or not runs_onednn("float32", x.numel() // max(1, inner), inner, cols):
-        return None
+    plain = x.dtype is not torch.float32 or x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling() or not torch.backends.mkldnn.is_available()
+    if plain or not runs_onednn("float32", x.numel() // max(1, x.shape[-1]), *reversed(weight.shape)):
+        return torch.nn.functional.linear(x, weight, bias)
     packed = weight if weight.is_contiguous() or weight.t().is_contiguous() else weight.contiguous()
     return torch.ops.mkldnn._linear_pointwise(x, packed, None if bias is None else bias.contiguous(), "none", [], "")  # what torch.compile calls on a CPU; as it is in 2.11 to 2.13

@@ -43,7 +43,8 @@ def overlap_within(program: Program, sections: Sequence[Section], room_bytes: in
     """
     for prefetches, lags in ((True, True), (True, False), (False, False)):
         plain = overlap_program(program, sections, prefetches, lags)
-        for found in (open_buckets(*plain), plain) if opens else (plain,):
+        opened = open_buckets(*plain) if opens else plain
+        for found in (opened, plain) if opened[0] is not plain[0] else (plain,):
             if room_bytes is None or extra_bytes(program, found[0]) <= room_bytes:
                 return found
     return write_over(program), tuple(sections)

@@ -27,17 +27,12 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, transposed: bool = False) -> torch.Tensor:
     """`input [..., i]` times `weight [o, i]` (`[i, o]` if transposed) plus `bias [o]` -> `[..., o]`."""
-    return _multiply(input, weight.t() if transposed else weight, bias)
+    return multiply(torch, input, weight.t() if transposed else weight, bias)
 
 
 def linear_input_grad(grad: torch.Tensor, weight: torch.Tensor, transposed: bool = False) -> torch.Tensor:
     """`grad [..., o]` back through `linear` -> `[..., i]`."""
-    return _multiply(grad, weight if transposed else weight.t())
-
-
-def _multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    found = multiply(torch, x, weight, bias)
-    return torch.nn.functional.linear(x, weight, bias) if found is None else found
+    return multiply(torch, grad, weight if transposed else weight.t())
 
 
 def linear_weight_grad(grad: torch.Tensor, input: torch.Tensor, transposed: bool = False) -> torch.Tensor:

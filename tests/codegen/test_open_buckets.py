@@ -120,7 +120,9 @@ def test_a_bucket_takes_what_the_law_counts(data_parallel, monkeypatch):
     graph = overlapped(data_parallel).graph
     values = value_table(graph)
     makers = {out: n for n in graph.nodes for out in n.outputs if out}
-    for start in (n for n in graph.nodes if n.op == "comm.start_all_reduce" and get_arg(n, "bucket") is not None):
+    starts = [n for n in graph.nodes if n.op == "comm.start_all_reduce" and get_arg(n, "bucket") is not None]
+    assert len(starts) == 2, "one a block"
+    for start in starts:
         opened, own = makers[start.inputs[-1]], get_arg(start, "own")
         large = max(size_bytes(values[start.inputs[k]]) for k in own)
         monkeypatch.setattr(pending, "REDUCED_ALONE_BYTES", large)

@@ -14,6 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import library  # noqa: E402
+
 import autopar  # noqa: E402
 from autopar.api import compile_workload, hold_files  # noqa: E402
 from autopar.errors import ModelError, PlanError  # noqa: E402
@@ -149,7 +151,7 @@ def run_ranks(script, cwd, count=2):
 
 
 def test_an_op_that_draws_its_own_numbers_cannot_be_compared():
-    @torch.library.custom_op("userops::noise", mutates_args=())
+    @library.custom_op("userops::noise", mutates_args=())
     def noise(x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)
 

@@ -13,9 +13,10 @@ pytestmark = pytest.mark.torch
 
 FILE = """
 import torch
+from torch import library
 import {neighbour}
 
-@torch.library.custom_op("{space}::double", mutates_args=())
+@library.custom_op("{space}::double", mutates_args=())
 def double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 """

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
-from torch.library import custom_op  # noqa: E402
+from torch import library  # noqa: E402
 
 from autopar.graph.registry import RuleRow  # noqa: E402
 from autopar.trace.discovery.discover import NOT_FOUND, NOT_THE_SAME, discover_rule  # noqa: E402
@@ -20,47 +20,47 @@ pytestmark = pytest.mark.torch
 R = torch.randn
 
 
-@custom_op("disctest::row_softmax", mutates_args=())
+@library.custom_op("disctest::row_softmax", mutates_args=())
 def row_softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
 
-@custom_op("disctest::mix", mutates_args=())
+@library.custom_op("disctest::mix", mutates_args=())
 def mix(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return x @ weight if bias is None else x @ weight + bias
 
 
-@custom_op("disctest::relu_of_product", mutates_args=())
+@library.custom_op("disctest::relu_of_product", mutates_args=())
 def relu_of_product(x: Tensor, weight: Tensor) -> Tensor:
     return torch.relu(x @ weight)
 
 
-@custom_op("disctest::abs_of_sum", mutates_args=())
+@library.custom_op("disctest::abs_of_sum", mutates_args=())
 def abs_of_sum(x: Tensor) -> Tensor:
     return x.sum(-1).abs()
 
 
-@custom_op("disctest::clamp_of_sum", mutates_args=())
+@library.custom_op("disctest::clamp_of_sum", mutates_args=())
 def clamp_of_sum(x: Tensor) -> Tensor:
     return x.sum(-1).clamp(-50, 50)
 
 
-@custom_op("disctest::almost_linear", mutates_args=())
+@library.custom_op("disctest::almost_linear", mutates_args=())
 def almost_linear(x: Tensor) -> Tensor:
     return torch.where(x < -2.0, 0.0, x)
 
 
-@custom_op("disctest::scan", mutates_args=())
+@library.custom_op("disctest::scan", mutates_args=())
 def scan(x: Tensor, dim: int) -> Tensor:
     return x.cumsum(dim)
 
 
-@custom_op("disctest::look_up", mutates_args=())
+@library.custom_op("disctest::look_up", mutates_args=())
 def look_up(table: Tensor, index: Tensor) -> Tensor:
     return table[index]
 
 
-@custom_op("disctest::noisy", mutates_args=())
+@library.custom_op("disctest::noisy", mutates_args=())
 def noisy(x: Tensor) -> Tensor:
     return x * torch.rand_like(x)
 
@@ -68,55 +68,55 @@ def noisy(x: Tensor) -> Tensor:
 _COUNT = itertools.count()
 
 
-@custom_op("disctest::counting", mutates_args=())
+@library.custom_op("disctest::counting", mutates_args=())
 def counting(x: Tensor) -> Tensor:
     return x + next(_COUNT)
 
 
-@custom_op("disctest::normalise", mutates_args=())
+@library.custom_op("disctest::normalise", mutates_args=())
 def normalise(x: Tensor, weight: Tensor, shape: list[int]) -> tuple[Tensor, Tensor]:
     out, mean, _ = torch.native_layer_norm(x, shape, weight, None, 1e-5)
     return out, mean.clone()
 
 
-@custom_op("disctest::heads", mutates_args=())
+@library.custom_op("disctest::heads", mutates_args=())
 def heads(x: Tensor, count: int) -> Tensor:
     b, s, d = x.shape
     return x.view(b, s, count, d // count).transpose(1, 2).contiguous()
 
 
-@custom_op("disctest::flat", mutates_args=())
+@library.custom_op("disctest::flat", mutates_args=())
 def flat(x: Tensor) -> Tensor:
     return x.flatten(1).clone()
 
 
-@custom_op("disctest::twice", mutates_args=())
+@library.custom_op("disctest::twice", mutates_args=())
 def twice(x: Tensor) -> Tensor:
     return torch.cat([x, x.softmax(-1)], -1)
 
 
-@custom_op("disctest::largest", mutates_args=())
+@library.custom_op("disctest::largest", mutates_args=())
 def largest(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.amax(1), x * 2
 
 
-@custom_op("disctest::log_sum", mutates_args=())
+@library.custom_op("disctest::log_sum", mutates_args=())
 def log_sum(x: Tensor) -> Tensor:
     return x.log().sum(-1)
 
 
-@custom_op("disctest::only_wide", mutates_args=())
+@library.custom_op("disctest::only_wide", mutates_args=())
 def only_wide(x: Tensor) -> Tensor:
     assert x.shape[-1] == 4096 and x.dtype == torch.float32, "this kernel knows 4096 float32 columns"
     return x * 2
 
 
-@custom_op("disctest::two_of_two", mutates_args=())
+@library.custom_op("disctest::two_of_two", mutates_args=())
 def two_of_two(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return grad * 2, (grad * x).flatten(0, -2).sum(0)
 
 
-@custom_op("disctest::picky", mutates_args=())
+@library.custom_op("disctest::picky", mutates_args=())
 def picky(x: Tensor) -> Tensor:
     raise ValueError("never on a Sunday")
 

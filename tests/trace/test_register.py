@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
-from torch.library import custom_op  # noqa: E402
+from torch import library  # noqa: E402
 
 import autopar  # noqa: E402
 from autopar.errors import RuleError  # noqa: E402
@@ -15,50 +15,50 @@ from autopar.trace.discovery.register import registered_rules  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-@custom_op("regtest::row_softmax", mutates_args=())
+@library.custom_op("regtest::row_softmax", mutates_args=())
 def row_softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
 
-@custom_op("regtest::mix", mutates_args=())
+@library.custom_op("regtest::mix", mutates_args=())
 def mix(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tensor:
     return (x @ weight if bias is None else x @ weight + bias) * scale
 
 
-@custom_op("regtest::relu_of_product", mutates_args=())
+@library.custom_op("regtest::relu_of_product", mutates_args=())
 def relu_of_product(x: Tensor, weight: Tensor) -> Tensor:
     return torch.relu(x @ weight)
 
 
-@custom_op("regtest::look_up", mutates_args=())
+@library.custom_op("regtest::look_up", mutates_args=())
 def look_up(table: Tensor, index: Tensor) -> Tensor:
     return table[index]
 
 
-@custom_op("regtest::scan", mutates_args=())
+@library.custom_op("regtest::scan", mutates_args=())
 def scan(x: Tensor, dim: int) -> Tensor:
     return x.cumsum(dim)
 
 
-@custom_op("regtest::gated", mutates_args=())
+@library.custom_op("regtest::gated", mutates_args=())
 def gated(x: Tensor) -> Tensor:
     a, b = x.chunk(2, -1)
     return a * torch.sigmoid(b)
 
 
-@custom_op("regtest::ragged", mutates_args=())
+@library.custom_op("regtest::ragged", mutates_args=())
 def ragged(values: Tensor, offsets: Tensor) -> Tensor:
     assert int(offsets[0]) == 0 and bool((offsets[1:] > offsets[:-1]).all()), "offsets rise from 0"
     ends = [*offsets.tolist(), values.shape[1]]
     return torch.stack([values[:, a:b].sum(1) for a, b in zip(ends, ends[1:])], 1)
 
 
-@custom_op("regtest::largest", mutates_args=())
+@library.custom_op("regtest::largest", mutates_args=())
 def largest(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.amax(1), x * 2
 
 
-@custom_op("regtest::noisy", mutates_args=())
+@library.custom_op("regtest::noisy", mutates_args=())
 def noisy(x: Tensor) -> Tensor:
     return x + torch.rand_like(x)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.library import custom_op
+from torch import Tensor, library, nn
 
 import autopar
 
 WIDTH, SEQ, BATCH, CLASSES = 24, 12, 8, 12
 
 
-@custom_op("userops::gate", mutates_args=())
+@library.custom_op("userops::gate", mutates_args=())
 def gate(x: Tensor, scale: Tensor) -> Tensor:
     """x [b, s, d] times the sigmoid of itself scaled by `scale` [d]."""
     return x * torch.sigmoid(x * scale)
@@ -22,7 +21,7 @@ def _(x, scale):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@custom_op("userops::gate_backward", mutates_args=())
+@library.custom_op("userops::gate_backward", mutates_args=())
 def gate_backward(grad: Tensor, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of x and scale."""
     s = torch.sigmoid(x * scale)
@@ -42,7 +41,7 @@ def _keep(ctx, inputs, output):
 gate.register_autograd(lambda ctx, grad: gate_backward(grad, *ctx.saved_tensors), setup_context=_keep)
 
 
-@custom_op("userops::row_softmax", mutates_args=())
+@library.custom_op("userops::row_softmax", mutates_args=())
 def row_softmax(x: Tensor) -> Tensor:
     """Softmax over the last dim."""
     e = torch.exp(x - x.amax(-1, keepdim=True))
@@ -54,7 +53,7 @@ def _(x):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@custom_op("userops::row_softmax_backward", mutates_args=())
+@library.custom_op("userops::row_softmax_backward", mutates_args=())
 def row_softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
     """Gradient of x from the output."""
     return y * (grad - (grad * y).sum(-1, keepdim=True))
@@ -70,7 +69,7 @@ row_softmax.register_autograd(
 )
 
 
-@custom_op("userops::mix", mutates_args=())
+@library.custom_op("userops::mix", mutates_args=())
 def mix(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x [b, s, d] times weight [d, e] plus bias [e]."""
     return x @ weight + bias
@@ -81,7 +80,7 @@ def _(x, weight, bias):
     return x.new_empty(*x.shape[:-1], weight.shape[1])
 
 
-@custom_op("userops::mix_backward", mutates_args=())
+@library.custom_op("userops::mix_backward", mutates_args=())
 def mix_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
     flat = grad.flatten(0, -2)

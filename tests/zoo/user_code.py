@@ -6,7 +6,7 @@ import dataclasses
 import functools
 
 import torch
-from torch import nn
+from torch import library, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils import checkpoint as ckpt
@@ -278,7 +278,7 @@ def autograd_function() -> Workload:
     return _of_classes(Model())
 
 
-@torch.library.custom_op("autopar_zoo::scaled_softsign", mutates_args=())
+@library.custom_op("autopar_zoo::scaled_softsign", mutates_args=())
 def _scaled_softsign(x: torch.Tensor, scale: float) -> torch.Tensor:
     return scale * x / (1 + x.abs())
 
@@ -288,7 +288,7 @@ def _(x, scale):
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("autopar_zoo::scaled_softsign_backward", mutates_args=())
+@library.custom_op("autopar_zoo::scaled_softsign_backward", mutates_args=())
 def _scaled_softsign_backward(grad: torch.Tensor, x: torch.Tensor, scale: float) -> torch.Tensor:
     return grad * scale / (1 + x.abs()) ** 2
 
@@ -311,7 +311,7 @@ _scaled_softsign.register_autograd(_softsign_gradient, setup_context=_save_softs
 
 
 def custom_op() -> Workload:
-    """Ops of torch.library with a fake form and a gradient, for which nobody wrote a rule."""
+    """Ops that a user registered, with a fake form and a gradient, for which nobody wrote a rule."""
 
     class Model(_Mlp):
         def forward(self, x):
