@@ -19,6 +19,7 @@ import torch
 from autopar.runtime.clock import clock_of
 
 KINDS = ("norm", "cross_entropy", "update_param")
+ASKING_S = 5e-4  # longer than a call of a kernel takes the host
 _NOT_OURS = ("torch", "triton")
 
 
@@ -119,10 +120,11 @@ def _measure(kind: str, name: str, kernel: Callable[..., Any], call: _Call, devi
 
 
 def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 15) -> float:
-    """The median, after a few to warm up."""
+    """The median, after a few to warm up; of what the device does, while it does not wait for the host."""
     clock = clock_of(device)
     for _ in range(3):
         run()
+    clock.hold(ASKING_S * repeats)
     stamps = [clock.stamp()]
     for _ in range(repeats):
         run()

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from .cuts import resolve_known
 from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
-from .kernel import Kernel, cut_kernel, fresh_name, kernel_key, kernel_node, suggest_name, written_states
+from .kernel import KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, kernel_key, kernel_node, suggest_name, written_states
+from .layouts import lay_out
 from .liveness import is_view, storage_bases
 from .node import Node, Phase
 from .program import WAIT, Origin, Program
@@ -81,20 +82,43 @@ def fuse_program(
     if segments:
         found = (*find_segments(graph, sections), *(nodes for nodes in found if graph.nodes[nodes[0]].phase is Phase.UPDATE))
     groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes)).outside]  # what nobody reads makes no kernel
-    kernels: dict[object, Kernel] = {kernel_key(k): k for k in taken}
-    names = {k.name for k in taken}
+    cut: dict[object, Kernel] = {}
     stands: dict[int, Node] = {}  # last node of a group -> the node that takes its place
     for group in groups:
         kernel, arguments = cut_kernel(graph, values, makers, sorted((*group.members, *group.views)), group.outside, group.into)
         key = kernel_key(kernel)
-        if key not in kernels:
+        if key not in cut:
             first = graph.nodes[group.members[0]]
             name = suggest_name(kernel) if not segments or first.phase is Phase.UPDATE else segment_name(first, graph.sequences)
-            kernels[key] = replace(kernel, name=fresh_name(name, names))
-        stands[group.members[-1]] = kernel_node(kernels[key], arguments, group.outside, graph.nodes[group.members[-1]])
+            cut[key] = replace(kernel, name=f"{len(cut)} {name}")  # until it has its layout
+        stands[group.members[-1]] = kernel_node(cut[key], arguments, group.outside, graph.nodes[group.members[-1]])
     gone = {i for group in groups for i in (*group.members, *group.writes)}
     fused, order = _assemble(program, stands, gone, {i for group in groups for i in group.views})
-    return Fused(fused, tuple(sections[i] for i in order), tuple(kernels.values()))
+    fused, kernels = _name_kernels(fused, tuple(cut.values()), taken, segments)
+    return Fused(fused, tuple(sections[i] for i in order), kernels)
+
+
+def _name_kernels(program: Program, cut: Sequence[Kernel], taken: Sequence[Kernel], segments: bool) -> tuple[Program, tuple[Kernel, ...]]:
+    """The program with kernels as they are laid out where they are called: those that are alike share one, and its name."""
+    kernels: dict[object, Kernel] = {kernel_key(k): k for k in taken}
+    names = {k.name for k in taken}
+    by_op = {f"{KERNEL}.{k.name}": k for k in cut}
+    layouts = {} if segments else lay_out(program.graph, by_op)
+    laid: dict[tuple[str, object], Kernel] = {}
+    nodes, origins = list(program.graph.nodes), list(program.origins)
+    for number, node in enumerate(nodes):
+        if not is_kernel(node.op):
+            continue
+        there = node.op, layouts.get(number, ())
+        if there not in laid:
+            kernel = replace(by_op[node.op], layouts=layouts.get(number, ()))
+            key = kernel_key(kernel)
+            if key not in kernels:
+                kernels[key] = replace(kernel, name=fresh_name(kernel.name.partition(" ")[2], names))
+            laid[there] = kernels[key]
+        nodes[number] = kernel_node(laid[there], node.inputs, node.outputs, node)
+        origins[number] = replace(origins[number], reason=nodes[number].op)
+    return replace(program, graph=replace(program.graph, nodes=tuple(nodes)), origins=tuple(origins)), tuple(kernels.values())
 
 
 def _describe(

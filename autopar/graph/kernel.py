@@ -36,6 +36,7 @@ class Kernel:
         into: (output number, input number): results that are written into the storage of an argument instead of being returned.
         any_shape: it works on tensors of any one shape, and scalars: `graph` has the shapes of the first place where it was found.
         sources: `file.py:91 add` of each of its nodes that does work, as it was first found.
+        layouts: of its arguments and results those that do not lie row by row on a GPU, with their strides (`graph.layouts`).
     """
 
     name: str
@@ -43,6 +44,7 @@ class Kernel:
     into: tuple[tuple[int, int], ...]
     any_shape: bool
     sources: tuple[str, ...]
+    layouts: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 def cut_kernel(
@@ -112,7 +114,8 @@ def kernel_key(kernel: Kernel) -> object:
     number = {v.name: k for k, v in enumerate(graph.values)}
     nodes = tuple((n.op, n.args, tuple(number[i] for i in n.inputs), tuple(number[o] if o else -1 for o in n.outputs)) for n in graph.nodes)
     shapes = tuple((bool(v.shape) if kernel.any_shape else v.shape, v.dtype) for v in graph.values)
-    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel)
+    layouts = tuple((number[name], strides) for name, strides in kernel.layouts)
+    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel), layouts
 
 
 def leaves_sums(kernel: Kernel) -> bool:

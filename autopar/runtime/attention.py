@@ -6,6 +6,8 @@ run of neighbours, on the host. Out: (out, logsumexp), and gradients, in the sam
 Of rows that begin at f the keys 0 to f - 1 are seen by all, and the next s as a causal square: what lies behind is not read. Flash kernels of GPUs align a causal
 mask at the bottom right, so they do both at once; elsewhere two calls are joined by their logsumexp. A flash backward pass takes out and logsumexp of all keys, so
 it may go over any part of them (Dao et al. 2022, arXiv:2205.14135, algorithm 4): gradients of queries add up, those of keys lie side by side.
+
+Where torch's own attention prefers cuDNN's kernels, they are taken here, too (`cost.attention` prices what `scaled_dot_product_attention` takes).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from torch import Tensor
 
 _aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
+_CUDNN_VERSION, _CUDNN_CHIPS, _CUDNN_HEAD_DIM = 91500, ((9, 0), (10, 0)), 128  # torch prefers cuDNN from there on, there: `check_prefer_cudnn_attention` in torch's sdp_utils.cpp
 
 
 def row_numbers(n: int) -> Tensor:
@@ -111,12 +114,25 @@ def _is_flash(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> 
     return query.device.type != "cpu" and mask is None and query.dtype in _HALVES and fits
 
 
+def _is_cudnn(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> bool:
+    """True where cuDNN's kernels run: where torch's own attention prefers them, and the mask, which begins at the top left, is of a square."""
+    if query.device.type != "cuda" or mask is not None or query.dtype not in _HALVES or query.shape[-1] % 8 or query.shape[-1] > _CUDNN_HEAD_DIM:
+        return False
+    if query.shape[1] != key.shape[1] or causal and query.shape[-2] != key.shape[-2] or min(query.shape[-2], key.shape[-2]) < 2:
+        return False
+    prefers = torch.cuda.get_device_capability(query.device) in _CUDNN_CHIPS and (torch.backends.cudnn.version() or 0) >= _CUDNN_VERSION
+    return prefers and torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """(out, logsumexp). A causal mask begins at the top left, but for the flash kernel of a GPU, where it ends at the bottom right: equal for squares."""
     if query.device.type == "cpu":
         return _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
+    if _is_cudnn(query, key, mask, causal):
+        out, logsumexp = _aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, causal, False, scale=scale)[:2]
+        return out, logsumexp.reshape(query.shape[:-1])
     if _is_flash(query, key, mask, causal):
         return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, False, scale=scale)[:2]
     out = _aten._scaled_dot_product_efficient_attention(query, key, value, _cuda_mask(query, key, mask), True, 0.0, causal, scale=scale)
@@ -132,7 +148,11 @@ def _backward(
         return _aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad_out, query, key, value, out, logsumexp, 0.0, causal, attn_mask=mask, scale=scale
         )
-    empty = torch.zeros((), dtype=torch.int64, device=query.device)
+    empty = torch.empty((), dtype=torch.int64, device=query.device)  # of a dropout that there is not
+    if _is_cudnn(query, key, mask, causal):
+        return _aten._scaled_dot_product_cudnn_attention_backward(
+            grad_out, query, key, value, out, logsumexp[..., None], empty, empty, None, None, None, query.shape[-2], key.shape[-2], 0.0, causal, scale=scale
+        )
     if _is_flash(query, key, mask, causal):
         return _aten._scaled_dot_product_flash_attention_backward(
             grad_out, query, key, value, out, logsumexp, None, None, query.shape[-2], key.shape[-2], 0.0, causal, empty, empty, scale=scale

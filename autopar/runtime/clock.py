@@ -11,8 +11,14 @@ import torch
 Stamp = Union[float, "torch.cuda.Event"]
 
 
+_CYCLES = 2e9  # per second, of a GPU's clock at its fastest
+
+
 class Clock(Protocol):
     """Of one device."""
+
+    def hold(self, seconds: float) -> None:
+        """Let the device wait about so long: what is asked for meanwhile then runs at once, whatever asking takes."""
 
     def stamp(self) -> Stamp:
         """The end of all work asked for so far."""
@@ -24,6 +30,9 @@ class Clock(Protocol):
 class HostClock:
     """Of work that is done when its call returns."""
 
+    def hold(self, seconds: float) -> None:
+        pass
+
     def stamp(self) -> Stamp:
         return time.perf_counter()
 
@@ -34,6 +43,9 @@ class HostClock:
 
 class CudaClock:
     """Of the current stream of the current device."""
+
+    def hold(self, seconds: float) -> None:
+        torch.cuda._sleep(int(seconds * _CYCLES))
 
     def stamp(self) -> Stamp:
         event = torch.cuda.Event(enable_timing=True)

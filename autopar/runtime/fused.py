@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..graph.layouts import span
 from ..graph.tensor import power_of_two
 from .adam import adam  # noqa: F401  called by kernels
 from .block_table import BlockTable, table_of
@@ -36,18 +37,28 @@ _FLAT = 1024
 _WALK = 2048  # columns at a time where rows are wider than a program holds
 _COLUMN_BLOCK = 128  # columns of a program that walks down rows
 _PIECE = 1 << 17  # elements that a CPU works on at a time: 512 KiB of float32 for each tensor; smaller pieces cost more calls than their caches save
+_ASKING_S = 3e-4  # longer than a launch takes the host
 _SEEN = 8  # sets of inputs
+_PART_COLS = 32  # of parts that one program adds up: what is loaded at once, many programs for few columns
 _PROGRAMS = 512  # that leave parts: enough for every processor of a device (132 on an H100), few enough to add up
 
 
 @dataclass(frozen=True)
 class Out:
-    """A result. `width`: where it comes in parts, elements of a part; `part_dtype`: theirs."""
+    """A result. `width`: where it comes in parts, elements of a part; `part_dtype`: theirs. `strides`: where it does not lie row by row."""
 
     shape: Sequence[int]
     dtype: torch.dtype
     width: int = 0
     part_dtype: torch.dtype = torch.float32
+    strides: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A tensor that lies as its kernel reads it."""
+
+    tensor: Tensor
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,18 @@ def uniform(seed, place, BITS: tl.constexpr):
     return z.to(tl.float64) * (1.0 / (1 << BITS)) if BITS > 24 else z.to(tl.float32) * (1.0 / (1 << BITS))
 
 
+@jit
+def add_parts(part_ptr, sum_out, count, width, pitch, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Of each sum the parts that programs left, added up: `[sums, count, width]` -> `[sums, pitch]`."""
+    which = tl.program_id(0)
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
+    total = tl.zeros([ROWS, COLS], part_ptr.dtype.element_ty)
+    for first in range(0, count, ROWS):
+        row = first + tl.arange(0, ROWS)[:, None]
+        total += tl.load(part_ptr + (which * count + row) * width + col, mask=(row < count) & (col < width), other=0)
+    tl.store(sum_out + which * pitch + col, tl.sum(total, axis=0)[None, :].to(sum_out.dtype.element_ty), mask=col < width)
+
+
 @functools.cache
 def _interprets() -> bool:
     return triton is not None and bool(triton.knobs.runtime.interpret)
@@ -107,7 +130,14 @@ def blocks(grid: Grid) -> dict[str, int]:
     return {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * cols // 512))}
 
 
-def launch(kernel: Any, grid: Grid, inputs: Sequence[Tensor], outs: Sequence[Out], written: Sequence[Tensor] = ()) -> Any:
+def laid(x: Tensor, strides: Sequence[int]) -> Laid:
+    """`x` with these strides; a copy where it has others."""
+    if all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), strides)):
+        return Laid(x)
+    return Laid(_strided(x.shape, strides, x.dtype, x.device).copy_(x))
+
+
+def launch(kernel: Any, grid: Grid, inputs: Sequence[Tensor | Laid], outs: Sequence[Out], written: Sequence[Tensor] = ()) -> Any:
     """Run a kernel.
 
     Args:
@@ -115,24 +145,33 @@ def launch(kernel: Any, grid: Grid, inputs: Sequence[Tensor], outs: Sequence[Out
     Returns:
         the results: one, a tuple of several, or None.
     """
-    device = inputs[0].device
-    dense = [x.contiguous() for x in inputs]
-    if any(x.data_ptr() != d.data_ptr() for x, d in zip(inputs, dense) if any(x is w for w in written)):
+    dense = [x.tensor if isinstance(x, Laid) else x.contiguous() for x in inputs]
+    device = dense[0].device
+    if any(x is not d and x.data_ptr() != d.data_ptr() for x, d in zip(inputs, dense) if any(x is w for w in written)):
         raise ValueError(f"{kernel.__name__}: a state that is rewritten in place is not dense")
 
-    def run(sizes: Mapping[str, int], taken: Sequence[Tensor]) -> list[Tensor]:
+    together: dict[tuple, list[int]] = {}  # results that come in parts of one kind: added up in one launch
+    for place, out in enumerate(outs):
+        if out.width:
+            together.setdefault((out.width, out.part_dtype, out.dtype), []).append(place)
+
+    def run(sizes: Mapping[str, int], taken: Sequence[Tensor]) -> list[Any]:
         programs, across = -(-grid.rows // sizes["ROWS"]), -(-grid.cols // sizes["COLS"]) if grid.shape == "columns" else 1
         parts = {}
         if any(out.width for out in outs):
             programs = min(programs, max(1, _PROGRAMS // across))
             parts["PROGRAMS"] = programs
-        made = [_empty(out, programs, device) for out in outs]
-        kernel[(programs, across)](*taken, *made, *([grid.rows] if grid.any_size else []), **sizes, **parts)
+        made = [None if out.width else _empty(out, device) for out in outs]
+        sums = [(places, torch.empty((len(places), programs, width), dtype=dtype, device=device)) for (width, dtype, _), places in together.items()]
+        left = {place: part[number] for places, part in sums for number, place in enumerate(places)}
+        kernel[(programs, across)](*taken, *(left.get(k, x) for k, x in enumerate(made)), *([grid.rows] if grid.any_size else []), **sizes, **parts)
+        for places, part in sums:
+            for place, total in zip(places, _add_parts(part, outs[places[0]].dtype)):
+                made[place] = total.view(tuple(outs[place].shape))
         return made
 
     with on_device(device):
-        made = run(block_sizes(kernel, grid, dense, any(out.width for out in outs), written, run), dense)
-    results = [x.sum(0).to(out.dtype).view(out.shape) if out.width else x for x, out in zip(made, outs)]
+        results = run(block_sizes(kernel, grid, dense, any(out.width for out in outs), written, run), dense)
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
@@ -155,6 +194,7 @@ def block_sizes(kernel: Any, grid: Grid, inputs: Sequence[Tensor], leaves_parts:
         ours, clock = [x.clone() if any(x is w for w in written) else x for x in inputs], clock_of(device)
 
         def seconds(sizes: dict[str, int]) -> float:
+            clock.hold(_ASKING_S)
             begin = clock.stamp()
             run(sizes, ours)
             return clock.seconds(begin, clock.stamp())
@@ -241,8 +281,23 @@ class Seen:
         return result
 
 
-def _empty(out: Out, programs: int, device: torch.device) -> Tensor:
-    return torch.empty((programs, out.width), dtype=out.part_dtype, device=device) if out.width else torch.empty(tuple(out.shape), dtype=out.dtype, device=device)
+def _add_parts(parts: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """`[sums, programs, width]` -> of each the sum over programs, its address a multiple of 16 bytes."""
+    count, programs, width = parts.shape
+    pitch = -(-width // 16) * 16
+    sums = torch.empty((count, pitch), dtype=dtype, device=parts.device)
+    cols = min(_PART_COLS, power_of_two(width))
+    add_parts[(count, -(-width // cols))](parts, sums, programs, width, pitch, ROWS=_ELEMENTS // cols, COLS=cols)
+    return [row[:width] for row in sums.unbind()]
+
+
+def _empty(out: Out, device: torch.device) -> Tensor:
+    return _strided(out.shape, out.strides, out.dtype, device) if out.strides else torch.empty(tuple(out.shape), dtype=out.dtype, device=device)
+
+
+def _strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory to the end of the last row, what lies between rows included."""
+    return torch.empty(span(shape, strides), dtype=dtype, device=device).as_strided(tuple(shape), tuple(strides))
 
 
 def on_device(device: torch.device) -> Any:

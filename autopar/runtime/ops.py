@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from ..graph.cpu_matmul import multiply
+from ..graph.gpu_matmul import even_columns, input_grad_apart, multiply_apart, weight_grad_apart
 from ..graph.strides import READS_PACKED
 from .attention import attention, attention_backward, row_numbers
 from .lists import columns as columns
@@ -27,24 +28,44 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, transposed: bool = False) -> torch.Tensor:
     """`input [..., i]` times `weight [o, i]` (`[i, o]` if transposed) plus `bias [o]` -> `[..., o]`."""
-    return multiply(torch, input, weight.t() if transposed else weight, bias)
+    rows = weight.t() if transposed else weight
+    even = even_columns(torch, input, rows.shape[0])
+    return multiply_apart(torch, input, rows, bias, even) if even else multiply(torch, input, rows, bias)
 
 
 def linear_input_grad(grad: torch.Tensor, weight: torch.Tensor, transposed: bool = False) -> torch.Tensor:
     """`grad [..., o]` back through `linear` -> `[..., i]`."""
-    return multiply(torch, grad, weight if transposed else weight.t())
+    rows = weight.t() if transposed else weight
+    even = even_columns(torch, grad, rows.shape[0])
+    return input_grad_apart(torch, grad, rows, even) if even else multiply(torch, grad, rows.t())
 
 
 def linear_weight_grad(grad: torch.Tensor, input: torch.Tensor, transposed: bool = False) -> torch.Tensor:
     """Gradient of `linear`'s weight, summed over all leading dims of `grad [..., o]` and `input [..., i]`."""
+    even = even_columns(torch, grad, grad.shape[-1])
+    if even:
+        return _weight_grad_apart(grad, input, even, grad.new_empty(_weight_shape(grad, input, transposed)), transposed)
     flat_grad, flat_input = grad.reshape(-1, grad.shape[-1]), input.reshape(-1, input.shape[-1])
     return flat_input.t().mm(flat_grad) if transposed else flat_grad.t().mm(flat_input)
 
 
 def linear_weight_grad_into(grad: torch.Tensor, input: torch.Tensor, bucket: Bucket, place: int, transposed: bool = False) -> torch.Tensor:
     """`linear_weight_grad`, written where it travels: at this place of the bucket."""
+    even = even_columns(torch, grad, grad.shape[-1])
+    if even:
+        return _weight_grad_apart(grad, input, even, bucket[place], transposed)
     rows, cols = (input, grad) if transposed else (grad, input)
     return torch.mm(rows.reshape(-1, rows.shape[-1]).t(), cols.reshape(-1, cols.shape[-1]), out=bucket[place])
+
+
+def _weight_grad_apart(grad: torch.Tensor, input: torch.Tensor, even: int, whole: torch.Tensor, transposed: bool) -> torch.Tensor:
+    weight_grad_apart(torch, grad, input.reshape(-1, input.shape[-1]), even, whole.t() if transposed else whole)
+    return whole
+
+
+def _weight_shape(grad: torch.Tensor, input: torch.Tensor, transposed: bool) -> tuple[int, int]:
+    wide, narrow = grad.shape[-1], input.shape[-1]
+    return (narrow, wide) if transposed else (wide, narrow)
 
 
 def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=None, bias=None, output_mask=(True, True, True)):

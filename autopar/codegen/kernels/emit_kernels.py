@@ -181,7 +181,8 @@ def _launch(part: Part, before: str) -> list[str]:
     kernel, triton = part.kernel, part.text
     into, graph = dict(kernel.into), kernel.graph
     values = {v.name: v for v in graph.values}
-    partial = {p.output: p for p in triton.partials}
+    partial, layouts = {p.output: p for p in triton.partials}, dict(kernel.layouts)
+    taken = [f"fused.laid({name}, {list(layouts[name])})" if name in layouts else name for name in graph.inputs]
     wide = next((name for name in graph.inputs if values[name].shape), graph.inputs[0])
     outs = []
     for k, name in enumerate(graph.outputs):
@@ -189,10 +190,11 @@ def _launch(part: Part, before: str) -> list[str]:
             value = values[name]
             parts = f", {partial[k].width}, torch.{partial[k].dtype}" if k in partial else ""
             shape = f"{wide}.shape" if kernel.any_shape and value.shape else str(list(value.shape))
-            outs.append(f"fused.Out({shape}, torch.{value.dtype}{parts})")
+            lies = f", strides={list(layouts[name])}" if name in layouts else ""
+            outs.append(f"fused.Out({shape}, torch.{value.dtype}{parts}{lies})")
     rows = f"{wide}.numel()" if kernel.any_shape else str(triton.rows)
     sizes = rows + (", any_size=True" if kernel.any_shape else "") if triton.shape == "flat" else f"{rows}, {triton.cols}{', walks=True' if triton.walks else ''}"
-    lines = [f"{before}fused.launch({kernel.name}_kernel, fused.Grid(\"{triton.shape}\", {sizes}), [{', '.join(graph.inputs)}], ["]
+    lines = [f"{before}fused.launch({kernel.name}_kernel, fused.Grid(\"{triton.shape}\", {sizes}), [{', '.join(taken)}], ["]
     lines += [f"    {out}," for out in outs]
     written = f", written=[{', '.join(graph.inputs[i] for _, i in kernel.into)}]" if kernel.into else ""
     return [lines[0] + "]" + written + ")"] if not outs else [*lines, f"]{written})"]

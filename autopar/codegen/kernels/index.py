@@ -112,11 +112,15 @@ class Index:
 
 
 def _rejoin(index: Index) -> Index:
-    """With `x // k * k + x % k` as `x`."""
+    """With `x // k * k + x % k` as `x`, also where x is a quotient itself."""
     terms = dict(index.terms)
     for atom, factor in index.terms:
         if atom.name == "%" and atom.of is not None:
-            other = next((a for a, f in terms.items() if a.name == "//" and (a.of, a.by) == (atom.of, atom.by) and f == factor * atom.by), None)
+            quotients = {(atom.of, atom.by)}
+            if len(atom.of.terms) == 1 and not atom.of.start and atom.of.terms[0][0].name == "//" and atom.of.terms[0][1] == 1:
+                inner = atom.of.terms[0][0]
+                quotients.add((inner.of, inner.by * atom.by))  # x // a // b is x // ab
+            other = next((a for a, f in terms.items() if a.name == "//" and (a.of, a.by) in quotients and f == factor * atom.by), None)
             if other is not None:
                 del terms[atom], terms[other]
                 return Index(tuple(terms.items()), index.start) + atom.of * factor
@@ -144,6 +148,21 @@ def coordinates(flat: Index, shape: Sequence[int]) -> list[Index]:
     for size in shape:
         inner //= max(size, 1)
         found.append((flat // inner) % size if size > 1 else Index())
+    return found
+
+
+def in_memory(flat: Index, shape: Sequence[int], strides: Sequence[int]) -> Index:
+    """Where the element with this number lies in a tensor with these strides."""
+    sizes, steps = [], []
+    for size, step in zip(shape, strides):
+        if sizes and steps[-1] == step * size:  # one dim of both: fewer divisions
+            sizes[-1], steps[-1] = sizes[-1] * size, step
+        elif size > 1:
+            sizes.append(size)
+            steps.append(step)
+    found = Index()
+    for place, step in zip(coordinates(flat, sizes), steps):
+        found = found + place * step
     return found
 
 

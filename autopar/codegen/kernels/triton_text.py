@@ -21,9 +21,10 @@ from math import inf
 from ...graph.fusion import DRAWS
 from ...graph.graph import Graph, producer_table, value_table
 from ...graph.kernel import Kernel, takes_lists
+from ...graph.layouts import span
 from ...graph.node import Const, Node, Ref, get_arg, packet_of
 from ...graph.tensor import num_elements, power_of_two
-from .index import Index, broadcast, coordinates, place_in_row, variable, view_source
+from .index import Index, broadcast, coordinates, flatten, in_memory, place_in_row, variable, view_source
 from .placed import placed_text
 from .pointwise import COMPARISONS, pointwise_text
 from .reductions import Reduced, UnsupportedError, list_reductions, row_text
@@ -90,6 +91,7 @@ class Printer:
         self.kernel, self.graph = kernel, _of_any_size(kernel.graph) if kernel.any_shape else kernel.graph
         self.values = value_table(self.graph)
         self.makers = producer_table(self.graph)
+        self.layouts = dict(kernel.layouts)
         for value in kernel.graph.values:
             if value.dtype not in _TYPES:
                 raise UnsupportedError(f"{value.dtype} values")
@@ -226,9 +228,10 @@ class Printer:
         limits = [mask] if mask else []
         names = {base for n in index.variables() for base in self.base.get(n, frozenset({n}))}
         for variable_name in sorted(names, reverse=True):
-            limits.append(f"({variable_name} < {self._limit(variable_name)})")
+            limits.append(f"({variable_name} < {self._room(name, index) if variable_name == 'col' else self._limit(variable_name)})")
         dtype = self.values[name].dtype
-        place = f"{name}_ptr" if not index.terms and not index.start else f"{name}_ptr + {index.text()}"
+        lies = self._lies(name, index)
+        place = f"{name}_ptr" if not lies.terms and not lies.start else f"{name}_ptr + {lies.text()}"
         if mask and not index.terms:
             place += " + row * 0"  # as many pointers as the mask has places
         text = f"tl.load({place}{', mask=' + ' & '.join(limits) + ', other=0' if limits else ''})"
@@ -237,6 +240,17 @@ class Printer:
         elif dtype == "bool":
             text += ".to(tl.int1)"
         return self.named(self.scope_of(index, mask), (name, index, mask), name, text)
+
+    def _lies(self, name: str, index: Index) -> Index:
+        """Where in memory an element of an argument or result lies."""
+        return in_memory(index, self.values[name].shape, self.layouts[name]) if name in self.layouts else index
+
+    def _room(self, name: str, index: Index) -> int:
+        """Columns of a row, and where a program walks along it what lies between it and the next: so a device loads and stores several at once up to the end."""
+        shape, strides = self.values[name].shape, self.layouts.get(name, ())
+        if not self.walks or len(shape) < 2 or shape[-1] != self.cols or not strides or strides[-1] != 1 or index != self.row() * self.cols + variable("col", self.cols):
+            return self.cols
+        return strides[-2]
 
     def _limit(self, name: str) -> int | str:
         return self.limit if name == "row" else self.cols if name == "col" else int(name.partition("_")[2])
@@ -343,7 +357,8 @@ class Printer:
             if self.walks and width == self.cols:
                 wide.append(name)
                 continue
-            stores.append(self._store(name, place_in_row(row, self.col(width), width, self.inner), width))
+            place = self._in_order(name) if self.shape == "flat" and not down else place_in_row(row, self.col(width), width, self.inner)
+            stores.append(self._store(name, place, width))
         for name in wide:
             if last not in self.scopes:
                 self.scopes.append(last)
@@ -357,9 +372,20 @@ class Printer:
             body += [f"for first in range(0, {self.cols}, COLS):", "    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in last.lines)]
         return TritonText(tuple(self._function(body, accumulated, partials, finals)), self.shape, self.rows, self.cols, self.walks, tuple(partials))
 
+    def _in_order(self, name: str) -> Index:
+        """The element that a flat kernel makes: in the order in which its first result lies in memory."""
+        first = self.graph.outputs[0]
+        shape = self.values[first].shape
+        if first not in self.layouts or self.values[name].shape != shape:
+            return self.row()
+        order = sorted(range(len(shape)), key=lambda d: (-self.layouts[first][d], d))
+        places = dict(zip(order, coordinates(self.row(), [shape[d] for d in order])))
+        return flatten([places[d] for d in range(len(shape))], shape)
+
     def _store(self, name: str, index: Index, width: int) -> str:
         text = self.at(name, index)
-        limits = self._limits(width)
+        limits = self._limits(width, self._room(name, index) if self.walks and width > 1 else width)
+        index = self._lies(name, index)
         dtype = self.values[name].dtype
         cast = f"{text}.to({_type_text(dtype)})" if dtype in ("bfloat16", "float16") else text
         target = self._target(name)
@@ -385,10 +411,10 @@ class Printer:
         limits = [f"(row < {self.limit})"] + ([f"({self.col(width).text()} < {width})"] if width > 1 else [])
         return f"tl.where({' & '.join(limits)}, {text}, 0)", width
 
-    def _limits(self, width: int) -> list[str]:
-        """What holds where an element of a row of `width` is."""
+    def _limits(self, width: int, room: int) -> list[str]:
+        """What holds where an element of a row of `width` is, which has this room."""
         rows = [] if self.rows == 1 and not self.kernel.any_shape else [f"(row < {self.limit})"]
-        return rows + ([f"({'col' if self.walks else self.col(width).text()} < {width})"] if width > 1 else [])
+        return rows + ([f"({'col' if self.walks else self.col(width).text()} < {room})"] if width > 1 else [])
 
     def _store_partial(self, number: int, name: str, total: str, reduced: Reduced) -> str:
         if reduced.along == "all":
@@ -413,7 +439,7 @@ class Printer:
         elif not flat and not self.walks:
             for width in sorted(self.widths):
                 lines.append("col = tl.arange(0, COLS)[None, :]" if width == self.cols else f"col_{width} = tl.arange(0, {power_of_two(width)})[None, :]")
-        wide = "int64" if self.kernel.any_shape or any(num_elements(v.shape) > 2**31 - 1 for v in graph.values) else ""
+        wide = "int64" if self.kernel.any_shape or any(self._span(v.name) > 2**31 - 1 for v in graph.values) else ""
         first = f"tl.program_id(0){f'.to(tl.{wide})' if wide else ''} * ROWS"
         if flat and self.rows == 1 and not accumulated:
             lines += body
@@ -442,6 +468,10 @@ class Printer:
         lines += [*body, *(f"{total} = {text}" for total, text, _ in accumulated), *finals]
         arguments = ["parts", "table", *(name for name in outs if name in sums), "ROWS: tl.constexpr", "ALIGN: tl.constexpr"]
         return ["@fused.jit", f"def {self.kernel.name}_kernel({', '.join(arguments)}):", *(f"    {line}" for line in lines)]
+
+    def _span(self, name: str) -> int:
+        shape = self.values[name].shape
+        return span(shape, self.layouts[name]) if name in self.layouts else num_elements(shape)
 
     def _is_double(self) -> bool:
         return any(v.dtype == "float64" for v in self.graph.values if v.shape)

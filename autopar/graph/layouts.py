@@ -1,0 +1,184 @@
+"""Layouts: how a program on a GPU leaves its values in memory, so that its kernels read them where they lie.
+
+In: a program whose groups are kernels. Out: the same, each kernel with the strides of those of its arguments and results that do not lie row by row (`Kernel.layouts`).
+
+* a view has strides of its own (attention reads `[batch, heads, seq, d]` of rows that hold all heads);
+* attention leaves what it makes as its query (key, value) lies;
+* a linear on 16-bit numbers begins its rows at multiples of 16 bytes (`row_pitch`), which matmuls that read them need to be fast: with 50257 columns in a
+  row NVIDIA's take four to six times as long (H200, cuBLAS of CUDA 13.0: 17.4, 12.0 and 11.2 ms where rows of 50264 take 2.9, 2.6 and 3.5);
+* a kernel leaves a result as the first of its arguments of that shape lies, as torch's own pointwise ops do;
+* all else lies row by row, and what was expanded is copied.
+
+Invariant: this decides nothing but speed. A kernel that gets an argument in another layout copies it first (`runtime.fused`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .graph import Graph, value_table
+from .kernel import Kernel, is_kernel, takes_lists
+from .node import Node, get_arg, packet_of
+from .tensor import num_elements
+
+Strides = tuple[int, ...]
+
+ROW_BYTES = 16
+LEAST_PITCHED = 1024  # columns: of narrower rows a matmul is no longer than what keeps them apart
+_HALVES = {"bfloat16": 2, "float16": 2}
+_SAME = ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "view_as")
+_ATTENTION = {"autopar.attention": ("query",), "autopar.attention_backward": ("query", "key", "value")}
+
+
+def row_pitch(width: int, dtype: str) -> int:
+    """Elements from one row of a linear's result to the next."""
+    if dtype not in _HALVES or width < LEAST_PITCHED:
+        return width
+    unit = ROW_BYTES // _HALVES[dtype]
+    return -(-width // unit) * unit
+
+
+def packed(shape: Sequence[int]) -> Strides:
+    """Row by row."""
+    found, inner = [], 1
+    for size in reversed(shape):
+        found.append(inner)
+        inner *= max(size, 1)
+    return tuple(reversed(found))
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements of the memory in which a value lies, with what is behind its last row as behind the others."""
+    if not num_elements(tuple(shape)):
+        return 0
+    between = min((stride for size, stride in zip(shape, strides) if size > 1 and stride > 1), default=1)
+    behind = max(0, between - shape[-1]) if shape and strides[-1] == 1 else 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides)) + behind
+
+
+def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, tuple[tuple[str, Strides], ...]]:
+    """The layouts of each kernel's arguments and results, by the place of its node: those that are not row by row, by their names in the kernel.
+
+    Args:
+        kernels: by the op of their nodes.
+    """
+    values = value_table(graph)
+    strides: dict[str, Strides] = {}  # of values that do not lie row by row
+
+    def of(name: str) -> Strides:
+        return strides.get(name) or packed(values[name].shape)
+
+    def keep(name: str, found: Strides | None) -> None:
+        if found is not None and not _alike(values[name].shape, found, packed(values[name].shape)):
+            strides[name] = found
+
+    found: dict[int, tuple[tuple[str, Strides], ...]] = {}
+    for number, node in enumerate(graph.nodes):
+        if is_kernel(node.op):
+            kernel = kernels[node.op]
+            rows = [(own, strides[name]) for own, name in zip(kernel.graph.inputs, node.inputs) if name in strides and 0 not in strides[name]]
+            rows = [] if takes_lists(kernel) or kernel.any_shape else rows
+            into = dict(kernel.into)
+            for k, (own, name) in enumerate(zip(kernel.graph.outputs, node.outputs)):
+                first = next((n for n in node.inputs if values[n].shape == values[name].shape), "")
+                if rows and k not in into and first in strides and _is_distinct(values[name].shape, strides[first]):
+                    rows.append((own, strides[first]))
+                    strides[name] = strides[first]
+            found[number] = tuple(rows)
+            continue
+        for out, wanted in _made_by(node, [of(name) for name in node.inputs], [values[name].shape for name in node.inputs], {o: values[o].shape for o in node.outputs if o}).items():
+            keep(out, wanted)
+        if packet_of(node.op) == "autopar.linear":
+            shape, dtype = values[node.outputs[0]].shape, values[node.outputs[0]].dtype
+            pitch = row_pitch(shape[-1], dtype)
+            keep(node.outputs[0], (*(s // shape[-1] * pitch for s in packed(shape)[:-1]), 1))
+    return found
+
+
+def _made_by(node: Node, inputs: Sequence[Strides], shapes: Sequence[tuple[int, ...]], outs: Mapping[str, tuple[int, ...]]) -> dict[str, Strides | None]:
+    """Strides of what a node makes; of what is not here nothing is known, or it lies row by row."""
+    packet = packet_of(node.op)
+    if packet in _ATTENTION:
+        like = [node.inputs.index(node.inputs[k]) for k in (_place(node, key) for key in _ATTENTION[packet])]
+        return {out: _in_order(outs[out], inputs[k]) for out, k in zip(node.outputs, like) if out and len(outs[out]) == len(inputs[k])}
+    kind, dot, word = packet.partition(".")
+    if kind != "aten" or not inputs or len(node.outputs) != 1 or not node.outputs[0]:
+        return {}
+    return {node.outputs[0]: _view(node, word, inputs[0], shapes[0], outs[node.outputs[0]])}
+
+
+def _place(node: Node, key: str) -> int:
+    arg = get_arg(node, key)
+    return getattr(arg, "index", 0)
+
+
+def _view(node: Node, word: str, strides: Strides, base: tuple[int, ...], shape: tuple[int, ...]) -> Strides | None:
+    """The strides of a view; None where it is none, or must copy."""
+    if word in ("alias", "detach"):
+        return strides
+    if word in _SAME:
+        return _reshaped(base, strides, shape)
+    if word == "permute":
+        return tuple(strides[int(d) % len(base)] for d in get_arg(node, "dims", ()))  # type: ignore[union-attr, arg-type]
+    if word in ("transpose", "t"):
+        a, b = (0, len(base) - 1) if word == "t" else (int(get_arg(node, k, d)) % len(base) for k, d in (("dim0", 0), ("dim1", 1)))  # type: ignore[call-overload]
+        swapped = list(strides)
+        swapped[a], swapped[b] = strides[b], strides[a]
+        return tuple(swapped)
+    if word == "expand":
+        old = len(shape) - len(base)
+        return tuple(0 if k < old or base[k - old] != size else strides[k - old] for k, size in enumerate(shape))
+    if word == "slice" and base:
+        dim, step = int(get_arg(node, "dim", 0) or 0) % len(base), int(get_arg(node, "step", 1) or 1)  # type: ignore[call-overload]
+        return (*strides[:dim], strides[dim] * step, *strides[dim + 1 :])
+    if word == "select" and base:
+        dim = int(get_arg(node, "dim", 0) or 0) % len(base)  # type: ignore[call-overload]
+        return (*strides[:dim], *strides[dim + 1 :])
+    return None
+
+
+def _reshaped(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> Strides | None:
+    """The strides of a tensor in another shape; None where it must be copied."""
+    if 0 in base:
+        return None
+    found: list[int] = []
+    sizes, steps = [s for s in base if s > 1], [t for s, t in zip(base, strides) if s > 1]
+    wanted = list(shape)
+    while sizes or wanted:  # the last dims of both that hold equally many elements, each time
+        size, k, step = 1, len(sizes), steps[-1] if steps else 1
+        taken: list[int] = []
+        room = 1
+        while wanted and (not taken or size != room or wanted[-1] == 1):
+            taken.append(wanted.pop())
+            room *= taken[-1]
+            while size < room and k:
+                k -= 1
+                if size > 1 and steps[k] != size * step:
+                    return None
+                size *= sizes[k]
+        if size != room:
+            return None
+        sizes, steps = sizes[:k], steps[:k]
+        for one in taken:
+            found.append(step)
+            step *= one
+    return tuple(reversed(found))
+
+
+def _in_order(shape: tuple[int, ...], strides: Strides) -> Strides:
+    """Packed, the dims in the order in which a tensor with these strides has them."""
+    order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
+    found, inner = [0] * len(shape), 1
+    for d in reversed(order):
+        found[d] = inner
+        inner *= max(shape[d], 1)
+    return tuple(found)
+
+
+def _is_distinct(shape: tuple[int, ...], strides: Strides) -> bool:
+    """True where every element has a place of its own, and most of the memory between them is theirs."""
+    return 0 not in strides and span(shape, strides) <= 1.25 * num_elements(shape)
+
+
+def _alike(shape: tuple[int, ...], one: Strides, other: Strides) -> bool:
+    return all(size == 1 or a == b for size, a, b in zip(shape, one, other))
