@@ -73,10 +73,8 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
     for k, name in enumerate(kernel.graph.outputs):
         if k not in into:
             signature[f"{name}_out"] = POINTERS[partial[k].dtype if k in partial else values[name].dtype]
-    sizes = fused.blocks(fused.Grid(text.shape, text.rows, text.cols, text.walks))
+    sizes = fused.blocks(fused.Grid(text.shape, text.rows, text.cols, text.walks), max((p.width for p in text.partials), default=0))
     warps = sizes.pop("num_warps")
-    if text.partials:
-        sizes["PROGRAMS"] = 128
     if takes_lists(kernel):
         signature = {"parts": "*i64", "table": "*i64", **{f"{kernel.graph.outputs[p.output]}_out": POINTERS[p.dtype] for p in text.partials}}
         sizes = {"ROWS": sizes["ROWS"] if kernel.any_shape else 1, "ALIGN": together.ALIGNED}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 Sizes = dict[str, int]
@@ -21,6 +21,7 @@ _FASTER = 0.97  # of the rule's time: less is noise
 _REPEATS = 5
 _LARGEST = 16384  # elements of a block
 _WARPS = (1, 16)
+_POWERS = ("ROWS", "COLS", "num_warps")  # are powers of two
 
 
 class BlockTable:
@@ -69,6 +70,15 @@ def table_of(device: str) -> BlockTable:
     return BlockTable(FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '_', device)}.json")
 
 
+def loop_candidates(sizes: Sizes) -> list[Sizes]:
+    """For a kernel with loops: loads of two and three rounds at a time, more programs, and where it walks along rows more columns."""
+    if "STAGES" not in sizes:
+        return []
+    found = [{**sizes, "STAGES": stages} for stages in (2, 3)]
+    found += [{**sizes, "PROGRAMS": sizes["PROGRAMS"] * 2}] if "PROGRAMS" in sizes else []
+    return [*found, *({**sizes, "COLS": sizes["COLS"] * more, "num_warps": min(_WARPS[1], sizes["num_warps"] * more)} for more in (2, 4) if sizes["ROWS"] == 1)]
+
+
 def candidates(rule: Sizes) -> list[Sizes]:
     """Sizes around those of the rule, which come first: half and twice to four times the rows, half and twice the warps."""
     found = [rule]
@@ -82,15 +92,23 @@ def candidates(rule: Sizes) -> list[Sizes]:
 
 def _fastest(rule: Sizes, seconds: Callable[[Sizes], float]) -> Sizes:
     best, least = rule, float("inf")
-    for sizes in candidates(rule):
+    for sizes in _in_turn(rule, lambda: best):
         try:
             seconds(sizes)  # compiles it
             taken = min(seconds(sizes) for _ in range(_REPEATS))
-        except Exception:  # noqa: BLE001 - too much shared memory, too many registers, a mistake of Triton's compiler: not these sizes
+        except Exception:  # noqa: BLE001 - too much shared memory, too many registers: not these sizes
+            if sizes == rule:
+                return rule
             continue
         if taken < (least if best is not rule else least * _FASTER):
             best, least = sizes, taken
     return best
+
+
+def _in_turn(rule: Sizes, best: Callable[[], Sizes]) -> Iterator[Sizes]:
+    """What is measured: sizes around the rule's, then other loops with the best of them."""
+    yield from candidates(rule)
+    yield from loop_candidates(best())
 
 
 def _read(path: Path) -> dict[str, Sizes]:
@@ -103,4 +121,6 @@ def _read(path: Path) -> dict[str, Sizes]:
 
 
 def _is_sizes(row: object) -> bool:
-    return isinstance(row, Mapping) and {"ROWS", "num_warps"} <= row.keys() <= {"ROWS", "COLS", "num_warps"} and all(type(n) is int and n & (n - 1) == 0 < n for n in row.values())
+    if not isinstance(row, Mapping) or not {"ROWS", "num_warps"} <= row.keys() <= {*_POWERS, "PROGRAMS", "STAGES"}:
+        return False
+    return all(type(n) is int and n > 0 and (key not in _POWERS or n & (n - 1) == 0) for key, n in row.items())

@@ -166,6 +166,8 @@ class ProcessComm(Placed):
             raise RankError(world_size_text(mesh, world))
         super().__init__(mesh, dist.get_rank(), device or torch.device("cpu"))
         self._timeout_s = timeout_s
+        by_host = self.device.type != "cpu" and "nccl" not in str(dist.get_backend_config())  # gloo's messages are of the host's memory
+        self._messages_on = torch.device("cpu") if by_host else self.device
         self._groups: dict[str, Any] = {}
         self._others: dict[str, str] = {}  # axis -> the other ranks along it, for errors
         self._link_groups: dict[tuple[int, int], Any] = {}
@@ -277,7 +279,7 @@ class ProcessComm(Placed):
 
     def open_links(self, links: Sequence[tuple[int, int]]) -> None:
         new = self._ledger.open(links)
-        if new and self.device.type == "cpu":
+        if new and self._messages_on.type == "cpu":
             self._link_groups |= dict.fromkeys(new, self._new_group(None))
         elif new:
             for source, target in new:  # nccl knows no tags and does one thing after the other in a group: a group per direction
@@ -298,7 +300,7 @@ class ProcessComm(Placed):
         if target == self.rank:
             self._ledger.put_own(arrival, (x.clone(memory_format=torch.contiguous_format), None))
             return
-        x = x.resolve_conj().contiguous()
+        x = x.resolve_conj().contiguous().to(self._messages_on)
         what = f"send of {arrival_text(arrival)} to rank {target}"
         group, tag = self._link_groups[self.rank, target], self._tag(arrival)
         work = self._call(what, "", lambda: dist.isend(_bytes(x), target, group, tag))
@@ -309,7 +311,7 @@ class ProcessComm(Placed):
 
     def expect(self, source: int, key: Key) -> None:
         for arrival in self._ledger.due(source, key):
-            x = torch.empty(arrival.shape, dtype=getattr(torch, arrival.dtype), device=self.device)
+            x = torch.empty(arrival.shape, dtype=getattr(torch, arrival.dtype), device=self._messages_on)
             group, tag = self._link_groups[source, self.rank], self._tag(arrival)
             work = self._call(self._receipt(source, arrival), "", lambda: dist.irecv(_bytes(x), source, group, tag))
             self._ledger.put(source, arrival.key, (x, work))
@@ -321,7 +323,7 @@ class ProcessComm(Placed):
         x, work = self._ledger.take(source, key)
         if work is not None:
             self._call(what, "", work.wait)
-        return x
+        return x.to(self.device)
 
     def end_step(self) -> None:
         self._ledger.end()
@@ -362,7 +364,7 @@ class ProcessComm(Placed):
         return along, name
 
     def _new_sends(self) -> QueriedSends | WaitedSends:
-        return WaitedSends() if self.device.type == "cpu" else QueriedSends()
+        return WaitedSends() if self._messages_on.type == "cpu" else QueriedSends()
 
     def _connect(self, source: int, target: int, group: Any) -> None:
         """The first message of an nccl group waits for both ranks: let that be here, where all go through the links in one order."""

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, RankError
+from ..graph.mesh import num_ranks
 from .comm import Comm, ProcessComm
+from .threads import ThreadComm
 from .together import Together
 
 WARM_UPS = 3
@@ -48,7 +50,8 @@ class CudaCapture:
     """CUDA graphs as torch has them."""
 
     def takes(self, comm: Comm) -> bool:
-        if comm.device.type != "cuda" or type(comm) is not ProcessComm:
+        alone = type(comm) is ThreadComm and num_ranks(comm.mesh) == 1
+        if comm.device.type != "cuda" or type(comm) is not ProcessComm and not alone:
             return False
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             spoken = str(torch.distributed.get_backend_config())

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..graph.layouts import span
 from ..graph.tensor import power_of_two
 from .adam import adam  # noqa: F401  called by kernels
-from .block_table import BlockTable, table_of
+from .block_table import BlockTable, candidates, table_of
 from .clock import clock_of
 
 try:
@@ -34,13 +34,16 @@ except ImportError:  # a CPU needs none
 
 _ELEMENTS = 2048  # of a block, in flat kernels and where rows are short
 _FLAT = 1024
-_WALK = 2048  # columns at a time where rows are wider than a program holds
-_COLUMN_BLOCK = 128  # columns of a program that walks down rows
+_WALK = 4096  # columns at a time where rows are wider than a program holds
+_COLUMN_BLOCK = 64  # columns of a program that walks down rows
 _PIECE = 1 << 17  # elements that a CPU works on at a time: 512 KiB of float32 for each tensor; smaller pieces cost more calls than their caches save
 _ASKING_S = 3e-4  # longer than a launch takes the host
+_COMPILER_FAILED = "PassManager::run failed"
+_INSTEAD: dict[tuple[Any, Any], dict[str, int]] = {}  # kernels that do not compile with their sizes
 _SEEN = 8  # sets of inputs
 _PART_COLS = 32  # of parts that one program adds up: what is loaded at once, many programs for few columns
-_PROGRAMS = 512  # that leave parts: enough for every processor of a device (132 on an H100), few enough to add up
+_PROGRAMS = {"rows": 264, "columns": 1024}  # that leave wide parts: two and more for every processor of a device (132 on an H200), few enough to add up
+_MOST_PROGRAMS = 1 << 14  # that leave a number each
 
 
 @dataclass(frozen=True)
@@ -119,15 +122,30 @@ def runs_triton(x: Tensor) -> bool:
     return triton is not None and (x.is_cuda or _interprets())
 
 
-def blocks(grid: Grid) -> dict[str, int]:
-    """The sizes of a kernel's blocks, and its warps, by rule."""
+def blocks(grid: Grid, widest: int = 0) -> dict[str, int]:
+    """The sizes of a kernel's blocks, its programs where they leave parts, and its warps, by rule; in which steps its loops load what comes next. The numbers are those
+    that were fastest, or nearly, for the norms, losses and sums of a GPT and a Llama on an H200.
+
+    Args:
+        widest: elements of the widest part that a program leaves; 0: none leaves any.
+    """
     if grid.shape == "flat":
-        return {"ROWS": _FLAT, "num_warps": 4}
-    if grid.shape == "columns":
-        return {"ROWS": 32, "COLS": min(_COLUMN_BLOCK, power_of_two(grid.cols)), "num_warps": 4}
-    cols = _WALK if grid.walks else power_of_two(grid.cols)
-    rows = max(1, _ELEMENTS // cols)
-    return {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * cols // 512))}
+        sizes = {"ROWS": _FLAT, "num_warps": 4}
+    elif grid.shape == "columns":
+        sizes = {"ROWS": 16, "COLS": min(_COLUMN_BLOCK, power_of_two(grid.cols)), "num_warps": 4}
+    else:
+        cols = _WALK if grid.walks else power_of_two(grid.cols)
+        elements = 2 * _ELEMENTS if widest > 1 else _ELEMENTS
+        rows = max(1, elements // cols)
+        sizes = {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * cols // 512))}
+    if widest:
+        most = _PROGRAMS.get(grid.shape, _MOST_PROGRAMS) if widest > 1 else _MOST_PROGRAMS
+        sizes["PROGRAMS"] = max(1, most // _across(grid, sizes))
+    return {**sizes, "STAGES": 1} if widest or grid.walks else sizes
+
+
+def _across(grid: Grid, sizes: Mapping[str, int]) -> int:
+    return -(-grid.cols // sizes["COLS"]) if grid.shape == "columns" else 1
 
 
 def laid(x: Tensor, strides: Sequence[int]) -> Laid:
@@ -154,36 +172,51 @@ def launch(kernel: Any, grid: Grid, inputs: Sequence[Tensor | Laid], outs: Seque
     for place, out in enumerate(outs):
         if out.width:
             together.setdefault((out.width, out.part_dtype, out.dtype), []).append(place)
+    widest = max((width for width, _, _ in together), default=0)
 
     def run(sizes: Mapping[str, int], taken: Sequence[Tensor]) -> list[Any]:
-        programs, across = -(-grid.rows // sizes["ROWS"]), -(-grid.cols // sizes["COLS"]) if grid.shape == "columns" else 1
-        parts = {}
-        if any(out.width for out in outs):
-            programs = min(programs, max(1, _PROGRAMS // across))
-            parts["PROGRAMS"] = programs
+        programs, across = -(-grid.rows // sizes["ROWS"]), _across(grid, sizes)
+        if widest:
+            programs = min(programs, sizes["PROGRAMS"])
+            sizes = {**sizes, "PROGRAMS": programs}
         made = [None if out.width else _empty(out, device) for out in outs]
         sums = [(places, torch.empty((len(places), programs, width), dtype=dtype, device=device)) for (width, dtype, _), places in together.items()]
         left = {place: part[number] for places, part in sums for number, place in enumerate(places)}
-        kernel[(programs, across)](*taken, *(left.get(k, x) for k, x in enumerate(made)), *([grid.rows] if grid.any_size else []), **sizes, **parts)
+        kernel[(programs, across)](*taken, *(left.get(k, x) for k, x in enumerate(made)), *([grid.rows] if grid.any_size else []), **sizes)
         for places, part in sums:
             for place, total in zip(places, _add_parts(part, outs[places[0]].dtype)):
                 made[place] = total.view(tuple(outs[place].shape))
         return made
 
     with on_device(device):
-        results = run(block_sizes(kernel, grid, dense, any(out.width for out in outs), written, run), dense)
+        results = _run_compiled(kernel, grid, block_sizes(kernel, grid, dense, widest, written, run), lambda sizes: run(sizes, dense))
     return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
-def block_sizes(kernel: Any, grid: Grid, inputs: Sequence[Tensor], leaves_parts: bool, written: Sequence[Tensor], run: Callable) -> dict[str, int]:
+def _run_compiled(kernel: Any, grid: Grid, sizes: dict[str, int], run: Callable[[dict[str, int]], Any]) -> Any:
+    """Run with these sizes; with others near them where Triton's compiler fails on them (3.6 does, on a softmax beside what else is read of its row)."""
+    try:
+        return run(_INSTEAD.get((kernel, grid), sizes))
+    except RuntimeError as error:
+        if _COMPILER_FAILED not in str(error):
+            raise
+        for other in candidates(sizes)[1:]:
+            with contextlib.suppress(RuntimeError):
+                made = run(other)
+                _INSTEAD[kernel, grid] = other
+                return made
+        raise
+
+
+def block_sizes(kernel: Any, grid: Grid, inputs: Sequence[Tensor], widest: int, written: Sequence[Tensor], run: Callable) -> dict[str, int]:
     """The sizes of a kernel's blocks on its device: from its table, measured on copies of what is rewritten; where no table may decide, from the rule.
 
     Args:
-        leaves_parts: of sums, for others to add up.
+        widest: as of `blocks`, of sums that it leaves for others to add up.
         run: launches it, with the sizes and inputs that it is given.
     """
-    rule, device = blocks(grid), inputs[0].device
-    if device.type != "cuda" or (grid.shape != "flat" or leaves_parts) and _num_ranks() > 1:  # the order of a sum, which ranks must have in common
+    rule, device = blocks(grid, widest), inputs[0].device
+    if device.type != "cuda" or (grid.shape != "flat" or widest) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
         return rule
     table = _table(device)
     key = _key(kernel, replace(grid, rows=power_of_two(grid.rows)) if grid.any_size else grid)
@@ -215,7 +248,8 @@ def _key(kernel: Any, grid: Grid) -> str:
     return f"{kernel.__name__} {grid.shape} {grid.rows}x{grid.cols} {digest}"
 
 
-def _num_ranks() -> int:
+def num_ranks() -> int:
+    """Of this job."""
     there = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if there else 1
 

@@ -32,6 +32,7 @@ class TorchrunEnv:
     address: str
     port: int
     error_file: str | None = None  # where torchrun looks for what this rank ended with
+    local_size: int = 1  # processes of this host
 
 
 def read_torchrun_env(environ: Mapping[str, str] = os.environ) -> TorchrunEnv | None:
@@ -51,6 +52,7 @@ def read_torchrun_env(environ: Mapping[str, str] = os.environ) -> TorchrunEnv | 
             environ.get("MASTER_ADDR", "127.0.0.1"),
             int(environ.get("MASTER_PORT", "29500")),
             environ.get("TORCHELASTIC_ERROR_FILE"),
+            int(environ.get("LOCAL_WORLD_SIZE", 1)),
         )
     except ValueError as error:
         raise RankError(f"RANK, LOCAL_RANK, WORLD_SIZE, MASTER_PORT: expected numbers, as torchrun sets them: {error}") from None
@@ -63,7 +65,8 @@ def start_process_group(mesh: Mesh, env: TorchrunEnv | None, timeout_s: float = 
         mesh: of the plan.
         env: from `read_torchrun_env`.
         timeout_s: a collective that waits longer for another rank fails with `RankError`.
-        device_type: `cpu` (gloo) or `cuda` (nccl, and gloo for what lives on the CPU).
+        device_type: `cpu` (gloo) or `cuda` (nccl, and gloo for what lives on the CPU). Where a host has fewer GPUs than processes they share them, and gloo carries all, by
+            way of the host's memory: nccl refuses a GPU that another rank has. That is for trying a program out.
     Raises:
         RankError: the number of processes is not the plan's, or the others do not come.
     """
@@ -76,16 +79,18 @@ def start_process_group(mesh: Mesh, env: TorchrunEnv | None, timeout_s: float = 
                 f"use torchrun --nproc-per-node {need}"
             )
         raise RankError(world_size_text(mesh, found))
-    device = torch.device(device_type, env.local_rank if env else 0) if device_type != "cpu" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
+    if device_type == "cpu":
+        device, shared = torch.device("cpu"), False
         keep_pages()
+    else:
+        gpus = max(1, torch.cuda.device_count())
+        device, shared = torch.device(device_type, env.local_rank % gpus if env else 0), env is not None and env.local_size > gpus
+        torch.cuda.set_device(device)
     if found == 1:
         return solo_comm(mesh, device)
     assert env is not None
     if not dist.is_initialized():
-        _join(env, timeout_s, device)
+        _join(env, timeout_s, "gloo" if device.type == "cpu" or shared else "cpu:gloo,cuda:nccl")
     listen(env.rank, env.error_file)
     return ProcessComm(mesh, device, timeout_s)
 
@@ -100,8 +105,7 @@ def stop_process_group() -> None:
             pass
 
 
-def _join(env: TorchrunEnv, timeout_s: float, device: torch.device) -> None:
-    backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+def _join(env: TorchrunEnv, timeout_s: float, backend: str) -> None:
     atexit.register(stop_process_group)
     try:
         dist.init_process_group(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .adam import adam_all, runs_adam  # noqa: F401  called by kernels
-from .fused import Grid, block_sizes, in_pieces, jit, on_device, tl
+from .fused import Grid, block_sizes, blocks, in_pieces, jit, num_ranks, on_device, tl
 from .lists import columns, pack
 
 ALIGNED = 16  # bytes of addresses, and elements: of multiples of it loads are as wide as the device has them
@@ -148,8 +148,9 @@ class Together:
             alone = [[x] for x in taken]
             self._launch(blocks, alone, *self._by_alignment(alone))
 
-        adds_up = any(made.part_dtype is not None for made in self._made)
-        return block_sizes(self._kernel, Grid("flat", max(sizes), any_size=True), one, adds_up, [one[number] for number in self._written], run)
+        if any(made.part_dtype is not None for made in self._made) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
+            return blocks(Grid("flat", max(sizes)))
+        return block_sizes(self._kernel, Grid("flat", max(sizes), any_size=True), one, 0, [one[number] for number in self._written], run)
 
     def _parts_of(self, sizes: tuple[int, ...], rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
         key = (sizes, rows, device)

@@ -96,7 +96,7 @@ def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
         now[0] += 0.5 if sizes["ROWS"] == 2048 else 1.0
 
     monkeypatch.setattr(fused, "_table", lambda device: table)
-    monkeypatch.setattr(fused, "clock_of", lambda device: SimpleNamespace(stamp=stamp, seconds=lambda a, b: b - a))
+    monkeypatch.setattr(fused, "clock_of", lambda device: SimpleNamespace(hold=lambda seconds: None, stamp=stamp, seconds=lambda a, b: b - a))
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
 
@@ -104,12 +104,12 @@ def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
         pass
 
     param, grad = OnDevice("param"), OnDevice("grad")
-    grid, asked = fused.Grid("flat", 5000, any_size=True), lambda g: fused.block_sizes(kernel, g, [param, grad], False, [param], run)
+    grid, asked = fused.Grid("flat", 5000, any_size=True), lambda g: fused.block_sizes(kernel, g, [param, grad], 0, [param], run)
     rule = fused.blocks(grid)
     assert asked(grid) == rule and not seen  # a graph that is being captured is left alone
     capturing[0] = False
     assert asked(grid)["ROWS"] == 2048 and all(names == ["copy of param", "grad"] for names in seen)
     count = len(seen)
     assert asked(fused.Grid("flat", 8000, any_size=True))["ROWS"] == 2048 and len(seen) == count  # as large, nearly
-    monkeypatch.setattr(fused, "_num_ranks", lambda: 2)
+    monkeypatch.setattr(fused, "num_ranks", lambda: 2)
     assert asked(fused.Grid("rows", 64, 512)) == fused.blocks(fused.Grid("rows", 64, 512)) and len(seen) == count  # ranks add up in one order

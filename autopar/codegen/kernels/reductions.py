@@ -23,6 +23,7 @@ _NORMS = ("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fu
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data")
 _LONGEST_WALK = 2**17  # elements along which one program goes alone: as wide as a row of `graph.fusion`
 _CLASSES = ("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward")
+_UNCHANGED = ("aten._to_copy", "aten.view", "aten.reshape", "aten.unsqueeze", "aten.squeeze", "aten.alias", "aten.detach")  # the same number, in float32 at least
 REDUCING = frozenset((*_PLAIN, *_NORMS, *_SOFTMAX, *_CLASSES))
 
 
@@ -87,6 +88,10 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
         if index.variables() - {"row"}:
             raise UnsupportedError("a row's sum that is wanted at several rows at once")
         cols, inner = reduced.cols, reduced.inner
+        exps = _exps_above(printer, node) if printer.walks and packet == "aten.amax" and inner == 1 else None
+        if exps is not None:
+            names = (node.outputs[0], (node.name, index)), (exps.outputs[0], (exps.name, index))
+            return printer.reduce_exps(*names, cols, lambda col: printer.at(value, place_in_row(index, col, cols, inner)))
         return printer.reduce(_PLAIN[packet], node.outputs[0], cols, lambda col: printer.at(value, place_in_row(index, col, cols, inner)), (node.name, index))
     if packet in _CLASSES:
         return _classes(printer, node, packet.removeprefix("autopar."), index)
@@ -100,6 +105,21 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
     if packet == "aten._fused_rms_norm_backward":
         return _norm_backward(row, "")
     return _softmax(row, packet)
+
+
+def _exps_above(printer: Printer, peak: Node) -> Node | None:
+    """The sum of exponentials over the row of which `peak` is the largest element, that it is taken off: one walk makes both."""
+    for node in printer.graph.nodes:
+        if packet_of(node.op) == "autopar.sum_exp" and node.inputs[_place(node, "logits")] == peak.inputs[0]:
+            name = node.inputs[_place(node, "peak")]
+            while name in printer.makers and name != peak.outputs[0]:
+                maker = printer.graph.nodes[printer.makers[name][0]]
+                if packet_of(maker.op) not in _UNCHANGED:
+                    break
+                name = maker.inputs[0]
+            if name == peak.outputs[0]:
+                return node
+    return None
 
 
 # --- which

@@ -9,6 +9,8 @@ Three shapes of kernels:
     rows       something is reduced along rows: a program holds whole rows, or walks along them in blocks where they are wide
     columns    rows are only summed up: a program has a block of columns and walks down its share of the rows
 
+Loops may load STAGES rounds at a time (`runtime.block_table` says how many).
+
 Sums over rows (a bias's gradient), and over everything, leave one partial sum per program, which the launch adds up. A group that fits none of these has no Triton text
 (`UnsupportedError` says why), and runs as plain torch everywhere.
 """
@@ -100,7 +102,7 @@ class Printer:
         self.shape, self.rows, self.cols = self._find_shape()
         self.limit: int | str = "SIZE" if kernel.any_shape else self.rows
         self.walks = self.shape == "rows" and self.cols > WIDEST_TILE
-        self.taken = {"row", "col", *(v.name for v in kernel.graph.values)}
+        self.taken = {"row", "col", "part", "top", "base", *(v.name for v in kernel.graph.values)}
         self.used: set[str] = set()
         self.base: dict[str, frozenset[str]] = {}  # variable -> the variables that it is made of
         everywhere = {"row"} if self.walks or self.shape == "flat" else {"row", "col", *(f"col_{w}" for w in self._widths())}
@@ -328,9 +330,42 @@ class Printer:
         self.scopes = around
         dtype = "tl.float64" if self._is_double() else "tl.float32"
         self.outer.lines.append(f"{total} = tl.full([ROWS, COLS], {identity}, {dtype})")
-        self.outer.lines.append(f"for first in range(0, {width}, COLS):")
+        self.outer.lines.append(self._walk(width))
         self.outer.lines += ["    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in body.lines)]
         return self.named(self.outer, key, wish, f"tl.{kind}({total}, axis=1)[:, None]")
+
+    def reduce_exps(self, peak: tuple[str, object], sum_exp: tuple[str, object], width: int, element: object) -> str:
+        """The name of a row's largest element; in the same walk the sum of exp(element - largest), which is scaled anew when a larger one comes (Milakov and Gimelshein
+        2018, arXiv:1805.02867).
+
+        Args:
+            peak, sum_exp: (wish for its name, its key).
+        """
+        known = self.known(peak[1])
+        if known:
+            return known
+        body, around = _Scope(frozenset({"row", "col"})), self.scopes
+        self.scopes = [self.outer, body]
+        text = element(variable("col", width))  # type: ignore[operator]
+        self.scopes = around
+        largest, total = self.fresh(peak[0]), self.fresh(f"{sum_exp[0]}_parts")
+        low = 'float("-inf")'
+        dtype = "tl.float64" if self._is_double() else "tl.float32"
+        self.outer.lines += [f"{largest} = tl.full([ROWS, 1], {low}, {dtype})", f"{total} = tl.full([ROWS, COLS], 0.0, {dtype})", self._walk(width)]
+        body.lines += [
+            f"part = tl.where(col < {width}, {text}, {low})",
+            f"top = tl.maximum({largest}, tl.max(part, axis=1)[:, None])",
+            f"base = tl.where(top == {low}, 0.0, top)",
+            f"{total} = {total} * tl.exp({largest} - base) + tl.exp(part - base)",
+            f"{largest} = top",
+        ]
+        self.outer.lines += ["    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in body.lines)]
+        self.outer.names[peak[1]] = largest
+        self.named(self.outer, sum_exp[1], sum_exp[0], f"tl.sum({total}, axis=1)[:, None] + ({largest} - {largest})")  # no number where the largest is none
+        return largest
+
+    def _walk(self, width: int) -> str:
+        return f"for first in tl.range(0, {width}, COLS, num_stages=STAGES):"
 
     # --- the function
 
@@ -369,7 +404,7 @@ class Printer:
             raise UnsupportedError("rows of several widths, one of them wider than a program holds")
         body = [*self.scopes[0].lines, *stores]
         if wide:
-            body += [f"for first in range(0, {self.cols}, COLS):", "    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in last.lines)]
+            body += [self._walk(self.cols), "    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in last.lines)]
         return TritonText(tuple(self._function(body, accumulated, partials, finals)), self.shape, self.rows, self.cols, self.walks, tuple(partials))
 
     def _in_order(self, name: str) -> Index:
@@ -429,6 +464,7 @@ class Printer:
         outs = [f"{name}_out" for k, name in enumerate(graph.outputs) if k not in into]
         flat = self.shape == "flat"
         sizes = (["SIZE"] if self.kernel.any_shape else []) + ["ROWS: tl.constexpr"] + ([] if flat else ["COLS: tl.constexpr"]) + (["PROGRAMS: tl.constexpr"] if accumulated else [])
+        sizes += ["STAGES: tl.constexpr"] if accumulated or self.walks else []
         if takes_lists(self.kernel):
             return self._of_many(body, outs, accumulated, finals)
         head = f"def {self.kernel.name}_kernel({', '.join([*(f'{n}_ptr' for n in graph.inputs), *outs, *sizes])}):"
@@ -449,7 +485,8 @@ class Printer:
             for (total, _, width), partial in zip(accumulated, partials):
                 cols = "COLS" if width == self.cols and width > 1 else str(power_of_two(width))
                 lines.append(f"{total} = tl.zeros({'[ROWS]' if flat else f'[ROWS, {cols}]'}, tl.{partial.dtype})")
-            lines.append(f"for block in range({first}, {self.rows}, PROGRAMS * ROWS):")
+            stages = "" if self.walks else ", num_stages=STAGES"  # the loop that loads is the inner one then
+            lines.append(f"for block in tl.range({first}, {self.rows}, PROGRAMS * ROWS{stages}):")
             inner = [f"row = block + tl.arange(0, ROWS){side}", *body, *(f"{total} += {text}" for total, text, _ in accumulated)]
             lines += [*(f"    {line}" for line in inner), *finals]
         return ["@fused.jit", head, *(f"    {line}" for line in lines)]
