@@ -207,12 +207,12 @@ def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -
     return group_parts(graph, parts, keys), rest
 
 
-def group_parts(graph: Graph, parts: Sequence[Part], keys: Mapping[str, str]) -> list[tuple[Part, ...]]:
+def group_parts(graph: Graph, parts: Sequence[Part], keys: Mapping[str, str], shared: frozenset[str] = frozenset()) -> list[tuple[Part, ...]]:
     """Parts that correspond node for node; `keys` as of `split_update`."""
     entering = {v.name: v for v in entering_values(graph)}
     groups: dict[object, list[Part]] = {}
     for part in parts:
-        groups.setdefault(_part_signature(graph, part, entering, keys), []).append(part)
+        groups.setdefault(_part_signature(graph, part, entering, keys, shared), []).append(part)
     return [tuple(g) for g in groups.values()]
 
 
@@ -231,7 +231,7 @@ def grad_text(key: str, param: str) -> str:
     return f'f"{{name}}{key[len(param) :]}"' if key.startswith(f"{param}~") else repr(key)
 
 
-def _part_signature(graph: Graph, part: Part, entering: dict, keys: Mapping[str, str]) -> tuple:
+def _part_signature(graph: Graph, part: Part, entering: dict, keys: Mapping[str, str], shared: frozenset[str]) -> tuple:
     own: dict[str, tuple] = {}
     outside: dict[str, tuple] = {}
     rows = []
@@ -244,7 +244,7 @@ def _part_signature(graph: Graph, part: Part, entering: dict, keys: Mapping[str,
             elif name in entering:
                 refs.append(("state", beside_param(entering[name].storage, part.param) or entering[name].storage))
             else:
-                refs.append(outside.setdefault(name, ("outside", len(outside), grad_text(keys[name], part.param))))
+                refs.append(outside.setdefault(name, ("outside", len(outside), grad_text(keys[name], part.param), name in shared)))
         for k, name in enumerate(node.outputs):
             own[name] = (position, k)
         leaves = tuple((k, grad_text(keys[name], part.param)) for k, name in enumerate(node.outputs) if name in keys)

@@ -34,9 +34,10 @@ def print_update(frame: Frame) -> list[str]:
         return []
     layers = _find_layers(frame, rest)
     _name_between(frame, layers)
-    steps = [(group_parts(frame.graph, layer.parts, frame.grad_keys), layer.rest) for layer in layers]
+    shared = _shared(frame.graph, [i for layer in layers for i in layer.rest], [*(layer.parts for layer in layers), *groups])
+    steps = [(group_parts(frame.graph, layer.parts, frame.grad_keys, shared), layer.rest) for layer in layers]
+    groups = group_parts(frame.graph, [part for group in groups for part in group], frame.grad_keys, shared)
     found = [group for made, _ in steps for group in made] + groups
-    shared = _shared(frame.graph, rest=[i for _, own in steps for i in own], groups=found)
     titles = _name_functions(frame.graph, found)
     functions: list[str] = []
     writer = Writer(reserved_names(frame), lambda name: frame.state_keys[name], lambda path: path, frame.notes, frame.lists)

@@ -88,6 +88,7 @@ class Replayed:
 
     def __init__(self, step: Step, capture: Capture | None = None) -> None:
         self._step, self._capture = step, capture or CudaCapture()
+        self.__globals__ = step.__globals__
         self._steps = 0
         self._graph: Captured | None = None
         self._batch: dict[str, Tensor] = {}

@@ -95,7 +95,7 @@ def _named(namespace: dict[str, Any]) -> Iterator[None]:
         for name, value in list(table.items()):
             if isinstance(value, ModuleType) and getattr(value, "__file__", "").startswith(EMITTED):
                 walk(vars(value), f"{name}.")
-            elif isinstance(value, FunctionType) and value.__globals__ is table and not name.startswith("__"):  # where a compiled segment resumes is torch's own
+            elif isinstance(value, FunctionType) and getattr(value, "__wrapped__", value).__globals__ is table and not name.startswith("__"):  # where a compiled segment resumes is torch's own
                 undo.append((table, name, value))
                 table[name] = _spanned(value, f"{prefix}{name}")
             elif name == "SECTIONS":
