@@ -10,7 +10,8 @@ that each is weighed (`benchmarks.weigh`), and its first losses are compared.
     step, spread          median over the rounds, and interquartile range over it
     peak                  bytes of the caching allocator during a step, states and batch with them
     / compile, / eager    step over theirs (aims: at most 1.0 and 0.75)
-    of copy               bandwidth of a kernel of the emitted `kernels.py` over that of a copy on this device (aim: at least 85 %; `benchmarks.kernels`)
+    of copy               bandwidth of a kernel of the emitted `kernels.py` over that of a copy of 1 GiB on this device (aim: at least 85 %; `benchmarks.kernels`), and over that
+                          of a copy that moves as many bytes as the kernel: what starting and ending cost is in both then
 
 Ends with 2 where there is no CUDA device.
 """
@@ -52,7 +53,7 @@ from benchmarks.weigh import Step, weigh  # noqa: E402
 
 GPT2_MEDIUM = {"batch": 16, "seq": 1024, "vocab": 50257, "layers": 24, "hidden": 1024, "heads": 16}
 SHARE = 0.25  # of the device's memory, for the batch of the Llama
-WEIGHED_STEPS, LOSS_TOLERANCE = 4, 2e-2  # bf16 has 8 bits
+WEIGHED_STEPS, LOSS_TOLERANCE = 4, 2e-3  # losses of a few steps; bf16 has 8 bits, a mean of many has more
 COPY_BYTES = 2**30
 COMPILE_AIM, EAGER_AIM, COPY_AIM = 1.0, 0.75, 0.85
 
@@ -249,7 +250,7 @@ def print_case(case: Case, copy_bytes_per_s: float) -> Iterable[str]:
         )
     for kernel in case.kernels:
         share = kernel.bytes_per_s / copy_bytes_per_s
-        yield f"  {kernel.name:28} {kernel.num_bytes / 2**20:9.3g} MiB in {kernel.seconds * 1e6:9.1f} us: {kernel.bytes_per_s / 1e9:8.3g} GB/s, {share:.1%} of copy"
+        yield f"  {kernel.name:28} {kernel.num_bytes / 2**20:9.3g} MiB in {kernel.seconds * 1e6:9.1f} us: {kernel.bytes_per_s / 1e9:8.3g} GB/s, {share:.1%} of copy, {kernel.copy_s / kernel.seconds:.1%} of one as large"
     yield from (f"  kernels: {line}" for line in case.missing)
 
 
@@ -258,13 +259,16 @@ def print_aims(cases: list[Case], copy_bytes_per_s: float) -> Iterable[str]:
     ours = [(case.step_s("autopar") / case.step_s("compile"), case.step_s("autopar") / case.step_s("eager")) for case in cases]
     shares = [kernel.bytes_per_s / copy_bytes_per_s for case in cases for kernel in case.kernels]
     yield f"step / torch.compile at most {COMPILE_AIM:g}: {sum(c <= COMPILE_AIM for c, _ in ours)} of {len(ours)}; / eager at most {EAGER_AIM:g}: {sum(e <= EAGER_AIM for _, e in ours)}"
-    yield f"kernels at {COPY_AIM:.0%} of a copy: {sum(share >= COPY_AIM for share in shares)} of {len(shares)}"
+    alike = [kernel.copy_s / kernel.seconds for case in cases for kernel in case.kernels]
+    reached = [sum(share >= COPY_AIM for share in found) for found in (shares, alike)]
+    yield f"kernels at {COPY_AIM:.0%} of a copy of {COPY_BYTES / 2**30:g} GiB: {reached[0]} of {len(shares)}; of one of as many bytes: {reached[1]}"
 
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=("gpt2-medium", "llama-blocks"), default=["gpt2-medium", "llama-blocks"])
     parser.add_argument("--cluster", help="what the plan is for; default: the preset of the device that torch finds")
+    parser.add_argument("--batch", type=int, help="of llama-blocks; default: what fills a quarter of the memory, which takes some seconds to find")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=5, help="of each contender in each round")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU at tiny sizes")
@@ -282,7 +286,7 @@ def main(words: list[str] | None = None) -> None:
         print(f"{machine.device}, {machine.processor}, torch {machine.torch}; copy {copying / 1e9:.3g} GB/s; bf16, plan for {setting.cluster}", flush=True)
     jobs: dict[str, Callable[[], Case]] = {
         "gpt2-medium": lambda: measure_case("gpt2-medium", lambda batch: demo.build(**{**setting.gpt, "batch": batch}), setting.gpt["batch"], setting.gpt, setting),
-        "llama-blocks": lambda: measure_case("llama-blocks", lambda batch: llama.build(batch=batch, **setting.llama), None, setting.llama, setting),
+        "llama-blocks": lambda: measure_case("llama-blocks", lambda batch: llama.build(batch=batch, **setting.llama), asked.batch, setting.llama, setting),
     }
     cases = []
     for model in asked.models:

@@ -25,12 +25,13 @@ _NOT_OURS = ("torch", "triton")
 
 @dataclass(frozen=True)
 class Measured:
-    """One kernel on one call's tensors."""
+    """One kernel on one call's tensors. `copy_s`: of a copy that moves as many bytes."""
 
     kind: str
     name: str
     num_bytes: int
     seconds: float
+    copy_s: float
 
     @property
     def bytes_per_s(self) -> float:
@@ -54,7 +55,8 @@ def measure_kernels(kernels: ModuleType, program: dict[str, Any], step: Callable
     Returns:
         the kernels; and a line for each kind that has no function, or whose functions the step did not call.
     """
-    names = {name: kind for kind in KINDS for name in _functions(kernels) if kind in name.lower()}
+    all_names = _functions(kernels)
+    names = {name: kind for kind in KINDS for name in all_names if kind in name.lower() and not _is_helper(name, all_names)}
     calls = _record_calls(names, (vars(kernels), program), step)
     found = [_measure(names[name], name, vars(kernels)[name], call, device) for name, call in calls.items()]
     missing = [f"no kernel with {kind!r} in its name" for kind in KINDS if kind not in names.values()]
@@ -75,6 +77,11 @@ def _functions(kernels: ModuleType) -> list[str]:
         if callable(f) and not name.startswith("_") and not isinstance(f, type)
         and not (type(f).__module__ or "").startswith("triton") and not (getattr(f, "__module__", "") or "").startswith(_NOT_OURS)
     ]  # fmt: skip
+
+
+def _is_helper(name: str, names: Sequence[str]) -> bool:
+    """True for what another function calls where no Triton runs: `NAME_ops` beside `NAME`."""
+    return any(name == f"{other}_{kind}" for other in names for kind in ("ops", "adam", "seen", "together"))
 
 
 def _record_calls(names: dict[str, str], holders: Sequence[dict[str, Any]], step: Callable[[], object]) -> dict[str, _Call]:
@@ -116,7 +123,8 @@ def _measure(kind: str, name: str, kernel: Callable[..., Any], call: _Call, devi
         own = {t.data_ptr() for t in taken}
         returned = sum(t.nbytes for t in _tensors(made) if t.data_ptr() not in own)
         del made
-        return Measured(kind, name, call.read_bytes + written + returned, _seconds(run, device))
+        moved, seconds = call.read_bytes + written + returned, _seconds(run, device)
+    return Measured(kind, name, moved, seconds, moved / measure_copy(max(1, moved // 2), device))
 
 
 def _seconds(run: Callable[[], object], device: torch.device, repeats: int = 15) -> float:

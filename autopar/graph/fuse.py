@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .cuts import resolve_known
 from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
 from .kernel import KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, kernel_key, kernel_node, suggest_name, written_states
-from .layouts import lay_out
+from .layouts import is_copied, lay_out, packed
 from .liveness import is_view, storage_bases
-from .node import Node, Phase
+from .node import Node, Phase, packet_of
 from .program import WAIT, Origin, Program
 from .rule import Rule
 from .rules import RULES
 from .sections import Section
 from .segments import find_segments, segment_name
-from .tensor import Value
+from .tensor import Value, num_elements
+
+_RESHAPES = ("aten.view", "aten._unsafe_view", "aten.reshape")
+_LEAST_COPIED = 2**16  # elements: torch copies fewer as fast
 
 _Uses = Mapping[str, Sequence[tuple[int, int]]]
 
@@ -81,7 +84,9 @@ def fuse_program(
     found = find_groups(graph, sites, signatures, parts=sections)
     if segments:
         found = (*find_segments(graph, sections), *(nodes for nodes in found if graph.nodes[nodes[0]].phase is Phase.UPDATE))
+    copies = () if segments else tuple(_find_copies(graph, values, makers, uses, {i for nodes in found for i in nodes}))
     groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes)).outside]  # what nobody reads makes no kernel
+    groups += copies
     cut: dict[object, Kernel] = {}
     stands: dict[int, Node] = {}  # last node of a group -> the node that takes its place
     for group in groups:
@@ -119,6 +124,21 @@ def _name_kernels(program: Program, cut: Sequence[Kernel], taken: Sequence[Kerne
         nodes[number] = kernel_node(laid[there], node.inputs, node.outputs, node)
         origins[number] = replace(origins[number], reason=nodes[number].op)
     return replace(program, graph=replace(program.graph, nodes=tuple(nodes)), origins=tuple(origins)), tuple(kernels.values())
+
+
+def _find_copies(graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], uses: _Uses, taken: set[int]) -> Iterator[_Group]:
+    """Views that are copies whatever their strides: of what was expanded, in another shape (keys that several heads share). A kernel reads what is there once."""
+    for i, node in enumerate(graph.nodes):
+        if i in taken or not node.inputs or packet_of(node.op) not in _RESHAPES or node.inputs[0] not in makers or num_elements(values[node.outputs[0]].shape) < _LEAST_COPIED:
+            continue
+        wide = makers[node.inputs[0]][0]
+        expand = graph.nodes[wide]
+        if packet_of(expand.op) != "aten.expand" or wide in taken or len(uses[node.inputs[0]]) > 1:
+            continue
+        base, shape = values[expand.inputs[0]].shape, values[expand.outputs[0]].shape
+        strides = tuple(0 if old != new else step for old, new, step in zip((1,) * (len(shape) - len(base)) + base, shape, packed(shape)))
+        if is_copied(shape, strides, values[node.outputs[0]].shape):
+            yield _Group((i,), (wide,), node.outputs, {}, ())
 
 
 def _describe(

@@ -73,7 +73,7 @@ def cut_kernel(
         own += [Value(names[o], names[o], 0, values[o].shape, values[o].dtype, Kind.ACTIVATION) for o in node.outputs if o]
     pairs = tuple((k, arguments.index(into[name])) for k, name in enumerate(outside) if name in into)
     cut = Graph("", (*entering, *own), tuple(inner), tuple(names[a] for a in arguments), outputs=tuple(names[o] for o in outside))
-    work = [graph.nodes[i] for i in nodes if not is_view(graph.nodes[i].op)]
+    work = [graph.nodes[i] for i in nodes if not is_view(graph.nodes[i].op)] or [graph.nodes[i] for i in nodes]
     sources = tuple(dict.fromkeys(f"{n.source or n.path or 'the step'}: {packet_of(n.op).partition('.')[2]}" for n in work))
     return Kernel("", cut, pairs, _takes_any_shape(cut), sources), arguments
 
@@ -146,19 +146,64 @@ def _takes_any_shape(graph: Graph) -> bool:
 
 
 def suggest_name(kernel: Kernel) -> str:
-    """A name that says what it does: `add_layer_norm`, `gelu_backward_sum`; `update_exp_avg_sq` where it rewrites states."""
+    """A name that says what it does: `add_layer_norm`, `gelu_backward_sum`; `update_exp_avg_sq` where it rewrites states. What is spelled in several ops and has a name
+    of its own goes by that (`_find_phrase`)."""
     if kernel.into:
         states = [kernel.graph.inputs[i] for _, i in kernel.into]
         return "_".join(dict.fromkeys(["update", *sorted(states, key=lambda s: s != "param")]))[:60]
     words: list[str] = []
-    for node in kernel.graph.nodes:
-        word = _short_op(node)
-        if packet_of(node.op).partition(".")[2] not in _PLAIN and (not words or words[-1] != word):
+    spelled, first, last = _find_phrase(kernel.graph)
+    for number, node in enumerate(kernel.graph.nodes):
+        word = spelled if first <= number <= last else _short_op(node)
+        if first <= number <= last and words[-1:] != [spelled]:
+            words.append(spelled)
+        elif packet_of(node.op).partition(".")[2] not in _PLAIN and (not words or words[-1] != word):
             words.append(word)
-    words = words or [_short_op(kernel.graph.nodes[-1])]
+    words = words or [_short_op(next((n for n in kernel.graph.nodes if packet_of(n.op) == "aten.expand"), kernel.graph.nodes[-1]))]
+    if len(words) > _MOST_WORDS and spelled:
+        words = list(dict.fromkeys((words[0], spelled, words[-1])))
     if len(words) > _MOST_WORDS:
         words = [*words[: _MOST_WORDS - 1], words[-1]]
     return "_".join(words)
+
+
+def _find_phrase(graph: Graph) -> tuple[str, int, int]:
+    """The name of what several nodes spell, and the first and last of them: the loss of a vocabulary, the norm of a row by its root mean square, and that norm's gradient."""
+    ops = [packet_of(node.op).partition(".")[2] for node in graph.nodes]
+    parts = [k for k, op in enumerate(ops) if op in ("amax", "sum_exp", "pick", "log", "sub")]
+    if "sum_exp" in ops and "pick" in ops:
+        return "cross_entropy", parts[0], parts[-1]
+    row_sums = [k for k, node in enumerate(graph.nodes) if ops[k] in ("sum", "mean") and _is_along_rows(node, graph)]
+    if "rsqrt" in ops and row_sums and row_sums[0] < ops.index("rsqrt"):
+        squares = [k for k in range(row_sums[0]) if ops[k] in ("pow", "square", "mul")]
+        reads = _readers(graph, graph.nodes[ops.index("rsqrt")].outputs[0])
+        centred = squares and "sub" in ops[: squares[-1]]
+        return ("layer_norm" if centred else "rms_norm"), (squares or row_sums)[-1 if squares else 0], max((k for k in reads if ops[k] == "mul"), default=ops.index("rsqrt"))
+    given = [name for name in graph.inputs if name.startswith("rsqrt")]
+    if given and row_sums and graph.nodes[0].phase is Phase.BACKWARD:
+        reads = [k for name in given for k in _readers(graph, name)]
+        return "rms_norm_backward", min([*reads, row_sums[0]]), max([*reads, row_sums[-1]])
+    return "", 0, -1
+
+
+def _is_along_rows(node: Node, graph: Graph) -> bool:
+    """True for a sum over the last dim alone."""
+    shape = next(v.shape for v in graph.values if v.name == node.inputs[0])
+    dims = get_arg(node, "dim", None)
+    over = {int(d) % len(shape) for d in (dims if isinstance(dims, tuple) else (dims,))} if dims not in (None, ()) else set()  # type: ignore[arg-type]
+    return bool(shape) and over == {len(shape) - 1}
+
+
+def _readers(graph: Graph, name: str) -> list[int]:
+    """The nodes that read a value, itself or through views and casts."""
+    names, found = {name}, []
+    for k, node in enumerate(graph.nodes):
+        if names.intersection(node.inputs):
+            if is_view(node.op) or packet_of(node.op) == "aten._to_copy":
+                names.update(node.outputs)
+            else:
+                found.append(k)
+    return found
 
 
 def _short_op(node: Node) -> str:

@@ -165,6 +165,11 @@ def _reshaped(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -
     return tuple(reversed(found))
 
 
+def is_copied(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> bool:
+    """True where a tensor in another shape must be a copy."""
+    return _reshaped(base, strides, shape) is None
+
+
 def _in_order(shape: tuple[int, ...], strides: Strides) -> Strides:
     """Packed, the dims in the order in which a tensor with these strides has them."""
     order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
