@@ -1,13 +1,15 @@
 """The bandwidth of fused kernels, beside that of a copy.
 
 In: a module of kernels (`kernels.py` beside an emitted `program.py`) and a step that calls them. Out: of each kind of kernel that was looked for, the largest call of
-the step, run again alone. A kernel is known by its name alone: what it takes is what the step gave it. It moves the bytes of its tensors: those that it takes, those that
-it writes among them (once more), and those that it returns. Bytes per second over those of a copy say how near it is to the memory's limit.
+the step, run again alone. A kernel is known by its name alone: what it takes is what the step gave it. It moves the bytes of its tensors: those that it reads, those that
+it writes, and those that it returns. Bytes per second over those of a copy say how near it is to the memory's limit.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -42,7 +44,7 @@ class Measured:
 class _Call:
     args: tuple[Any, ...]
     keywords: dict[str, Any]
-    read_bytes: int
+    size: int  # bytes of all that it takes
 
 
 def measure_kernels(kernels: ModuleType, program: dict[str, Any], step: Callable[[], object], device: torch.device) -> tuple[list[Measured], list[str]]:
@@ -58,7 +60,7 @@ def measure_kernels(kernels: ModuleType, program: dict[str, Any], step: Callable
     all_names = _functions(kernels)
     names = {name: kind for kind in KINDS for name in all_names if kind in name.lower() and not _is_helper(name, all_names)}
     calls = _record_calls(names, (vars(kernels), program), step)
-    found = [_measure(names[name], name, vars(kernels)[name], call, device) for name, call in calls.items()]
+    found = [_measure(names[name], name, vars(kernels)[name], call, _find_unread(kernels, name), device) for name, call in calls.items()]
     missing = [f"no kernel with {kind!r} in its name" for kind in KINDS if kind not in names.values()]
     missing += [f"{name} was not called by the step" for name in names if name not in calls]
     return found, missing
@@ -94,7 +96,7 @@ def _record_calls(names: dict[str, str], holders: Sequence[dict[str, Any]], step
         @functools.wraps(function)
         def recorded(*args: Any, _name: str = name, _function: Any = function, **keywords: Any) -> Any:
             size = sum(t.nbytes for t in _tensors((args, keywords)))
-            if _name not in calls or size > calls[_name].read_bytes:
+            if _name not in calls or size > calls[_name].size:
                 calls[_name] = _Call(args, keywords, size)
             return _function(*args, **keywords)
 
@@ -110,7 +112,14 @@ def _record_calls(names: dict[str, str], holders: Sequence[dict[str, Any]], step
     return calls
 
 
-def _measure(kind: str, name: str, kernel: Callable[..., Any], call: _Call, device: torch.device) -> Measured:
+def _find_unread(kernels: ModuleType, name: str) -> set[int]:
+    """Numbers of the arguments that a kernel's Triton function never loads: it writes them, or knows them."""
+    text = str(getattr(vars(kernels).get(f"{name}_kernel"), "src", ""))
+    taken = list(inspect.signature(vars(kernels)[name]).parameters)
+    return {k for k, key in enumerate(taken) if text and not re.search(rf"tl\.load\({key}_ptr\b", text)}
+
+
+def _measure(kind: str, name: str, kernel: Callable[..., Any], call: _Call, unread: set[int], device: torch.device) -> Measured:
     def run() -> Any:
         return kernel(*call.args, **call.keywords)
 
@@ -123,7 +132,8 @@ def _measure(kind: str, name: str, kernel: Callable[..., Any], call: _Call, devi
         own = {t.data_ptr() for t in taken}
         returned = sum(t.nbytes for t in _tensors(made) if t.data_ptr() not in own)
         del made
-        moved, seconds = call.read_bytes + written + returned, _seconds(run, device)
+        read = sum(t.nbytes for k, arg in enumerate(call.args) if k not in unread for t in _tensors(arg)) + sum(t.nbytes for t in _tensors(call.keywords))
+        moved, seconds = read + written + returned, _seconds(run, device)
     return Measured(kind, name, moved, seconds, moved / measure_copy(max(1, moved // 2), device))
 
 
