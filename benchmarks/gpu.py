@@ -53,7 +53,7 @@ from benchmarks.weigh import Step, weigh  # noqa: E402
 
 GPT2_MEDIUM = {"batch": 16, "seq": 1024, "vocab": 50257, "layers": 24, "hidden": 1024, "heads": 16}
 SHARE = 0.25  # of the device's memory, for the batch of the Llama
-WEIGHED_STEPS, LOSS_TOLERANCE = 4, 2e-3  # losses of a few steps; bf16 has 8 bits, a mean of many has more
+WEIGHED_STEPS, LOSS_TOLERANCE = 4, 2e-2  # bf16 has 8 bits: where a loss jumps, eager and torch.compile were 0.8 % apart
 COPY_BYTES = 2**30
 COMPILE_AIM, EAGER_AIM, COPY_AIM = 1.0, 0.75, 0.85
 
