@@ -9,8 +9,9 @@ reads two tables of int64 on its device:
 `parts` follows from sizes alone and is made once. `table` is looked up by all that is in it, so it is made again only where an address is new (gradients may come to lie
 elsewhere). A number that is summed up over a whole parameter comes in parts, one per program, and a second launch (`add_up`) adds those of each parameter.
 
-While a CUDA graph is captured nothing may be copied from the host: tables are only allocated then, and `fill` writes them before the graph is replayed. What a graph reads is
-kept as long as this is.
+While a CUDA graph is captured nothing may be copied from the host: its launches read tables that were reserved before (`reserve`), and `fill` writes them before the graph is
+replayed. Memory that is allocated during a capture would not do: what a graph did earlier lies in it again at each replay (the first graph on a GPU read addresses there that were
+activations). What a graph reads is kept as long as this is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InputError
 from .adam import adam_all, runs_adam  # noqa: F401  called by kernels
 from .fused import Grid, block_sizes, blocks, in_pieces, jit, num_ranks, on_device, tl
 from .lists import columns, pack
@@ -69,6 +71,8 @@ class Together:
         self._tables: dict[object, Tensor] = {}
         self._unfilled: list[tuple[Tensor, Tensor]] = []
         self._of_graphs: list[Tensor] = []
+        self._asked: list[tuple[tuple[int, int], torch.device]] | None = None  # tables of the step so far, where somebody will capture one
+        self._reserved: list[Tensor] = []
 
     def run(self, lists: Sequence[Sequence[Tensor]]) -> Any:
         """Launch it.
@@ -99,6 +103,14 @@ class Together:
                     for place, x in zip(places, found):
                         whole[place] = x
             return pack(results)
+
+    def begin_step(self) -> None:
+        """What is launched from here on is a step."""
+        self._asked = []
+
+    def reserve(self) -> None:
+        """Before a capture: memory for the tables of a step like the last one."""
+        self._reserved = [torch.empty(shape, dtype=torch.int64, device=device) for shape, device in self._asked or ()]
 
     def fill(self) -> None:
         """Write the tables that a graph reads: after its capture, before it is replayed."""
@@ -165,10 +177,14 @@ class Together:
         return found
 
     def _table_of(self, rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+        shape = len(rows), len(rows[0])
         if _captures(device):  # one of the graph's own: no later step writes over it
-            table = self._place(torch.tensor(rows), device)
+            table = self._take(shape, device)
+            self._unfilled.append((table, torch.tensor(rows)))
             self._of_graphs.append(table)
             return table
+        if self._asked is not None:
+            self._asked.append((shape, device))
         key = (rows, device)
         if key not in self._tables:
             if len(self._tables) >= _MOST_TABLES:
@@ -176,12 +192,22 @@ class Together:
             self._tables[key] = self._place(torch.tensor(rows), device)
         return self._tables[key]
 
+    def _take(self, shape: tuple[int, int], device: torch.device) -> Tensor:
+        """A reserved table."""
+        for number, table in enumerate(self._reserved):
+            if table.shape == shape:
+                return self._reserved.pop(number)
+        if device.type == "cuda":
+            raise self._unlike()
+        return torch.empty(shape, dtype=torch.int64, device=device)
+
+    def _unlike(self) -> InputError:
+        return InputError(f"cuda_graph: {self._kernel.__name__}: the step that is captured launches it otherwise than the step before; emit the program without cuda_graph")
+
     def _place(self, rows: Tensor, device: torch.device) -> Tensor:
         """A table on its device, without waiting for it."""
-        if _captures(device):
-            table = torch.empty_like(rows, device=device)
-            self._unfilled.append((table, rows))
-            return table
+        if _captures(device) and device.type == "cuda":
+            raise self._unlike()
         return rows if device.type == "cpu" else rows.pin_memory().to(device, non_blocking=True)
 
 

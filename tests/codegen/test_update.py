@@ -175,6 +175,28 @@ def test_a_captured_launch_has_tables_of_its_own(monkeypatch):
     assert torch.equal(captured, eager) and kernel.told[2][1] is not captured
 
 
+def test_a_graphs_tables_are_reserved_before_it_is_captured(monkeypatch):
+    """What is allocated during a capture is written over at each replay: tables must lie elsewhere, as many as a step has."""
+    kernel = _Kernel()
+    launch = together.Together(kernel, wide=0, written=[0])
+    lots = [[[torch.zeros(32)], [torch.zeros(32)]], [[torch.zeros(16)], [torch.zeros(16)]], [[torch.zeros(16)] * 2, [torch.zeros(16)] * 2]]
+    for lists in lots * 2:
+        if lists is lots[0]:
+            launch.begin_step()
+        launch.run(lists)
+    made: list[int] = []
+    launch.reserve()
+    reserved = {t.data_ptr() for t in launch._reserved}
+    with monkeypatch.context() as patch:
+        patch.setattr(together, "_captures", lambda device: True)
+        for lists in lots:
+            launch.run(lists)
+            made.append(kernel.told[-1][1].data_ptr())
+    assert len(reserved) == 3 and set(made) == reserved and not launch._reserved
+    launch.fill()
+    assert [t[1].tolist() for t in kernel.told[-3:]] == [t[1].tolist() for t in kernel.told[3:6]]
+
+
 def test_a_state_that_is_not_dense_is_refused():
     launch = together.Together(_Kernel(), wide=0, written=[0])
     with pytest.raises(ValueError, match="kernel: a state that is rewritten in place is not dense"):
