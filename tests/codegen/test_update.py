@@ -87,6 +87,35 @@ def test_a_clipped_update_does_not_grow_with_the_model():
     assert re.search(r"kernels\.update_param_exp_avg_exp_avg_sq\(grad, \[grad_2\] \* len\(names\), ", update) and update.count("def ") == 3
 
 
+class ClippedAdam(torch.optim.Adam):
+    """Without decay the update reads a gradient first where it multiplies it by the norm."""
+
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1.0)
+        return super().step(closure)
+
+
+def _images() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 7, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(112, 5))
+
+
+@pytest.mark.parametrize(
+    "model, shape, words",
+    [
+        (lambda: nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Linear(9, 5)), (8,), {"tp": 2}),
+        (_images, (3, 4, 4), {"tp": 2}),
+        (_images, (3, 4, 4), {"dp": 2, "zero": 1}),
+    ],
+    ids=["odd sizes, tp", "images, tp", "images, zero=1"],
+)
+def test_parts_of_one_text_whose_gradients_are_read_again_are_apart(model, shape, words):
+    """Parameters that lie in different ways: of some the norm's part is the last to read the gradient, of others the update reads it again, so one function cannot take it for both."""
+    torch.manual_seed(0)
+    workload = Workload(model(), (torch.randn(8, *shape),), (torch.randn(8, 5),), nn.functional.mse_loss, functools.partial(ClippedAdam, lr=0.01))
+    report = verify_workload(workload, "cpu:2", Options(constraints=autopar.constrain(**words), price=False))
+    assert not describe_failure(report), describe_failure(report)
+
+
 def _falls(optimizer, *args):
     for group in optimizer.param_groups:
         group["lr"] *= 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,13 +11,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autopar.api import compile_workload  # noqa: E402
 from autopar.codegen.cuda_graph import check_capturable  # noqa: E402
 from autopar.errors import InputError, OptionsError  # noqa: E402
 from autopar.graph.graph import Graph  # noqa: E402
 from autopar.graph.node import Node, Phase, Ref  # noqa: E402
+from autopar.graph.run_file import load_run  # noqa: E402
 from autopar.graph.tensor import Kind, Value  # noqa: E402
-from autopar.runtime import solo_comm  # noqa: E402
+from autopar.options import Options  # noqa: E402
+from autopar.runtime import Executable, initial_state, solo_comm  # noqa: E402
 from autopar.runtime.cuda_graph import WARM_UPS, CudaCapture, Replayed  # noqa: E402
+from autopar.runtime.named_trace import trace_step  # noqa: E402
+from autopar.runtime.recording import Recorder  # noqa: E402
+from autopar.trace import Workload  # noqa: E402
 
 
 class Again:
@@ -98,6 +105,25 @@ def test_on_a_cpu_the_step_runs_as_it_is_written():
     assert not CudaCapture().takes(solo_comm())
     state = {"w": torch.zeros(3)}
     assert Replayed(_step)(solo_comm(), state, {"x": torch.ones(2)}).item() == 6
+
+
+def test_an_emitted_step_can_be_recorded_and_traced(tmp_path):
+    """Both look up the functions of the program by way of its step, which is a `Replayed` here."""
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 4), torch.randn(8, 2)
+    workload = Workload(torch.nn.Linear(4, 2), (x,), (y,), torch.nn.functional.mse_loss, torch.optim.AdamW)
+    compiled = compile_workload(workload, "1xH100-80GB", Options(cuda_graph=True, price=False), cache_path=None)
+    assert "step = Replayed(step)" in compiled.files["program.py"]
+    program = Executable(None, compiled.files, solo_comm(), {})
+    program.state.update(initial_state(program.program, 0, dict(workload.model.named_parameters())))
+    recorder = Recorder(program, tmp_path / "run.json")
+    for _ in range(4):
+        recorder.step(x, y)
+    assert recorder.write() is None
+    assert [a.phase for a in load_run(tmp_path / "run.json").ranks[0].actions] == ["forward", "backward", "update"]
+    trace_step(program, (x, y), tmp_path / "trace.json")
+    spans = {e["name"] for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if e.get("cat") == "user_annotation"}
+    assert spans >= {"forward", "backward", "update"} and any(span.startswith("kernels.") for span in spans)
 
 
 def _graph(op: str, dtype: str = "int64") -> Graph:

@@ -1,10 +1,16 @@
-"""What a trace calls collectives and messages."""
+"""What a trace calls collectives, messages and compiled segments."""
+
+import functools
+from types import ModuleType
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.profiler import profile  # noqa: E402
+
 from autopar.runtime.named_trace import COLLECTIVES, NamedComm, _describe, _named  # noqa: E402
+from autopar.runtime.place import EMITTED  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -43,3 +49,26 @@ def test_where_a_compiled_segment_resumes_is_left_alone():
     with _named(table):
         assert table["forward"] is not forward and table["__resume_at_12_3"] is resumes
     assert table["forward"] is forward
+
+
+def test_compiled_segments_have_names():
+    """What torch.compile returns is a function of its own that wraps the program's; what others wrap is left alone."""
+    kernels = ModuleType("kernels")
+    kernels.__file__ = f"{EMITTED} kernels.py"
+    exec("def forward_ops(x): return x + 1", vars(kernels))
+
+    @functools.wraps(kernels.forward_ops)
+    def compiled(x):
+        return kernels.forward_ops(x)
+
+    @functools.wraps(_describe)
+    def foreign(x):
+        return x
+
+    vars(kernels).update(forward=compiled, foreign=foreign)
+    table = {"__name__": "emitted", "kernels": kernels}
+    with _named(table), profile() as profiler:
+        assert kernels.forward is not compiled and kernels.foreign is foreign
+        assert kernels.forward(torch.zeros(1)).item() == 1
+    assert kernels.forward is compiled
+    assert {"kernels.forward", "kernels.forward_ops"} <= {event.name for event in profiler.events()}
