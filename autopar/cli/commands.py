@@ -268,7 +268,7 @@ def run_program(folder: str, words: Sequence[str], record: str | None, no_record
     """
     from ..graph.mesh import num_ranks
     from ..runtime import compile_program, read_files, read_program
-    from .recorded import file_mark, find_record_place, find_trace_place
+    from .recorded import describe_hidden, file_mark, find_record_place, find_trace_place
     from .torchrun import finish, start_torchrun
 
     files = read_files(folder)
@@ -285,6 +285,8 @@ def run_program(folder: str, words: Sequence[str], record: str | None, no_record
     written = str(target) if target is not None and file_mark(target) != before else None
     if written is not None:
         say(f"recorded {written}; compare with: autopar simulate {Path(folder) / 'plan.json'} --against {written}")
+        for line in describe_hidden(written):
+            say(line)
     if trace is not None and trace.exists():
         say(f"traced one step: {trace}{' (other ranks beside it)' if ranks > 1 else ''}; open it in https://ui.perfetto.dev")
     return Outcome(lambda: {"directory": folder, "num_ranks": ranks, "exit_code": code, "record": written, "profile": str(trace) if trace else None}, lambda console: None, code=code)

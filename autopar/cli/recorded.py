@@ -1,4 +1,4 @@
-"""Where `autopar run` puts what the steps took: decided before anything starts."""
+"""Where `autopar run` puts what the steps took, decided before anything starts; and what it says of that when it is over."""
 
 from __future__ import annotations
 
@@ -55,6 +55,23 @@ def find_trace_place(folder: str, train: str, profile: str | None) -> Path | Non
             f"--profile {profile}: {Path(folder) / 'train.py'} takes no --profile: emit it again with `autopar emit`, or pass profile=FILE to run_training in it"
         )
     return Path(profile).resolve()
+
+
+def describe_hidden(path: str) -> list[str]:
+    """The line that says how much of a recorded run's communication was hidden; none where it had none.
+
+    Args:
+        path: of the run.
+    """
+    from ..cost.against import measure_hidden
+    from ..graph.run_file import load_run
+    from ..view.units import print_ms, print_percent
+
+    found = measure_hidden(load_run(path))
+    if not found.seconds:
+        return []
+    share = f"{'at most ' if found.most else ''}{print_percent(found.hidden_s / found.seconds)}"
+    return [f"communication took {print_ms(found.seconds)} of a step, {share} of it hidden behind compute (measured, medians)"]
 
 
 def file_mark(path: Path | None) -> tuple[int, int] | None:

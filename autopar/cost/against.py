@@ -6,8 +6,8 @@ Of a plan in pipeline stages each stage has its rows, of its own ranks. What a s
 bubble and the messages that it receives, measured as what it spends in `receive` and on the loss; so an action is what it takes without.
 
 A measured figure is the median over the timed steps of all ranks, each with its own sum, so medians of parts need not add up to that of the
-whole; beside it stands where the middle half of them lies (of bytes: the lowest and the highest rank). A collective's measured seconds hold the waiting for
-ranks that come later. What the runtime cannot tell, or the prediction does not know, is None.
+whole; beside it stands where the middle half of them lies (of bytes: the lowest and the highest rank). A collective's seconds are all that it takes, what hides behind
+compute included; the measured ones hold the waiting for ranks that come later. What the runtime cannot tell, or the prediction does not know, is None.
 """
 
 from __future__ import annotations
@@ -154,6 +154,29 @@ def compare_run(plan: Plan, simulation: Simulation, run: Run, where: str = "run"
     return Comparison(_notes(plan, run), tuple(rows), count)
 
 
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What the collectives of a step took, those between stages left out; medians over all timed steps of all ranks.
+
+    Args:
+        seconds: all of them, as in the row `communication`; 0 where there were none, or no step was timed.
+        hidden_s: of that behind compute.
+        most: whether less may have been hidden, for nobody can tell when some of the messages had come.
+    """
+
+    seconds: float
+    hidden_s: float
+    most: bool
+
+
+def measure_hidden(run: Run) -> Hidden:
+    """How much of a run's communication was hidden behind compute."""
+    if not run.ranks[0].step_s:
+        return Hidden(0.0, 0.0, False)
+    most = any(c.flight_s and not run.tells(c.kind) for rank in run.ranks for c in rank.comms)
+    return Hidden(_over(run, _whole_seconds).median, _over(run, _hidden_seconds).median, most)
+
+
 def _notes(plan: Plan, run: Run) -> tuple[str, ...]:
     notes = []
     mine, mesh = plan_key(plan_to_json(plan)), plan_mesh(plan)
@@ -219,7 +242,7 @@ def _compute(side: _Side) -> list[Row]:
 
 
 def _communication(side: _Side) -> list[Row]:
-    """Collectives inside of the stage by kind and axis, whole seconds each; what of them the prediction hides behind compute is apart."""
+    """Collectives inside of the stage by kind and axis, whole seconds each; what of them is hidden behind compute is apart."""
     told, receives = {c.name: (c.kind, c.axis) for c in side.plan.comms if c.kind not in _LOCAL}, side.receives
     found = {(c.kind, c.axis): None for rank in side.run.ranks for c in rank.comms if c.axis != STAGES or not side.staged}
     predicted: dict[tuple[str, str], float] = {}
@@ -238,11 +261,12 @@ def _communication(side: _Side) -> list[Row]:
     total = sum(predicted.values())
     parts = []
     for kind, axis in sorted({**predicted, **found}, key=lambda key: -predicted.get(key, 0.0)):
-        measured = _over(side.run, lambda r, k: _comm_seconds(r, k, None, kind, axis))
+        measured = _over(side.run, lambda r, k: _comm_seconds(r, k, None, kind, axis) + _hidden_seconds(r, k, kind, axis))
         parts.append(Row("communication", f"{kind} along {axis}", "s", predicted.get((kind, axis), 0.0), measured, True))
-    hidden = [Row("communication", "of it hidden behind compute", "s", total - waited, None, True)] if total - waited > 1e-9 + 1e-6 * total else []
-    whole = _over(side.run, lambda r, k: _comm_seconds(r, k) - _waited_seconds(r, k))
-    return [Row("communication", "communication", "s", total, whole), *parts, *hidden]
+    hides, started = total - waited > 1e-9 + 1e-6 * total, any(c.flight_s for rank in side.run.ranks for c in rank.comms)
+    beside = _over(side.run, _hidden_seconds) if started else None
+    hidden = [Row("communication", "of it hidden behind compute", "s", total - waited if hides else 0.0, beside, True)] if hides or started else []
+    return [Row("communication", "communication", "s", total, _over(side.run, _whole_seconds)), *parts, *hidden]
 
 
 def _memory(side: _Side) -> list[Row]:
@@ -278,6 +302,17 @@ def _comm_seconds(rank: RankRun, step: int, phase: str | None = None, kind: str 
     """Args: phase: "" for what is outside of all actions."""
     rows = [c for c in rank.comms if kind in (None, c.kind) and axis in (None, c.axis)]
     return sum(c.seconds[step] for c in rows if phase in (None, c.phase.partition("_")[0]))
+
+
+def _hidden_seconds(rank: RankRun, step: int, kind: str | None = None, axis: str | None = None) -> float:
+    """What collectives were under way while the rank did not stand still for any. None of those that are waited for as soon as they are started."""
+    rows = [c for c in rank.comms if c.flight_s and kind in (None, c.kind) and axis in (None, c.axis)]
+    return max(0.0, sum(c.flight_s[step] - c.seconds[step] for c in rows))
+
+
+def _whole_seconds(rank: RankRun, step: int) -> float:
+    """Of all collectives but those along the stages, what is hidden included."""
+    return _comm_seconds(rank, step) - _waited_seconds(rank, step) + _hidden_seconds(rank, step)
 
 
 def _over(run: Run, figure: Callable[[RankRun, int], float]) -> Measured:

@@ -36,8 +36,9 @@ class CommTimes:
         calls: in a step, by the phase in which they are started.
         bytes: in a step: of each call the rank's tensors, the larger of before and after.
         seconds: that the rank stands still in this phase, with the packing before and after, and with the waiting for other ranks.
-        flight_s: of those that are started in this phase, until they have been waited for, in whichever phase: what of it nobody stood still for was
-            hidden. Empty where each is waited for as soon as it is started.
+        flight_s: of those that are started in this phase: the seconds that the rank stands still for them, in whichever phase, and those that they are under way while it
+            does not (as if one after the other along an axis). All of it, less all of `seconds`, was hidden. Where nobody can tell when messages have come (`Run.tells`) they
+            are under way until they are waited for, so that is the most. Empty where every collective of this kind and axis is waited for as soon as it is started.
     """
 
     phase: str
@@ -91,6 +92,10 @@ class Run:
     plan: str
     mesh: str
     ranks: tuple[RankRun, ...]
+
+    def tells(self, kind: str) -> bool:
+        """Whether it is known when the messages of these collectives have come: on a CPU, but of gloo's reduce-scatters."""
+        return self.machine.device == "cpu" and kind != "reduce_scatter"
 
 
 def plan_key(plan: Mapping[str, object]) -> str:

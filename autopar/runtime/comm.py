@@ -248,7 +248,8 @@ class ProcessComm(Placed):
             flight, made = self._scatter_packed([xs[k] for k in places], [dim[k] for k in places], [stride[k] for k in places], op, along, name)
             flights.append(flight)
             pieces |= zip(places, made)
-        whole = Flight(lambda: [flight.finish() for flight in flights], ())  # what all have read goes at once
+        works = [work for flight in flights for work in flight.works]
+        whole = Flight(lambda: [flight.finish() for flight in flights], (), works=works)  # what all have read goes at once
         if alone:
             self._alone[axis] = whole
         return [_pending(whole, lambda piece=pieces[k]: piece) for k in range(len(xs))]
@@ -382,7 +383,7 @@ class ProcessComm(Placed):
 
     def _start(self, what: str, axis: str, read: list[Tensor], made_of: list[Tensor], collective: Callable[[], Any]) -> Flight:
         work = self._call(what, axis, collective)
-        return Flight(lambda: self._call(what, axis, work.wait), read, made_of)
+        return Flight(lambda: self._call(what, axis, work.wait), read, made_of, [work])
 
     def _call(self, what: str, axis: str, collective: Callable[[], Any]) -> Any:
         try:
@@ -403,7 +404,7 @@ def _pending(flight: Flight, take: Callable[[], Tensor]) -> Pending:
         flight.finish()
         return take()
 
-    return Pending(bring)
+    return Pending(bring, flight)
 
 
 def world_size_text(mesh: Mesh, found: int) -> str:

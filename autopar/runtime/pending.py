@@ -6,10 +6,11 @@ reads and writes is held until it is waited for (or, of a reduction that goes `a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -22,12 +23,18 @@ Digits = Union[int, Sequence[int]]  # a dim or a stride: one, or one for each of
 
 
 class Pending:
-    """A tensor under way."""
+    """A tensor under way.
 
-    __slots__ = ("_bring",)
+    Args:
+        bring: waits for it.
+        flight: what brings it; None where it is here.
+    """
 
-    def __init__(self, bring: Callable[[], Tensor]) -> None:
+    __slots__ = ("_bring", "flight")
+
+    def __init__(self, bring: Callable[[], Tensor], flight: Flight | None = None) -> None:
         self._bring: Callable[[], Tensor] | None = bring
+        self.flight = flight
 
     def wait(self) -> Tensor:
         """The tensor, once; waits for it.
@@ -35,7 +42,7 @@ class Pending:
         Raises:
             RankError: another rank is gone, or did not come within the timeout.
         """
-        bring, self._bring = self._bring, None
+        bring, self._bring, self.flight = self._bring, None, None
         if bring is None:
             raise ProgramError("a tensor that was under way is waited for a second time")
         return bring()
@@ -48,12 +55,14 @@ class Flight:
         finish: returns when it is done.
         read: what it reads.
         made_of: what that was made of.
+        works: of torch's process groups, what it consists of.
     """
 
-    __slots__ = ("_finish", "_made", "_read")
+    __slots__ = ("_finish", "_made", "_read", "works")
 
-    def __init__(self, finish: Callable[[], object], read: Sequence[Tensor], made_of: Sequence[Tensor] = ()) -> None:
+    def __init__(self, finish: Callable[[], object], read: Sequence[Tensor], made_of: Sequence[Tensor] = (), works: Sequence[Any] = ()) -> None:
         self._finish: Callable[[], object] | None = finish
+        self.works = tuple(works)
         self._read = tuple(read)
         self._made = [x for x in read if not _shares_memory(x, made_of)]
 
@@ -63,7 +72,18 @@ class Flight:
             self._finish()
             for x in self._made:
                 give_back(x)
-        self._finish, self._read, self._made = None, (), []
+        self._finish, self._read, self._made, self.works = None, (), [], ()
+
+    def listen(self, tell: Callable[[], None]) -> int:
+        """Have it told, by the thread that brings it, when each of its works is done; never of one that cannot tell.
+
+        Returns:
+            how many there are.
+        """
+        for work in self.works:
+            with contextlib.suppress(RuntimeError):  # gloo's reduce-scatter has no future: it is an all-reduce, of which `wait` copies a piece
+                work.get_future().add_done_callback(lambda _: tell())
+        return len(self.works)
 
 
 def give_back(x: Tensor, *kept: Tensor) -> None:

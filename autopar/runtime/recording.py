@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from inspect import signature
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -44,7 +46,7 @@ MAX_STEPS = 200  # what a longer run does is no longer recorded: the file stays 
 
 @dataclass(slots=True)
 class _Sum:
-    """Of the collectives of one kind: as in `CommTimes`. `ahead`: whether any was started before it was waited for."""
+    """Of the collectives of one kind: as in `CommTimes`. `ahead`: whether any was waited for later than it was started."""
 
     calls: int = 0
     bytes: int = 0
@@ -79,6 +81,7 @@ class Recorder:
         self._batch_bytes = 0
         self._peak: int | None = None
         self._phase = ""
+        self._begin: Stamp = 0.0
         self._spans: list[tuple[str, int, Stamp, Stamp]] = []
         self._calls: list[Call] = []
 
@@ -112,9 +115,9 @@ class Recorder:
         return result
 
     def _time(self, batch: tuple[Tensor, ...]) -> tuple[float, Any]:
-        begin = self._clock.stamp()
+        self._begin = self._clock.stamp()
         result = self._executable.step(*batch)
-        return self._clock.seconds(begin, self._clock.stamp()), result
+        return self._clock.seconds(self._begin, self._clock.stamp()), result
 
     def _weigh(self, batch: tuple[Tensor, ...]) -> Any:
         if self._comm.device.type == "cuda":
@@ -161,15 +164,26 @@ class Recorder:
         for name, turn, begin, end in self._spans:
             actions[name, turn] = actions.get((name, turn), 0.0) + self._clock.seconds(begin, end)
         comms: dict[tuple[str, str, str], _Sum] = {}
-        for call in self._calls:
+        for call, hidden_s in zip(self._calls, self._hidden()):
             row = comms.setdefault((call.phase, call.kind, call.axis), _Sum())
             row.calls += 1
             row.bytes += call.bytes
-            row.flight_s += self._clock.seconds(call.begin, call.end)
+            row.flight_s += hidden_s
             row.ahead = row.ahead or len(call.stops) > 1
             for phase, begin, end in call.stops:
-                comms.setdefault((phase, call.kind, call.axis), _Sum()).seconds += self._clock.seconds(begin, end)
+                stopped_s = self._clock.seconds(begin, end)
+                row.flight_s += stopped_s
+                comms.setdefault((phase, call.kind, call.axis), _Sum()).seconds += stopped_s
         return _Step(seconds, actions, comms)
+
+    def _hidden(self) -> list[float]:
+        """Of each call how long it was under way while the rank did not stand still for any."""
+
+        def at(stamp: Stamp) -> float:
+            return self._clock.seconds(self._begin, stamp)
+
+        spans = [(call.axis, at(call.begin), min(at(call.come), at(call.end))) for call in self._calls]
+        return hidden_seconds(spans, [(at(begin), at(end)) for call in self._calls for _, begin, end in call.stops])
 
     def _state_bytes(self) -> int:
         return sum(self._executable.num_bytes().values())
@@ -181,13 +195,14 @@ class Recorder:
         actions = dict.fromkeys(key for step in self._steps for key in step.actions)
         comms = dict.fromkeys(key for step in self._steps for key in step.comms)
         last = self._steps[-1].comms if self._steps else {}
+        ahead = {key[1:] for step in self._steps for key, row in step.comms.items() if row.ahead}
         none = _Sum()
         return RankRun(
             self._comm.rank,
             tuple(self._warmup),
             tuple(step.seconds for step in self._steps),
             tuple(ActionTimes(*key, tuple(step.actions.get(key, 0.0) for step in self._steps)) for key in actions),
-            tuple(_comm_times(key, last.get(key, none), [step.comms.get(key, none) for step in self._steps]) for key in comms),
+            tuple(_comm_times(key, last.get(key, none), [step.comms.get(key, none) for step in self._steps], key[1:] in ahead) for key in comms),
             self._state_bytes(),
             self._batch_bytes,
             self._peak,
@@ -222,9 +237,37 @@ class Recorder:
         return None
 
 
-def _comm_times(key: tuple[str, str, str], last: _Sum, steps: list[_Sum]) -> CommTimes:
-    flights = tuple(s.flight_s for s in steps) if any(s.ahead for s in steps) else ()
-    return CommTimes(*key, last.calls, last.bytes, tuple(s.seconds for s in steps), flights)
+def hidden_seconds(spans: Sequence[tuple[str, float, float]], stops: Sequence[tuple[float, float]]) -> list[float]:
+    """How long each of some messages was under way while its rank did something else.
+
+    Args:
+        spans: (axis, start, come) of each. What lies along one axis travels one after the other, so a message that is started while another is under way counts from when
+            that has come.
+        stops: (begin, end) of when the rank stood still for any of them.
+    Returns:
+        seconds, in the order of `spans`.
+    """
+    still: list[tuple[float, float]] = []  # in order, apart from each other
+    for begin, end in sorted(stops):
+        if still and begin <= still[-1][1]:
+            still[-1] = still[-1][0], max(still[-1][1], end)
+        else:
+            still.append((begin, end))
+    found, free = [0.0] * len(spans), dict[str, float]()
+    for k in sorted(range(len(spans)), key=lambda k: spans[k][1]):
+        axis, start, come = spans[k]
+        start = max(start, free.get(axis, start))
+        if start < come:
+            free[axis] = come
+            first = bisect_right(still, (start, start)) - 1
+            beside = takewhile(lambda stop: stop[0] < come, still[max(0, first) :])
+            found[k] = come - start - sum(max(0.0, min(end, come) - max(begin, start)) for begin, end in beside)
+    return [max(0.0, seconds) for seconds in found]
+
+
+def _comm_times(key: tuple[str, str, str], last: _Sum, steps: list[_Sum], ahead: bool) -> CommTimes:
+    """Args: ahead: whether any collective of this kind and axis was waited for later than it was started."""
+    return CommTimes(*key, last.calls, last.bytes, tuple(s.seconds for s in steps), tuple(s.flight_s for s in steps) if ahead else ())
 
 
 def list_sections(program: ProgramSpec, comm: Comm) -> list[tuple[dict[str, Any], str]]:

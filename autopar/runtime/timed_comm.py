@@ -23,9 +23,10 @@ class Call:
     """One collective: the phase in which it ran (or was started), and the rank's tensors, the larger of before and after.
 
     Args:
-        begin, end: of a started one, from its start until the last of its tensors is there.
+        begin, end: of a started one, from its start until the last of its tensors has been waited for.
         axis: of several at once `dp+tp`.
-        stops: (phase, begin, end) of each time that the rank stood still for it, its packing included; what is left of `begin` to `end` was hidden.
+        stops: (phase, begin, end) of each time that the rank stood still for it, its packing included.
+        come: when the messages were there; `end` where they were waited for, or nobody can tell (on CUDA, and of gloo's reduce-scatters).
     """
 
     phase: str
@@ -35,6 +36,7 @@ class Call:
     begin: Stamp
     end: Stamp
     stops: tuple[tuple[str, Stamp, Stamp], ...]
+    come: Stamp
 
 
 class TimedComm:
@@ -128,7 +130,7 @@ class TimedComm:
 
     def _tell_blocking(self, kind: str, axis: str, size: int, begin: Stamp) -> None:
         phase, end = self._phase(), self._clock.stamp()
-        self._tell(Call(phase, kind, axis, size, begin, end, ((phase, begin, end),)))
+        self._tell(Call(phase, kind, axis, size, begin, end, ((phase, begin, end),), end))
 
     def _follow(self, kind: str, axis: Axes, xs: Sequence[Tensor], collective: Callable[[], list[Pending]]) -> list[Pending]:
         """Start a collective; it is told of when all its tensors have been waited for, one of no tensors never."""
@@ -137,6 +139,7 @@ class TimedComm:
         stops = [(phase, begin, self._clock.stamp())]
         sent, sizes = sum(map(_size, xs)), list[int]()
         along = axis if isinstance(axis, str) else joint_name(self._comm.mesh, axis)
+        came, expected = self._listen(started)
 
         def wait(pending: Pending) -> Tensor:
             since = self._clock.stamp()
@@ -144,10 +147,20 @@ class TimedComm:
             stops.append((self._phase(), since, self._clock.stamp()))
             sizes.append(_size(x))
             if len(sizes) == len(started):
-                self._tell(Call(phase, kind, along, max(sent, sum(sizes)), begin, stops[-1][2], tuple(stops)))
+                end = stops[-1][2]
+                come = stops[0][2] if not expected else came[-1] if len(came) == expected else end
+                self._tell(Call(phase, kind, along, max(sent, sum(sizes)), begin, end, tuple(stops), come))
             return x
 
         return [Pending(lambda pending=pending: wait(pending)) for pending in started]
+
+    def _listen(self, started: Sequence[Pending]) -> tuple[list[Stamp], int]:
+        """A list that fills with when messages come, and how many of them there will be; 0 where all is here. On CUDA it stays empty: a work's future is done when it is asked for."""
+        came: list[Stamp] = []
+        flights = dict.fromkeys(pending.flight for pending in started if pending.flight is not None)
+        if self.device.type != "cpu":
+            return came, len(flights)
+        return came, sum(flight.listen(lambda: came.append(self._clock.stamp())) for flight in flights)
 
 
 def _size(x: Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -126,6 +127,7 @@ def test_run_then_simulate_against_it(call, call_json, plan_file, tmp_path):
     code, out, err = call("run", tmp_path / "program", "--record", record, "--steps", "6")
     assert code == 0 and f"recorded {record}; compare with: autopar simulate {tmp_path / 'program' / 'plan.json'} --against {record}" in err
     assert len(out.splitlines()) == 6 and not (tmp_path / "program" / "run.json").exists() and "profiler" not in err
+    assert "communication took" not in err  # each of the ranks does all of it
     run = load_run(record)
     for rank in run.ranks:
         assert len(rank.step_s) == 4 and {a.phase for a in rank.actions} == {"forward", "backward", "update"}
@@ -141,6 +143,35 @@ def test_run_then_simulate_against_it(call, call_json, plan_file, tmp_path):
     assert code == 0 and found["step", "step"]["predicted"] == data["step_s"] and found["step", "step"]["measured"]["count"] == 8
     assert found["memory", "states"]["error"] == 0.0
     assert call("run", tmp_path / "program", "--no-record", "--steps", "1")[0] == 0 and not (tmp_path / "program" / "run.json").exists()
+
+
+@pytest.mark.gloo
+def test_run_says_how_much_was_hidden(call, call_json, model, tmp_path):
+    assert call("emit", f"{model}:build", "--cluster", "cpu:2", "--fix", "dp=2,zero=0", "-o", tmp_path / "program")[0] == 0
+    code, _, err = call("run", tmp_path / "program", "--steps", "5")
+    assert code == 0 and re.search(r"^communication took [\d.]+ ms of a step, [<\d.]+ % of it hidden behind compute \(measured, medians\)$", err, re.MULTILINE), err
+    code, data = call_json("simulate", tmp_path / "program" / "plan.json", "--against", tmp_path / "program" / "run.json")
+    found = {row["what"]: row["measured"]["median"] for row in data["against"]["rows"] if row["group"] == "communication"}
+    assert code == 0 and 0 <= found["of it hidden behind compute"] <= found["communication"] and "all_reduce along dp" in found
+
+
+def test_the_line_of_what_was_hidden(tmp_path):
+    """Of a run of one rank, and of one that warmed up only, there is none."""
+    from autopar.cli.recorded import describe_hidden
+    from autopar.graph.machine import Machine
+    from autopar.graph.run import CommTimes, RankRun, Run
+    from autopar.graph.run_file import save_run
+
+    def line(steps, *comms, device="cpu"):
+        rank = RankRun(0, (0.1, 0.1), (0.1,) * steps, (), comms, 8, 8, None)
+        save_run(Run("now", "0.1", Machine(device, "AMD EPYC", 2, "2.13.0", "3.11.2"), "it", "", "dp=2", (rank,)), tmp_path / "run.json")
+        return describe_hidden(str(tmp_path / "run.json"))
+
+    ahead, blocking = CommTimes("backward", "all_reduce", "dp", 1, 8, (0.01,), (0.025,)), CommTimes("forward", "all_gather", "dp", 1, 8, (0.005,))
+    assert line(1, ahead, blocking) == ["communication took 30.0 ms of a step, 50.0 % of it hidden behind compute (measured, medians)"]
+    assert line(1, ahead, blocking, device="NVIDIA L4") == ["communication took 30.0 ms of a step, at most 50.0 % of it hidden behind compute (measured, medians)"]
+    assert line(1, blocking) == ["communication took 5.00 ms of a step, 0 % of it hidden behind compute (measured, medians)"]
+    assert line(1) == line(0) == [] and line(1, CommTimes("forward", "receive", "pp", 1, 8, (0.005,))) == []
 
 
 def test_emit_a_model_twice_into_one_folder(call, model, tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.cost.against import compare_run
+from autopar.cost.against import Hidden, compare_run, measure_hidden
 from autopar.cost.simulate import PHASES, simulate_plan
 from autopar.cost.streams import Role
 from autopar.errors import RunError
@@ -124,6 +124,56 @@ def test_what_hides_stands_apart():
     hidden = found["of it hidden behind compute"]
     assert hidden.predicted > 0 and hidden.measured is None and hidden.error is None
     assert found["compute"].predicted + found["communication"].predicted - hidden.predicted == pytest.approx(simulation.step_s)
+
+
+def started_run(plan, waited=0.25, beside=1.75):
+    """Of each collective the rank stands still for so many times what is predicted, where it is waited for and a little where it is started; so much more it is under way."""
+    run = made_up_run(plan)
+    comms = []
+    for c in run.ranks[0].comms:
+        none = (0.0,) * len(c.seconds)
+        comms.append(replace(c, seconds=tuple(0.01 * s for s in c.seconds), flight_s=tuple((waited + beside) * s for s in c.seconds)))
+        comms.append(replace(c, phase="wait", calls=0, bytes=0, seconds=tuple((waited - 0.01) * s for s in c.seconds), flight_s=none))
+    return replace(run, ranks=tuple(replace(rank, comms=tuple(comms)) for rank in run.ranks))
+
+
+@pytest.mark.parametrize("exposed", [0.0, 1.0], ids=["hides", "hides nothing"])
+def test_what_was_hidden_is_measured(exposed):
+    """Predicted and measured rows of a kind are all that it takes: 2 of `SLOWER` times 0.25 standing still and 1.75 under way beside compute."""
+    plan = measured_plan(dp=4)
+    plan = replace(plan, cluster=replace(plan.cluster, exposed_share=exposed))
+    run = started_run(plan)
+    found = {row.what: row for row in compare_run(plan, simulate_plan(plan), run).rows if row.group == "communication"}
+    hidden, whole = found.pop("of it hidden behind compute"), found["communication"]
+    assert len(found) > 1 and all(row.measured.median == pytest.approx(4 * row.predicted) for row in found.values())
+    assert hidden.part and hidden.measured.count == 20 and hidden.measured.median == pytest.approx(1.75 / 2.0 * whole.measured.median)
+    assert hidden.predicted == 0.0 if exposed else hidden.predicted > 0
+    said = measure_hidden(run)
+    assert (said.seconds, said.hidden_s) == (whole.measured.median, hidden.measured.median)
+
+
+def test_what_was_hidden_is_never_less_than_nothing():
+    """A record that was made by hand, or by an earlier version, may say that a rank stood still for longer than messages were under way."""
+    plan = measured_plan(dp=4)
+    run = started_run(plan, waited=0.25, beside=-0.2)
+    found = {row.what: row for row in compare_run(plan, simulate_plan(plan), run).rows}
+    assert found["of it hidden behind compute"].measured.high == 0.0 and measure_hidden(run).hidden_s == 0.0
+
+
+def test_what_nobody_can_tell_is_the_most():
+    plan = measured_plan(dp=4)
+    run = made_up_run(plan)
+    assert measure_hidden(run).hidden_s == 0.0 and not measure_hidden(run).most and measure_hidden(run).seconds > 0
+    (row,) = {c.kind: c for c in run.ranks[0].comms if c.kind == "all_reduce"}.values()
+    row = replace(row, flight_s=tuple(2 * s for s in row.seconds))
+
+    def said(row, device="cpu"):
+        return measure_hidden(replace(run, machine=replace(HERE, device=device), ranks=tuple(replace(rank, comms=(row,)) for rank in run.ranks)))
+
+    assert not said(row).most and said(row).hidden_s == pytest.approx(said(row).seconds / 2)
+    assert said(replace(row, kind="reduce_scatter")).most and said(row, "NVIDIA L4").most
+    alone = replace(run, ranks=tuple(replace(rank, comms=()) for rank in run.ranks))
+    assert measure_hidden(alone) == Hidden(0.0, 0.0, False) == measure_hidden(made_up_run(plan, slower=()))
 
 
 def test_the_reserve_is_no_tensors():

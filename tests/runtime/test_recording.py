@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from statistics import median
 
 import pytest
 
@@ -17,7 +18,8 @@ from autopar.graph.run_file import load_run
 from autopar.runtime import Executable, recording, run_ranks, solo_comm
 from autopar.runtime.folder import RUN, read_files, write_program
 from autopar.runtime.peak import measure_cpu_peak
-from autopar.runtime.recording import Recorder
+from autopar.runtime.pending import Flight, Pending
+from autopar.runtime.recording import Recorder, hidden_seconds
 from autopar.runtime.timed_comm import TimedComm
 
 from .conftest import mesh_of
@@ -166,6 +168,110 @@ def test_what_is_started_is_recorded_as_it_was_hidden():
     assert blocking.stops == (("update", blocking.begin, blocking.end),)
 
 
+@pytest.mark.parametrize(
+    "spans, stops, hidden",
+    [
+        ([("dp", 0.0, 4.0)], [(0.0, 0.5), (3.0, 5.0)], [2.5]),  # packing, and waiting until it is unpacked
+        ([("dp", 0.0, 2.0)], [(0.0, 0.5), (3.0, 3.5)], [1.5]),  # it came before it was waited for
+        ([("dp", 0.0, 4.0), ("dp", 1.0, 6.0)], [], [4.0, 2.0]),  # one after the other along an axis
+        ([("dp", 1.0, 6.0), ("dp", 0.0, 4.0), ("tp", 1.0, 6.0)], [], [2.0, 4.0, 5.0]),  # beside each other along two, in any order
+        ([("dp", 0.0, 4.0), ("tp", 1.0, 3.0)], [(1.0, 3.0)], [2.0, 0.0]),  # while the rank stands still for another it hides nothing
+        ([("dp", 0.0, 4.0)], [(2.0, 5.0), (1.0, 3.0)], [1.0]),
+        ([("dp", 2.0, 1.0)], [], [0.0]),
+        ([], [], []),
+    ],
+)
+def test_what_is_hidden(spans, stops, hidden):
+    assert hidden_seconds(spans, stops) == hidden
+
+
+def test_when_messages_come_is_told_by_who_brings_them():
+    """A work that tells its future, one that has none; and what is here when it is started."""
+
+    class Work:
+        def get_future(self):
+            return self
+
+        def add_done_callback(self, done):
+            self.done = done
+
+    class Silent:
+        def get_future(self):
+            raise RuntimeError("Work::getFuture not implemented.")
+
+    works, calls, clock = [Work(), Work()], [], Ticks()
+    solo = solo_comm(Mesh((MeshAxis("a", 1),)))
+
+    def start(flight, count):
+        solo.start_all_gather = lambda *words: [Pending(lambda: torch.ones(1), flight) for _ in range(count)]
+        return TimedComm(solo, clock, lambda: "forward", calls.append).start_all_gather([], "a", [], [])
+
+    started = start(Flight(lambda: None, (), works=works), 2)
+    works[0].done(None)
+    works[1].done(None)
+    came = clock.stamp()
+    clock.now = 50
+    for x in started:
+        x.wait()
+    assert calls[0].come == came - 1 and calls[0].end > 50
+    for work in (Silent(), Work()):  # of the second nobody has heard yet
+        start(Flight(lambda: None, (), works=[work]), 1)[0].wait()
+        assert calls[-1].come == calls[-1].end
+    start(None, 1)[0].wait()
+    assert calls[-1].come == calls[-1].stops[0][2] < calls[-1].end
+
+
+# two collectives that are started, and a tenth of a second later waited for
+AHEAD = """
+import time
+import torch
+from autopar.runtime import Batch, State
+MESH = (("a", {n}),)
+STATES = {{"w": State("param", (64, 64), "float32", "R", ("zeros",))}}
+BATCH = {{"input:x": Batch((24, 4), "float32", "R"), "target:0": Batch((24, 8), "float32", "R")}}
+def forward(comm, state, batch, grads):
+    [grads["sum"]] = comm.start_all_reduce([torch.ones(64, 64)], "a")
+    [grads["piece"]] = comm.start_reduce_scatter([torch.ones(64, 64)], "a", [0], [64 // {n}])
+    comm.all_reduce(torch.ones(()), "a", "max")
+    time.sleep(0.1)
+def update(comm, state, grads):
+    state["w"].add_(grads["sum"].wait())
+    grads["piece"].wait()
+    comm.all_gather(state["w"], "a", 0, 64)
+def step(comm, state, batch):
+    grads = {{}}
+    forward(comm, state, batch, grads)
+    update(comm, state, grads)
+    return state["w"].sum()
+"""
+
+
+def ahead(n):
+    return {"program.py": AHEAD.format(n=n), "plan.json": '{"model": {"name": "ahead", "graph_hash": "h"}}'}
+
+
+def hidden_of(rank, kind):
+    """Seconds of each timed step; None where no row of this kind tells."""
+    rows = [c for c in rank.comms if c.kind == kind]
+    assert len({bool(c.flight_s) for c in rows}) == 1, "either all rows of a kind and axis tell, or none"
+    return [sum(c.flight_s[k] - c.seconds[k] for c in rows) for k in range(len(rank.step_s))] if rows[0].flight_s else None
+
+
+def test_what_is_here_at_once_is_not_hidden(tmp_path):
+    """Rows of what was started tell in all phases, so that their sums are what was hidden; of one rank that is nothing."""
+    run = Executable(None, ahead(1), solo_comm(mesh_of(1)))
+    recorder = Recorder(run, tmp_path / "run.json")
+    for _ in range(4):
+        recorder.step(torch.zeros(24, 4), torch.zeros(24, 8))
+    found = recorder.finish()
+    assert [(c.phase, c.kind, c.calls, len(c.flight_s)) for c in found.comms] == [
+        ("forward", "all_reduce", 2, 2), ("update", "all_reduce", 0, 2), ("forward", "reduce_scatter", 1, 2), ("update", "reduce_scatter", 0, 2), ("update", "all_gather", 1, 0),
+    ]  # fmt: skip
+    assert hidden_of(found, "all_gather") is None
+    for kind in ("all_reduce", "reduce_scatter"):
+        assert hidden_of(found, kind) == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
 def test_a_step_that_fails_leaves_the_program_as_it_was(tmp_path):
     run, recorder = turns_run(tmp_path)
     before, comm = dict(run.program.step.__globals__), run.comm
@@ -247,6 +353,19 @@ def test_processes_record_and_compute_the_same(tmp_path):
         assert rank.state_bytes == 64 + 20 + 64 and rank.batch_bytes == 12 * 4 * 4 + 12 * 8 * 4
         assert rank.peak_bytes >= rank.state_bytes + rank.batch_bytes + 128 + 384  # the whole weight and the error
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith((".run", "run"))] == ["run.json"]
+
+
+@pytest.mark.gloo
+def test_processes_tell_when_messages_have_come(tmp_path):
+    """16 KiB come long before they are waited for, which gloo says of an all-reduce; of a reduce-scatter nobody can tell, so it is under way until then."""
+    write_program(ahead(2), tmp_path / "two")
+    done = finish(start(2, "train", tmp_path / "two", 6, "-", tmp_path / "run.json"))
+    assert [code for code, _, _ in done] == [0, 0], done
+    run = load_run(tmp_path / "run.json")
+    assert run.tells("all_reduce") and not run.tells("reduce_scatter")
+    for rank in run.ranks:
+        assert median(hidden_of(rank, "all_reduce")) < 0.05 < 0.09 < median(hidden_of(rank, "reduce_scatter")) <= median(rank.step_s)
+        assert min(hidden_of(rank, "all_reduce")) > -1e-6 and hidden_of(rank, "all_gather") is None
 
 
 @pytest.mark.gloo
