@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
 from autopar.codegen.kernels.parts import print_parts  # noqa: E402
 from autopar.codegen.kernels.reductions import UnsupportedError  # noqa: E402
+from autopar.errors import AutoparError  # noqa: E402
 from autopar.graph.kernel import Kernel, takes_lists  # noqa: E402
 
 POINTERS = {"float64": "*fp64", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8",
@@ -124,22 +125,28 @@ def model_kernels(model: str, precision: str, args: dict[str, str] | None = None
     return fuse_program(program, phase_sections(program.graph)).kernels
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="examples/gpt.py:build")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--arch", type=int, action="append", default=None, help="80, 90; repeatable")
     parser.add_argument("--arg", action="append", default=[], help="K=V, as for `autopar plan`")
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
     args = dict(a.split("=", 1) for a in asked.arg)
     if asked.model == "examples/gpt.py:build":
         args.setdefault("layers", "2")
-    rows = compile_kernels(model_kernels(asked.model, asked.precision, args), asked.arch or [80, 90])
+    try:
+        kernels = model_kernels(asked.model, asked.precision, args)
+    except AutoparError as error:
+        print(f"kernel_compile.py: {error}", file=sys.stderr)
+        return 2
+    rows = compile_kernels(kernels, asked.arch or [80, 90])
     width = max((len(r.name) for r in rows), default=6)
     print(f"{'kernel':{width}}  sm  registers  spilled bytes  cubin bytes  compile s")
     for r in rows:
         print(f"{r.name:{width}}  {r.arch:2}  {r.registers:9}  {r.spilled_bytes:13}  {r.cubin_bytes:11}  {r.seconds:9.2f}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

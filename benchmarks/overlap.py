@@ -81,11 +81,14 @@ def print_rows(rows: list[Row]) -> None:
         print(f"{row.name:24}{figures}{hidden:8.0%}{share:+12.1%}{difference / planned.step_s:+9.1%}", flush=True)
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CASES)}")
     parser.add_argument("--time-limit", type=float, default=60.0)
-    given = parser.parse_args()
+    given = parser.parse_args(words)
+    unknown = [name for name in given.names if name not in CASES]
+    if unknown:
+        parser.error(f"case {', '.join(unknown)}: expected some of {', '.join(CASES)}")
     rows = []
     for name in given.names or CASES:
         print(f"{name}: {CASES[name][3]}, {CASES[name][4]}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ MODEL is FILE.py or FILE.py:NAME (default: every model of `tests/zoo`). Of each 
   counts as equal (a gradient that is zero but for rounding, after Adam). With TRITON_INTERPRET=1 the kernels run in Triton's interpreter instead of as plain torch,
   on one rank.
 
-Each model runs in a process of its own; a model whose library is missing is skipped with the library's name. The exit code is 1 where numbers differ or a model fails.
+Each model runs in a process of its own; a model whose library is missing is skipped with the library's name. The exit code is 1 where numbers differ or a model fails, 2 where a file is missing.
 """
 
 from __future__ import annotations
@@ -229,18 +229,40 @@ def _child(model, runs, outbox) -> None:
     outbox.send(survey(model, runs))
 
 
-def main() -> int:
+def find_models(words):
+    """FILE.py:NAME of every model meant.
+
+    Raises:
+        ModelError: a file is missing, or holds no model.
+    """
+    from autopar.errors import ModelError
     from autopar.zoo import list_models
+
+    found = list_models(words)
+    for model in found:
+        path = Path(model.rpartition(":")[0])
+        if not path.is_file():
+            raise ModelError(f"{path}: no such file (looked in {Path.cwd()}); expected a FILE.py of models, or FILE.py:NAME")
+    return found
+
+
+def main(words: list[str] | None = None) -> int:
+    from autopar.errors import ModelError
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--text-only", action="store_true", help="count texts, run nothing")
     parser.add_argument("--json", help="write all rows to this file, too")
-    asked = parser.parse_args()
+    asked = parser.parse_args(words)
+    try:
+        models = find_models(asked.models)
+    except ModelError as error:
+        print(f"zoo_kernels.py: {error}", file=sys.stderr)
+        return 2
     rows = []
     print(f"{'model':52} kernels  plain  difference on 1 and 2 ranks  seconds")
-    for row in run_all(list_models(asked.models), asked.jobs, not asked.text_only):
+    for row in run_all(models, asked.jobs, not asked.text_only):
         rows.append(row)
         told = "  ".join(f"{d:.1e}" for d, _ in row.differences)
         note = f"skipped: {row.skipped}" if row.skipped else row.failed.splitlines()[0][:150] if row.failed else ""

@@ -43,7 +43,8 @@ def check_capturable(graphs: Sequence[Graph], device_kind: str, local: str) -> N
             why = _find_obstacle(node, [values[name].dtype for name in node.inputs])
             if why:
                 where = ", ".join(part for part in (node.path, node.source) if part)
-                raise OptionsError(f"cuda_graph: {node.name}{f' ({where})' if where else ''}: {why}; leave cuda_graph out")
+                cure = "leave cuda_graph out" + (", or plan for one stage (--fix pp=1), which has none" if node.op in (SEND, RECEIVE) else "")
+                raise OptionsError(f"cuda_graph: {node.name}{f' ({where})' if where else ''}: {why}; {cure}")
 
 
 def _find_obstacle(node: Node, dtypes: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""`benchmarks/step_time.py` and `benchmarks/gpu.py`: they run at tiny sizes, count as they say, and fail where contenders differ."""
+"""`benchmarks/step_time.py` and `benchmarks/gpu.py`: they run at tiny sizes, count as they say, and fail where contenders differ. And what benchmarks say of cases and models that are not there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import gpu, step_time  # noqa: E402
+from benchmarks import gpu, kernel_compile, overlap, step_time, zoo_kernels  # noqa: E402
 from benchmarks.kernels import measure_kernels  # noqa: E402
 from benchmarks.step_time import Case, Row  # noqa: E402
 from benchmarks.weigh import weigh  # noqa: E402
@@ -134,3 +134,23 @@ def test_kernels_are_found_by_name_and_weighed_by_what_they_move():
     assert {(k.kind, k.name, k.num_bytes) for k in found} == {("norm", "layer_norm", 4 * (32 + 8 + 32)), ("update_param", "update_param", 4 * (16 + 16 + 16))}
     assert missing == ["no kernel with 'cross_entropy' in its name"] and all(k.seconds > 0 for k in found)
     assert kernels.layer_norm is program["norm"] is layer_norm
+
+
+def test_a_case_that_is_not_there(capsys):
+    with pytest.raises(SystemExit) as ended:
+        overlap.main(["medium dp", "large dp", "small"])
+    assert ended.value.code == 2
+    assert "error: case large dp, small: expected some of medium dp, medium zero=1, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("benchmark", [kernel_compile, zoo_kernels])
+@pytest.mark.parametrize("word", ["nowhere.py", "nowhere.py:build"])
+def test_a_model_that_is_not_there(benchmark, word, capsys):
+    assert benchmark.main([word]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.startswith(f"{Path(benchmark.__file__).name}: nowhere.py: no such file (looked in ") and len(err.splitlines()) == 1
+
+
+def test_a_model_that_is_not_there_is_no_traceback():
+    done = run("kernel_compile.py", "nowhere.py:build")
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1

@@ -145,6 +145,13 @@ def test_what_a_graph_cannot_hold_is_named(op, dtype, why):
         check_capturable([_graph(op, dtype)], "cuda", "kernels")
 
 
+def test_of_messages_between_stages_one_stage_is_the_cure():
+    with pytest.raises(OptionsError, match=r"leave cuda_graph out, or plan for one stage \(--fix pp=1\), which has none$"):
+        check_capturable([_graph("pipe.receive")], "cuda", "kernels")
+    with pytest.raises(OptionsError, match="leave cuda_graph out$"):
+        check_capturable([_graph("aten.nonzero.default")], "cuda", "kernels")
+
+
 def test_what_a_graph_holds_is_taken():
     check_capturable([_graph("aten.index.Tensor"), _graph("kernel.add_layer_norm"), _graph("comm.all_reduce")], "cuda", "kernels")
 
