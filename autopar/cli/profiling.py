@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OptionsError, RankError
+from ..errors import OptionsError
 from .asked import check_file_place
 from .outcome import Outcome, Talk
 
@@ -67,10 +67,7 @@ def _launched(env: TorchrunEnv | None) -> Launched | None:
 
     if env is None:
         return None
-    word = os.environ.get("LOCAL_WORLD_SIZE", str(env.world_size))
-    if not word.isdecimal():
-        raise RankError(f"LOCAL_WORLD_SIZE: expected a number, as torchrun sets it, found {word!r}")
-    return Launched(env.rank, env.local_rank, env.world_size, int(word))
+    return Launched(env.rank, env.local_rank, env.world_size, int(os.environ.get("LOCAL_WORLD_SIZE", env.world_size)))
 
 
 def read_ranks(text: str) -> tuple[int, ...]:

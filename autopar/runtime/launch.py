@@ -43,6 +43,9 @@ def read_torchrun_env(environ: Mapping[str, str] = os.environ) -> TorchrunEnv | 
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
+    local_size = environ.get("LOCAL_WORLD_SIZE", "1")
+    if not local_size.isdecimal():
+        raise RankError(f"LOCAL_WORLD_SIZE: expected a number, as torchrun sets it, found {local_size!r}")
     try:
         rank = int(environ["RANK"])
         return TorchrunEnv(
@@ -52,7 +55,7 @@ def read_torchrun_env(environ: Mapping[str, str] = os.environ) -> TorchrunEnv | 
             environ.get("MASTER_ADDR", "127.0.0.1"),
             int(environ.get("MASTER_PORT", "29500")),
             environ.get("TORCHELASTIC_ERROR_FILE"),
-            int(environ.get("LOCAL_WORLD_SIZE", 1)),
+            int(local_size),
         )
     except ValueError as error:
         raise RankError(f"RANK, LOCAL_RANK, WORLD_SIZE, MASTER_PORT: expected numbers, as torchrun sets them: {error}") from None
