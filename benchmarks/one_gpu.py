@@ -1,0 +1,90 @@
+"""Steps that were measured on one GPU (`benchmarks/gpu.py`), beside what autopar predicts for them from the device's data sheet.
+
+    python benchmarks/one_gpu.py [--data FILE]
+
+In: `data/one_gpu.csv`, a row per model and contender as they were measured. Out: of autopar's rows the predicted step and peak with their errors. The peak is without the plan's
+reserve, which stands for what is not in the allocator's count. Takes about a minute, most of it for the weights of the models; needs no GPU. Ends with 1 where an aim is missed.
+
+    step, peak            predicted, measured, error (aims: within 8 % and 5 %)
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from autopar.api import compile_workload  # noqa: E402
+from autopar.demo import model as demo  # noqa: E402
+from autopar.options import Options  # noqa: E402
+from autopar.trace import Workload  # noqa: E402
+from benchmarks import llama  # noqa: E402
+from benchmarks.gpu import GPT2_MEDIUM, find_preset  # noqa: E402
+
+DATA = Path(__file__).resolve().parent / "data" / "one_gpu.csv"
+STEP_AIM, PEAK_AIM = 0.08, 0.05
+BUILDERS: dict[str, Callable[[int], Workload]] = {
+    "gpt2-medium": lambda batch: demo.build(**{**GPT2_MEDIUM, "batch": batch}),
+    "llama-blocks": lambda batch: llama.build(batch=batch, **llama.LLAMA_1B),
+}
+_GIB = 2**30
+_MEMORY = 140 * _GIB  # of a device, to know its preset by: 141 GB and 80 GB have the same name
+
+
+@dataclass(frozen=True)
+class Found:
+    """One measured row beside its prediction."""
+
+    name: str
+    step_s: float
+    predicted_s: float
+    peak_bytes: float
+    predicted_bytes: float
+
+    @property
+    def step_error(self) -> float:
+        return self.predicted_s / self.step_s - 1
+
+    @property
+    def peak_error(self) -> float:
+        return self.predicted_bytes / self.peak_bytes - 1
+
+
+def predict(row: dict[str, str]) -> Found:
+    """Plan a row's model for one of its devices."""
+    cluster = f"1x1x{find_preset(row['device'], _MEMORY)}"
+    cost = compile_workload(BUILDERS[row["model"]](int(row["batch"])), cluster, Options(precision="bf16", time_limit_s=30.0), cache_path=None).plan.cost
+    [peak], reserve = cost.peak_bytes, sum(holder.bytes for holder in cost.holders if holder.name == "reserve")
+    return Found(f"{row['model']}, batch {row['batch']}", float(row["step_ms"]) / 1e3, cost.step_s, float(row["peak_gib"]) * _GIB, peak - reserve)
+
+
+def print_rows(found: Iterable[Found]) -> Iterable[str]:
+    """The table."""
+    yield f"{'':28} {'step ms':>20} {'error':>7}   {'peak GiB':>16} {'error':>7}"
+    for one in found:
+        steps = f"{one.predicted_s * 1e3:.2f}, {one.step_s * 1e3:.2f}"
+        peaks = f"{one.predicted_bytes / _GIB:.2f}, {one.peak_bytes / _GIB:.2f}"
+        yield f"{one.name:28} {steps:>20} {one.step_error:+7.1%}   {peaks:>16} {one.peak_error:+7.1%}"
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA, metavar="FILE")
+    asked = parser.parse_args(words)
+    with asked.data.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["contender"] == "autopar"]
+    print("predicted (data sheet), measured:", "; ".join(sorted({f"{r['device']}, torch {r['torch']}, {r['date']}" for r in rows})))
+    found = [predict(row) for row in rows]
+    print("\n".join(print_rows(found)))
+    steps, peaks = sum(abs(f.step_error) <= STEP_AIM for f in found), sum(abs(f.peak_error) <= PEAK_AIM for f in found)
+    print(f"step within {STEP_AIM:.0%}: {steps} of {len(found)}; peak within {PEAK_AIM:.0%}: {peaks} of {len(found)}")
+    return int(min(steps, peaks) < len(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
