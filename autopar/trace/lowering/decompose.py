@@ -240,7 +240,8 @@ RULES = {
     "aten.scalar_tensor.default": _filled(None, "s"), "aten.fill.Scalar": _filled(None, "value"),
     "aten.fill.Tensor": _fill_tensor, "aten.copy.default": _copy,
     **{f"aten.arange.{n}": _arange for n in ("default", "start", "start_step")},
-    "aten.clone.default": _identity, "aten._to_copy.default": _to_copy, "aten.positive.default": _identity,
+    "aten.clone.default": _identity, "aten.positive.default": _identity,
+    **{f"aten.{n}": _to_copy for n in ("_to_copy.default", "to.dtype", "to.dtype_layout", "to.device", "to.other")},  # torch 2.11 leaves `to` in its attention
     "aten.repeat.default": _repeat, "aten.stack.default": _stack, "aten.cat.default": _cat,
     "aten.index_select.default": _index_select, "aten.select_backward.default": _select_backward,
     "aten.add.Scalar": _tensor_form("aten.add.Tensor"), "aten.sub.Scalar": _tensor_form("aten.sub.Tensor"),

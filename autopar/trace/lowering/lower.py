@@ -178,7 +178,7 @@ class _Lowering:
         if any(a.is_written for a in arguments):
             self._write(record, bound)
             return
-        if any(a.is_view for a in arguments) or packet in ("_unsafe_view", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"):
+        if any(a.is_view for a in arguments) and packet != "to" or packet in ("_unsafe_view", "unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes"):
             self._view(record, packet, bound)
             return
         self._set_outputs(record, self._apply(op, bound, record))
