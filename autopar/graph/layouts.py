@@ -27,6 +27,7 @@ ROW_BYTES = 16
 LEAST_PITCHED = 1024  # columns: of narrower rows a matmul is no longer than what keeps them apart
 _HALVES = {"bfloat16": 2, "float16": 2}
 _SAME = ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "view_as")
+_VIEWS = frozenset(f"aten.{word}" for word in (*_SAME, "alias", "detach", "permute", "transpose", "t", "expand", "slice", "select"))
 _ATTENTION = {"autopar.attention": ("query",), "autopar.attention_backward": ("query", "key", "value")}
 
 
@@ -86,9 +87,12 @@ def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, tuple[tupl
                     strides[name] = strides[first]
             found[number] = tuple(rows)
             continue
+        packet = packet_of(node.op)
+        if packet not in _VIEWS and packet not in _ATTENTION and packet != "autopar.linear":
+            continue
         for out, wanted in _made_by(node, [of(name) for name in node.inputs], [values[name].shape for name in node.inputs], {o: values[o].shape for o in node.outputs if o}).items():
             keep(out, wanted)
-        if packet_of(node.op) == "autopar.linear":
+        if packet == "autopar.linear":
             shape, dtype = values[node.outputs[0]].shape, values[node.outputs[0]].dtype
             pitch = row_pitch(shape[-1], dtype)
             keep(node.outputs[0], (*(s // shape[-1] * pitch for s in packed(shape)[:-1]), 1))
@@ -101,10 +105,9 @@ def _made_by(node: Node, inputs: Sequence[Strides], shapes: Sequence[tuple[int, 
     if packet in _ATTENTION:
         like = [node.inputs.index(node.inputs[k]) for k in (_place(node, key) for key in _ATTENTION[packet])]
         return {out: _in_order(outs[out], inputs[k]) for out, k in zip(node.outputs, like) if out and len(outs[out]) == len(inputs[k])}
-    kind, dot, word = packet.partition(".")
-    if kind != "aten" or not inputs or len(node.outputs) != 1 or not node.outputs[0]:
+    if packet not in _VIEWS or not inputs or len(node.outputs) != 1 or not node.outputs[0]:
         return {}
-    return {node.outputs[0]: _view(node, word, inputs[0], shapes[0], outs[node.outputs[0]])}
+    return {node.outputs[0]: _view(node, packet.partition(".")[2], inputs[0], shapes[0], outs[node.outputs[0]])}
 
 
 def _place(node: Node, key: str) -> int:

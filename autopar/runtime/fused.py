@@ -40,6 +40,7 @@ _PIECE = 1 << 17  # elements that a CPU works on at a time: 512 KiB of float32 f
 _ASKING_S = 3e-4  # longer than a launch takes the host
 _COMPILER_FAILED = "PassManager::run failed"
 _INSTEAD: dict[tuple[Any, Any], dict[str, int]] = {}  # kernels that do not compile with their sizes
+_HALVES = (torch.bfloat16, torch.float16)
 _SEEN = 8  # sets of inputs
 _PART_COLS = 32  # of parts that one program adds up: what is loaded at once, many programs for few columns
 _PROGRAMS = {"rows": 264, "columns": 1024}  # that leave wide parts: two and more for every processor of a device (132 on an H200), few enough to add up
@@ -48,13 +49,15 @@ _MOST_PROGRAMS = 1 << 14  # that leave a number each
 
 @dataclass(frozen=True)
 class Out:
-    """A result. `width`: where it comes in parts, elements of a part; `part_dtype`: theirs. `strides`: where it does not lie row by row."""
+    """A result. `width`: where it comes in parts, elements of a part; `part_dtype`: theirs. `strides`: where it does not lie row by row.
+    `statistic`: of a norm, in float32 on a GPU."""
 
     shape: Sequence[int]
     dtype: torch.dtype
     width: int = 0
     part_dtype: torch.dtype = torch.float32
     strides: Sequence[int] = ()
+    statistic: bool = False
 
 
 @dataclass(frozen=True)
@@ -326,7 +329,8 @@ def _add_parts(parts: Tensor, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _empty(out: Out, device: torch.device) -> Tensor:
-    return _strided(out.shape, out.strides, out.dtype, device) if out.strides else torch.empty(tuple(out.shape), dtype=out.dtype, device=device)
+    dtype = torch.float32 if out.statistic and device.type == "cuda" and out.dtype in _HALVES else out.dtype
+    return _strided(out.shape, out.strides, dtype, device) if out.strides else torch.empty(tuple(out.shape), dtype=dtype, device=device)
 
 
 def _strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -69,8 +69,10 @@ def _weight_shape(grad: torch.Tensor, input: torch.Tensor, transposed: bool) -> 
 
 
 def layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight=None, bias=None, output_mask=(True, True, True)):
-    """`aten.native_layer_norm_backward`, whose kernel ignores the strides of mean and rstd."""
+    """`aten.native_layer_norm_backward`, whose kernel ignores the strides of mean and rstd, and on a GPU wants them in float32."""
     mean, rstd = mean.contiguous(), rstd.contiguous()
+    if mean.device.type == "cuda" and mean.dtype in _HALVES:
+        mean, rstd = mean.float(), rstd.float()
     return _aten.native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
 
 

@@ -230,3 +230,11 @@ def test_programs_are_equal_fused_and_not(case, monkeypatch):
             with monkeypatch.context() as patch:
                 patch.setattr(random_plans, "files_of", lambda graph, program: files)
                 assert control.worst(program)[0] < 1e-10, local
+
+
+def test_what_a_norm_tells_of_its_rows_may_be_wider_than_they_are():
+    """On a GPU torch's norms leave means and spreads in float32: so do these, in the dtype of the memory that they are given."""
+    [norm] = [k for k in kernels_of(CASES["gpt"](), "bf16") if k.name == "add_layer_norm"]
+    text = print_kernels([norm])
+    assert text.count("statistic=True") == 2 and text.count("layer_norm_2_out.dtype.element_ty") == text.count("layer_norm_3_out.dtype.element_ty") == 1
+    assert text.count(".to(tl.bfloat16)") == 2  # the sum and the normalised rows

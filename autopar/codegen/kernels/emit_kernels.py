@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ...graph.kernel import Kernel, leaves_sums, takes_lists
 from .adam import adam_of, print_adam, print_adam_lists
 from .parts import Part, print_parts
-from .reductions import UnsupportedError
+from .reductions import UnsupportedError, list_statistics
 from .torch_text import print_torch
 
 FILE = "kernels.py"
@@ -181,7 +181,7 @@ def _launch(part: Part, before: str) -> list[str]:
     kernel, triton = part.kernel, part.text
     into, graph = dict(kernel.into), kernel.graph
     values = {v.name: v for v in graph.values}
-    partial, layouts = {p.output: p for p in triton.partials}, dict(kernel.layouts)
+    partial, layouts, statistics = {p.output: p for p in triton.partials}, dict(kernel.layouts), list_statistics(graph)
     taken = [f"fused.laid({name}, {list(layouts[name])})" if name in layouts else name for name in graph.inputs]
     wide = next((name for name in graph.inputs if values[name].shape), graph.inputs[0])
     outs = []
@@ -191,6 +191,7 @@ def _launch(part: Part, before: str) -> list[str]:
             parts = f", {partial[k].width}, torch.{partial[k].dtype}" if k in partial else ""
             shape = f"{wide}.shape" if kernel.any_shape and value.shape else str(list(value.shape))
             lies = f", strides={list(layouts[name])}" if name in layouts else ""
+            lies += ", statistic=True" if name in statistics else ""
             outs.append(f"fused.Out({shape}, torch.{value.dtype}{parts}{lies})")
     rows = f"{wide}.numel()" if kernel.any_shape else str(triton.rows)
     sizes = rows + (", any_size=True" if kernel.any_shape else "") if triton.shape == "flat" else f"{rows}, {triton.cols}{', walks=True' if triton.walks else ''}"

@@ -107,6 +107,11 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
     return _softmax(row, packet)
 
 
+def list_statistics(graph: Graph) -> frozenset[str]:
+    """What norms tell of their rows. torch's kernels leave it in float32 on a GPU, whatever the rows are, and ask for it so; on a CPU in the dtype of the rows."""
+    return frozenset(out for node in graph.nodes if packet_of(node.op) in ("aten.native_layer_norm", "aten._fused_rms_norm") for out in node.outputs[1:] if out)
+
+
 def _exps_above(printer: Printer, peak: Node) -> Node | None:
     """The sum of exponentials over the row of which `peak` is the largest element, that it is taken off: one walk makes both."""
     for node in printer.graph.nodes:

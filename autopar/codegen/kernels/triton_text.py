@@ -29,7 +29,7 @@ from ...graph.tensor import num_elements, power_of_two
 from .index import Index, broadcast, coordinates, flatten, in_memory, place_in_row, variable, view_source
 from .placed import placed_text
 from .pointwise import COMPARISONS, pointwise_text
-from .reductions import Reduced, UnsupportedError, list_reductions, row_text
+from .reductions import Reduced, UnsupportedError, list_reductions, list_statistics, row_text
 
 WIDEST_TILE = 8192  # elements of a row that a program holds at once; wider rows are walked along
 _TYPES = {"float64": "tl.float64", "float32": "tl.float32", "bfloat16": "tl.float32", "float16": "tl.float32", "int64": "tl.int64", "int32": "tl.int32",
@@ -93,7 +93,7 @@ class Printer:
         self.kernel, self.graph = kernel, _of_any_size(kernel.graph) if kernel.any_shape else kernel.graph
         self.values = value_table(self.graph)
         self.makers = producer_table(self.graph)
-        self.layouts = dict(kernel.layouts)
+        self.layouts, self.statistics = dict(kernel.layouts), list_statistics(self.graph)
         for value in kernel.graph.values:
             if value.dtype not in _TYPES:
                 raise UnsupportedError(f"{value.dtype} values")
@@ -422,8 +422,9 @@ class Printer:
         limits = self._limits(width, self._room(name, index) if self.walks and width > 1 else width)
         index = self._lies(name, index)
         dtype = self.values[name].dtype
-        cast = f"{text}.to({_type_text(dtype)})" if dtype in ("bfloat16", "float16") else text
         target = self._target(name)
+        kept = f"{target}.dtype.element_ty" if name in self.statistics else _type_text(dtype)
+        cast = f"{text}.to({kept})" if dtype in ("bfloat16", "float16") else text
         if not limits:
             return f"tl.store({target} + {index.text()}, {cast})" if self.shape != "flat" else f"tl.store({target}, {cast})"
         return f"tl.store({target} + {index.text()}, {cast}, mask={' & '.join(limits)})"
