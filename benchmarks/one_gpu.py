@@ -6,20 +6,26 @@ In: `data/one_gpu.csv`, a row per model and contender as they were measured. Out
 reserve, which stands for what is not in the allocator's count. Takes about a minute, most of it for the weights of the models; needs no GPU. Ends with 1 where an aim is missed.
 
     step, peak            predicted, measured, error (aims: within 8 % and 5 %)
+    ops                   of `data/profile_h200_quick.json` (`autopar profile --quick` on that device) matmuls and attention: predicted over measured, the median and the ends
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autopar.api import compile_workload  # noqa: E402
+from autopar.cost.attention import attention_seconds, default_attention  # noqa: E402
+from autopar.cost.matmul import MatmulRates, find_matmul_rates, matmul_seconds  # noqa: E402
 from autopar.demo import model as demo  # noqa: E402
 from autopar.options import Options  # noqa: E402
 from autopar.trace import Workload  # noqa: E402
@@ -27,6 +33,7 @@ from benchmarks import llama  # noqa: E402
 from benchmarks.gpu import GPT2_MEDIUM, find_preset  # noqa: E402
 
 DATA = Path(__file__).resolve().parent / "data" / "one_gpu.csv"
+PROFILE = DATA.with_name("profile_h200_quick.json")
 STEP_AIM, PEAK_AIM = 0.08, 0.05
 BUILDERS: dict[str, Callable[[int], Workload]] = {
     "gpt2-medium": lambda batch: demo.build(**{**GPT2_MEDIUM, "batch": batch}),
@@ -63,6 +70,31 @@ def predict(row: dict[str, str]) -> Found:
     return Found(f"{row['model']}, batch {row['batch']}", float(row["step_ms"]) / 1e3, cost.step_s, float(row["peak_gib"]) * _GIB, peak - reserve)
 
 
+def predict_op(rates: MatmulRates, row: dict[str, Any]) -> float | None:
+    """Seconds of a row of a profile; None for what is priced by its bytes."""
+    family, shape = row["family"], row["shape"]
+    if family.startswith("matmul"):
+        m, n, k = shape
+        return float(matmul_seconds(rates, 1, m, n, k, row["dtype"]))
+    if family.startswith("attention") and row["dtype"] != "float32":
+        heads, sequence, dim = shape
+        kernel, causal = default_attention(rates.name), "full" not in family
+        return float(attention_seconds(rates, 1, heads, sequence, sequence, dim, row["dtype"], causal=causal, kernel=kernel, backward=family.endswith("backward")))
+    return None
+
+
+def print_ops(profile: dict[str, Any]) -> Iterable[str]:
+    """A line for each family and dtype."""
+    rates = find_matmul_rates(find_preset(profile["machine"]["device"], _MEMORY))
+    found: dict[str, list[float]] = {}
+    for row in profile["ops"]:
+        seconds = predict_op(rates, row) if "seconds" in row else None
+        if seconds is not None:
+            found.setdefault(f"{row['family']}, {row['dtype']}", []).append(seconds / row["seconds"])
+    for name, ratios in found.items():
+        yield f"{name:38} {len(ratios)} shapes, {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
 def print_rows(found: Iterable[Found]) -> Iterable[str]:
     """The table."""
     yield f"{'':28} {'step ms':>20} {'error':>7}   {'peak GiB':>16} {'error':>7}"
@@ -78,6 +110,7 @@ def main(words: list[str] | None = None) -> int:
     asked = parser.parse_args(words)
     with asked.data.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["contender"] == "autopar"]
+    print("ops, predicted over measured:", *print_ops(json.loads(PROFILE.read_text(encoding="utf-8"))), sep="\n  ")
     print("predicted (data sheet), measured:", "; ".join(sorted({f"{r['device']}, torch {r['torch']}, {r['date']}" for r in rows})))
     found = [predict(row) for row in rows]
     print("\n".join(print_rows(found)))
