@@ -53,7 +53,7 @@ def span(shape: Sequence[int], strides: Sequence[int]) -> int:
     if not num_elements(tuple(shape)):
         return 0
     between = min((stride for size, stride in zip(shape, strides) if size > 1 and stride > 1), default=1)
-    behind = max(0, between - shape[-1]) if shape and strides[-1] == 1 else 0
+    behind = max(0, between - shape[-1]) if shape and shape[-1] > 1 and strides[-1] == 1 else 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides)) + behind
 
 
