@@ -85,6 +85,32 @@ class Rotary(torch.nn.Module):
         return q * angle.cos() + torch.cat([-b, a], -1) * angle.sin()
 
 
+class RotaryAttention(torch.nn.Module):
+    """Attention over rotary embeddings, groups of heads with keys and values in common; an activation of a linear of so many columns."""
+
+    def __init__(self, heads, groups, width, columns):
+        super().__init__()
+        self.heads, self.groups, self.width = heads, groups, width
+        self.qkv = torch.nn.ModuleList(torch.nn.Linear(heads * width, n * width, bias=False) for n in (heads, groups, groups))
+        self.out = torch.nn.Linear(heads * width, columns)
+
+    def _rotate(self, x):
+        angle = torch.arange(x.shape[-2], dtype=x.dtype)[:, None] * torch.arange(self.width, dtype=x.dtype) / self.width
+        a, b = x.chunk(2, -1)
+        return x * angle.cos() + torch.cat([-b, a], -1) * angle.sin()
+
+    def _share(self, x):
+        batch, _, seq, _ = x.shape
+        wide = x[:, :, None].expand(batch, self.groups, self.heads // self.groups, seq, self.width)
+        return x if self.groups == self.heads else wide.reshape(batch, self.heads, seq, self.width)
+
+    def forward(self, x):
+        batch, seq, _ = x.shape
+        query, key, value = (linear(x).view(batch, seq, -1, self.width).transpose(1, 2) for linear in self.qkv)
+        made = F.scaled_dot_product_attention(self._rotate(query), self._share(self._rotate(key)), self._share(value), is_causal=True)
+        return self.out(made.transpose(1, 2).reshape(batch, seq, -1)).sigmoid()
+
+
 class Dropout(torch.nn.Module):
     """Bias, activation, dropout, residual, norm."""
 
