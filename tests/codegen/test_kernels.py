@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
-from autopar.codegen.kernels.index import coordinates, flatten, variable, view_source  # noqa: E402
+from autopar.codegen.kernels.index import coordinates, flatten, in_memory, variable, view_source  # noqa: E402
 from autopar.codegen.kernels.triton_text import print_triton  # noqa: E402
 from autopar.graph.fuse import fuse_program  # noqa: E402
 from autopar.graph.program import check_program  # noqa: E402
@@ -112,6 +114,50 @@ def test_indices_are_simple():
     assert [p.text() for p in places] == ["(row) // 64", "(row) % 64", "col"]
     assert flatten(places, (8, 64, 768)) == flat
     assert flatten(coordinates(flat, (8, 64, 12, 64)), (8, 64, 12, 64)) == flat
+
+
+@st.composite
+def _layouts(draw, gaps):
+    """A shape, and strides that have its dims in some order, with gaps between or without; columns that divide its elements."""
+    shape = draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), max_size=4))
+    order, strides, inner = draw(st.permutations(range(len(shape)))), [0] * len(shape), 1
+    for d in reversed(order):
+        strides[d] = inner
+        inner *= shape[d] + (draw(st.sampled_from([0, 0, 1, 3])) if gaps else 0)
+    return shape, strides, draw(st.sampled_from([d for d in range(1, prod(shape) + 1) if prod(shape) % d == 0]))
+
+
+@given(_layouts(gaps=True))
+@settings(max_examples=150, deadline=None)
+def test_every_element_is_where_its_strides_say(drawn):
+    shape, strides, cols = drawn
+    rows = prod(shape) // cols
+    wanted = [sum(place * step for place, step in zip(places, strides)) for places in itertools.product(*map(range, shape))]
+    index = in_memory(variable("row", rows) * cols + variable("col", cols), shape, strides)
+    code = compile(index.text(), "index", "eval")
+    assert [eval(code, {}, {"row": k // cols, "col": k % cols}) for k in range(rows * cols)] == wanted, index.text()
+
+
+@given(_layouts(gaps=False))
+@settings(max_examples=150, deadline=None)
+def test_what_is_dense_is_walked_in_its_own_order_without_divisions(drawn):
+    shape, strides, _ = drawn
+    order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
+    places = dict(zip(order, coordinates(variable("row", prod(shape)), [shape[d] for d in order])))
+    found = in_memory(flatten([places[d] for d in range(len(shape))], shape), shape, strides)
+    assert found == variable("row", prod(shape)), found.text()
+
+
+@given(*[st.integers(2, 7)] * 4, st.integers(1, 5), st.integers(0, 1))
+@settings(max_examples=150, deadline=None)
+def test_a_remainder_of_a_quotient_meets_its_own_quotient(size, inner, middle, factor, times, off):
+    """x // a % b * c + x // ab * bc is x // a * c; with another factor both stay, and the number is right all the same."""
+    x = variable("row", size * inner * middle)
+    rest, quotient = (x // inner % middle) * factor, (x // (inner * middle)) * (middle * factor * times + off)
+    for found in (rest + quotient, quotient + rest):
+        assert times > 1 or off or found == x // inner * factor, found.text()
+        for row in range(size * inner * middle):
+            assert eval(found.text(), {}, {"row": row}) == row // inner % middle * factor + row // (inner * middle) * (middle * factor * times + off), found.text()
 
 
 # --- text
