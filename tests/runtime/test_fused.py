@@ -1,0 +1,154 @@
+"""Launches of kernels: sizes of their blocks, how their tensors lie, sums that come in parts, what is done where a compiler fails."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from codegen.interpreter import read_numbers  # noqa: E402
+
+from autopar.graph.layouts import span  # noqa: E402
+from autopar.runtime import fused  # noqa: E402
+from autopar.runtime.block_table import candidates  # noqa: E402
+from autopar.runtime.fused import Grid  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-2, "float64": 1e-14, "int64": 0.0}
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    """Sums in parts, of one process with Triton's interpreter."""
+    return read_numbers("parts_numbers")
+
+
+def test_parts_are_added_up_and_their_sums_begin_at_16_bytes(numbers):
+    rows = [row for row in numbers if "shape" in row]
+    assert {row["dtype"] for row in rows} == set(TOLERANCE)
+    for row in rows:
+        assert row["sums"] == row["shape"][0] and row["aligned"] and row["difference"] <= TOLERANCE[row["dtype"]], row
+
+
+def test_a_launch_adds_up_what_its_programs_leave(numbers):
+    """Two sums of one kind, one of another, beside a result whose rows are apart; of one program and of many."""
+    rows = [row for row in numbers if "most" in row]
+    assert [row["most"] for row in rows] == [1, 2, 5, 264] and all(row["close"] == [True] * 4 and row["strides"] == [24, 1] for row in rows), rows
+
+
+# --- how tensors lie
+
+
+def test_what_lies_as_it_should_is_taken_as_it_is():
+    x = torch.randn(2, 16, 4, 8).permute(0, 2, 1, 3)
+    assert fused.laid(x, [512, 8, 32, 1]).tensor is x
+    one = torch.randn(1, 5)
+    assert fused.laid(one, [5, 1]).tensor is one and fused.laid(one, [8, 1]).tensor is one, "with one row there is no next"
+
+
+def test_what_lies_otherwise_is_copied():
+    x = torch.randn(3, 1030)
+    copy = fused.laid(x, [1032, 1]).tensor
+    assert copy.stride() == (1032, 1) and torch.equal(copy, x) and copy.untyped_storage().nbytes() == 4 * 3 * 1032
+    for seed in range(30):
+        rng = random.Random(seed)
+        x = torch.randn([rng.randint(1, 4) for _ in range(3)]).permute(rng.sample(range(3), 3))
+        like = torch.empty([x.shape[d] + rng.choice((0, 2)) for d in (2, 0, 1)]).permute(1, 2, 0)[: x.shape[0], : x.shape[1], : x.shape[2]]
+        copy = fused.laid(x, like.stride()).tensor
+        assert torch.equal(copy, x) and all(size == 1 or a == b for size, a, b in zip(x.shape, copy.stride(), like.stride()))
+
+
+def test_results_lie_as_they_are_asked_for():
+    packed, apart = (fused._empty(fused.Out([2, 3, 1030], torch.bfloat16, strides=strides), torch.device("cpu")) for strides in ((), (3096, 1032, 1)))
+    assert packed.is_contiguous() and packed.shape == apart.shape == (2, 3, 1030) and packed.dtype == apart.dtype == torch.bfloat16
+    assert apart.stride() == (3096, 1032, 1) and apart.untyped_storage().nbytes() == 2 * 6 * 1032 == 2 * span(apart.shape, apart.stride())
+
+
+# --- sizes
+
+
+@pytest.mark.parametrize(
+    ("grid", "widest", "sizes"),
+    [
+        (Grid("flat", 5000), 0, {"ROWS": 1024, "num_warps": 4}),
+        (Grid("flat", 5000), 1, {"ROWS": 1024, "num_warps": 4, "PROGRAMS": 16384, "STAGES": 1}),
+        (Grid("rows", 512, 768), 0, {"ROWS": 2, "COLS": 1024, "num_warps": 4}),
+        (Grid("rows", 512, 768), 1, {"ROWS": 2, "COLS": 1024, "num_warps": 4, "PROGRAMS": 16384, "STAGES": 1}),
+        (Grid("rows", 512, 768), 768, {"ROWS": 4, "COLS": 1024, "num_warps": 8, "PROGRAMS": 264, "STAGES": 1}),  # more rows for each part that is written
+        (Grid("rows", 512, 50257, walks=True), 0, {"ROWS": 1, "COLS": 4096, "num_warps": 8, "STAGES": 1}),
+        (Grid("rows", 512, 50257, walks=True), 1, {"ROWS": 1, "COLS": 4096, "num_warps": 8, "PROGRAMS": 16384, "STAGES": 1}),
+        (Grid("columns", 4096, 768), 768, {"ROWS": 16, "COLS": 64, "num_warps": 4, "PROGRAMS": 85, "STAGES": 1}),  # times twelve blocks of columns
+        (Grid("columns", 4096, 7), 7, {"ROWS": 16, "COLS": 8, "num_warps": 4, "PROGRAMS": 1024, "STAGES": 1}),
+        (Grid("columns", 4096, 10**6), 10**6, {"ROWS": 16, "COLS": 64, "num_warps": 4, "PROGRAMS": 1, "STAGES": 1}),
+    ],
+    ids=str,
+)
+def test_sizes_by_rule(grid, widest, sizes):
+    assert fused.blocks(grid, widest) == sizes
+
+
+# --- where a compiler fails
+
+
+class Compiler:
+    """Stands for a launch: it fails on some sizes, and remembers what it was asked for."""
+
+    def __init__(self, fails, text="PassManager::run failed", error=RuntimeError):
+        self.fails, self.text, self.error, self.asked = fails, text, error, []
+
+    def __call__(self, sizes):
+        self.asked.append(sizes)
+        if self.fails(sizes):
+            raise self.error(self.text)
+        return sizes["ROWS"]
+
+
+@pytest.fixture
+def instead(monkeypatch):
+    found = {}
+    monkeypatch.setattr(fused, "_INSTEAD", found)
+    return found
+
+
+GRID, SIZES = Grid("rows", 512, 768), {"ROWS": 2, "COLS": 1024, "num_warps": 4}
+
+
+def test_other_sizes_run_where_the_compiler_fails_and_are_kept(instead):
+    compiler = Compiler(lambda sizes: sizes["ROWS"] == 2)
+    others = [sizes for sizes in candidates(SIZES) if sizes["ROWS"] != 2]
+    assert fused._run_compiled(len, GRID, SIZES, compiler) == others[0]["ROWS"] and compiler.asked[0] == SIZES and instead == {(len, GRID): others[0]}
+    again = Compiler(lambda sizes: False)
+    fused._run_compiled(len, GRID, SIZES, again)
+    fused._run_compiled(len, Grid("rows", 512, 700), SIZES, again)
+    fused._run_compiled(max, GRID, SIZES, again)
+    assert again.asked == [others[0], SIZES, SIZES], "for this kernel over this grid alone"
+
+
+def test_where_nothing_compiles_the_first_error_is_raised(instead):
+    compiler = Compiler(lambda sizes: True)
+    with pytest.raises(RuntimeError, match="PassManager::run failed"):
+        fused._run_compiled(len, GRID, SIZES, compiler)
+    assert compiler.asked == candidates(SIZES) and not instead
+
+
+@pytest.mark.parametrize(("text", "error"), [("out of resource: shared memory", RuntimeError), ("PassManager::run failed", ValueError)])
+def test_other_errors_are_raised_at_once(instead, text, error):
+    compiler = Compiler(lambda sizes: True, text, error)
+    with pytest.raises(error, match=text):
+        fused._run_compiled(len, GRID, SIZES, compiler)
+    assert compiler.asked == [SIZES] and not instead
+
+
+def test_sizes_that_fail_otherwise_are_passed_over(instead):
+    """Those tried in the place of the rule's may ask for more than the device has."""
+    fails = iter(["PassManager::run failed", "out of resource: shared memory"])
+
+    def run(sizes):
+        text = next(fails, "")
+        if text:
+            raise RuntimeError(text)
+        return sizes
+
+    assert fused._run_compiled(len, GRID, SIZES, run) == candidates(SIZES)[2] == instead[len, GRID]
