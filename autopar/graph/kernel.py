@@ -168,21 +168,26 @@ def suggest_name(kernel: Kernel) -> str:
 
 
 def _find_phrase(graph: Graph) -> tuple[str, int, int]:
-    """The name of what several nodes spell, and the first and last of them: the loss of a vocabulary, the norm of a row by its root mean square, and that norm's gradient."""
+    """The name of what several nodes spell, and the first and last of them: the loss of a vocabulary, the norm of a row by its root mean square or
+    its variance, and that norm's gradient."""
     ops = [packet_of(node.op).partition(".")[2] for node in graph.nodes]
     parts = [k for k, op in enumerate(ops) if op in ("amax", "sum_exp", "pick", "log", "sub")]
     if "sum_exp" in ops and "pick" in ops:
         return "cross_entropy", parts[0], parts[-1]
     row_sums = [k for k, node in enumerate(graph.nodes) if ops[k] in ("sum", "mean") and _is_along_rows(node, graph)]
-    if "rsqrt" in ops and row_sums and row_sums[0] < ops.index("rsqrt"):
-        squares = [k for k in range(row_sums[0]) if ops[k] in ("pow", "square", "mul")]
-        reads = _readers(graph, graph.nodes[ops.index("rsqrt")].outputs[0])
-        centred = squares and "sub" in ops[: squares[-1]]
-        return ("layer_norm" if centred else "rms_norm"), (squares or row_sums)[-1 if squares else 0], max((k for k in reads if ops[k] == "mul"), default=ops.index("rsqrt"))
+    root = ops.index("rsqrt") if "rsqrt" in ops else 0
+    sums = [k for k in row_sums if k < root]
+    if sums:
+        squares = [k for k in range(sums[-1]) if ops[k] in ("pow", "square", "mul")]
+        centred = len(sums) > 1 and bool(squares) and "sub" in ops[sums[0] : squares[-1]]  # a mean is taken off before what is left is squared
+        early = [k for k in squares if k < sums[0]]
+        last = max((k for k in _readers(graph, graph.nodes[root].outputs[0]) if ops[k] == "mul"), default=root)
+        return ("layer_norm", sums[0], last) if centred else ("rms_norm", early[-1] if early else sums[0], last)
     given = [name for name in graph.inputs if name.startswith("rsqrt")]
     if given and row_sums and graph.nodes[0].phase is Phase.BACKWARD:
         reads = [k for name in given for k in _readers(graph, name)]
-        return "rms_norm_backward", min([*reads, row_sums[0]]), max([*reads, row_sums[-1]])
+        centred = "neg" in ops[row_sums[0] : row_sums[-1]]  # the gradient of a mean that was taken off
+        return "layer_norm_backward" if centred else "rms_norm_backward", min([*reads, row_sums[0]]), max([*reads, row_sums[-1]])
     return "", 0, -1
 
 
