@@ -7,14 +7,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from benchmarks import gpu, kernel_compile, overlap, step_time, zoo_kernels  # noqa: E402
-from benchmarks.kernels import measure_kernels  # noqa: E402
+from benchmarks.kernels import Measured, _find_unread, _is_helper, measure_kernels  # noqa: E402
 from benchmarks.step_time import Case, Row  # noqa: E402
 from benchmarks.weigh import weigh  # noqa: E402
 
@@ -97,6 +97,35 @@ def test_gpu_goes_its_way_on_the_cpu():
         assert text in done.stdout
 
 
+@pytest.mark.parametrize(("words", "batches"), [(("--batch", "3"), {"gpt2-medium": 2, "llama-blocks": 3}), ((), {"gpt2-medium": 2, "llama-blocks": None})])
+def test_a_batch_that_is_asked_for_is_that_of_the_llama(monkeypatch, capsys, words, batches):
+    """Otherwise one is found that fills its share of the memory."""
+    asked = {}
+
+    def measure_case(name, build, batch, sizes, setting):
+        asked[name] = batch
+        return gpu.Case(name, {**sizes, "batch": batch}, tuple(gpu.Row(who, 1.0, 0.0, 1) for who in ("autopar", "eager", "compile")), (), ())
+
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
+    monkeypatch.setattr(gpu, "measure_case", measure_case)
+    gpu.main(["--dry-run", "--json", *words])
+    assert asked == batches and [case["sizes"]["batch"] for case in json.loads(capsys.readouterr().out)["cases"]] == list(batches.values())
+
+
+def test_weights_begin_as_bf16_holds_them():
+    model = torch.nn.Linear(7, 5)
+    before = [p.clone() for p in model.parameters()]
+    gpu._round_weights(model)
+    assert all(torch.equal(p, old.bfloat16().float()) and not torch.equal(p, old) for p, old in zip(model.parameters(), before))
+
+
+def test_a_kernel_is_shown_beside_both_copies():
+    case = gpu.Case("gpt2-medium", {"batch": 2}, tuple(gpu.Row(who, 1.0, 0.0, 1) for who in ("autopar", "eager", "compile")), (Measured("norm", "layer_norm", 2**20, 2e-6, 1.8e-6),), ())
+    text = "\n".join(gpu.print_case(case, 2**20 / 1e-6))
+    assert "50.0% of copy, 90.0% of one as large" in text
+    assert list(gpu.print_aims([case], 2**20 / 1e-6))[-1] == "kernels at 85% of a copy of 1 GiB: 0 of 1; of one of as many bytes: 1"
+
+
 def test_gpu_without_one():
     if torch.cuda.is_available():
         pytest.skip("there is one")
@@ -134,6 +163,57 @@ def test_kernels_are_found_by_name_and_weighed_by_what_they_move():
     assert {(k.kind, k.name, k.num_bytes) for k in found} == {("norm", "layer_norm", 4 * (32 + 8 + 32)), ("update_param", "update_param", 4 * (16 + 16 + 16))}
     assert missing == ["no kernel with 'cross_entropy' in its name"] and all(k.seconds > 0 for k in found)
     assert kernels.layer_norm is program["norm"] is layer_norm
+
+
+def test_a_function_that_another_calls_is_no_kernel():
+    """What runs where no Triton does stands beside the kernel of its name."""
+    names = ["layer_norm", "layer_norm_ops", "update_param", "update_param_adam", "update_param_seen", "update_param_together", "norm_ops", "rms_norm_2"]
+    assert [name for name in names if _is_helper(name, names)] == ["layer_norm_ops", "update_param_adam", "update_param_seen", "update_param_together"]
+    kernels = ModuleType("kernels")
+    exec("def update_param(x):\n    return update_param_ops(x)\n\ndef update_param_ops(x):\n    return x * 2\n", vars(kernels))
+    found, missing = measure_kernels(kernels, {"kernels": kernels}, lambda: kernels.update_param(torch.ones(4)), torch.device("cpu"))
+    assert [k.name for k in found] == ["update_param"] and missing == ["no kernel with 'norm' in its name", "no kernel with 'cross_entropy' in its name"]
+
+
+def test_what_a_kernel_does_not_load_is_not_counted_as_read():
+    """What it only writes, and places that it knows; without a Triton function all is read."""
+    kernels = ModuleType("kernels")
+
+    def update_param(param, param_2, grad, arange):
+        param.add_(grad)
+
+    vars(kernels)["update_param"] = update_param
+    assert _find_unread(kernels, "update_param") == set()
+    tensors = [torch.ones(16), torch.ones(16), torch.ones(16) * 2, torch.arange(16)]
+
+    def measure():
+        [found], _ = measure_kernels(kernels, {}, lambda: kernels.update_param(*tensors), torch.device("cpu"))
+        return found
+
+    assert measure().num_bytes == 4 * 16 * 3 + 8 * 16 + 4 * 16
+    text = "grad = tl.load(grad_ptr + row)\nother = tl.load(param_2_ptr)\ntl.store(param_ptr + row, grad + other)"
+    vars(kernels)["update_param_kernel"] = SimpleNamespace(src=text)
+    assert _find_unread(kernels, "update_param") == {0, 3}
+    found = measure()
+    assert found.num_bytes == 4 * 16 * 2 + 4 * 16 and found.copy_s > 0
+
+
+def test_what_emitted_kernels_do_not_load():
+    """Of a GPT in bf16: the update only writes the working copy of a parameter, the loss reads all that its rows are made of but the numbers of their classes."""
+    pytest.importorskip("triton")
+    from codegen.kernel_cases import CASES, kernels_of
+    from codegen.kernel_numbers import functions_of
+
+    kernels = {k.name: k for k in kernels_of(CASES["gpt"](), "bf16")}
+    module = ModuleType("kernels")
+    vars(module).update(functions_of(list(kernels.values())))
+
+    def unread(name):
+        return {kernels[name].graph.inputs[k] for k in _find_unread(module, name)}
+
+    assert unread("update_param_exp_avg_exp_avg_sq_master") == {"param"}
+    assert unread("add_layer_norm") == set()
+    assert unread("cross_entropy_where_sum") == {"arange"}
 
 
 def test_a_case_that_is_not_there(capsys):
