@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 torch = pytest.importorskip("torch")
-from autopar.runtime.block_table import BlockTable, candidates  # noqa: E402
+from autopar.runtime.block_table import BlockTable, candidates, loop_candidates  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -113,3 +113,25 @@ def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
     assert asked(fused.Grid("flat", 8000, any_size=True))["ROWS"] == 2048 and len(seen) == count  # as large, nearly
     monkeypatch.setattr(fused, "num_ranks", lambda: 2)
     assert asked(fused.Grid("rows", 64, 512)) == fused.blocks(fused.Grid("rows", 64, 512)) and len(seen) == count  # ranks add up in one order
+
+
+WALK = {"ROWS": 1, "COLS": 4096, "num_warps": 8, "PROGRAMS": 264, "STAGES": 1}
+
+
+def test_loops_are_measured_with_the_best_of_the_other_sizes(tmp_path):
+    """Loads of several rounds at once, more programs, more columns where a program has one row; what was fastest is read again from its file."""
+    found = loop_candidates(WALK)
+    assert [sizes["STAGES"] for sizes in found[:2]] == [2, 3] and {**WALK, "PROGRAMS": 528} in found
+    assert {**WALK, "COLS": 16384, "num_warps": 16} in found and {**WALK, "COLS": 8192, "num_warps": 16} in found and len(found) == 5
+    assert len(loop_candidates({**WALK, "ROWS": 2})) == 3 and loop_candidates(RULE) == []
+    better, best = {**WALK, "num_warps": 16}, {**WALK, "num_warps": 16, "STAGES": 3}
+    path = tmp_path / "device.json"
+    assert BlockTable(path).find("loss", WALK, Timer([(better, 0.5), (best, 0.25), ({**WALK, "STAGES": 3}, 0.1)])) == best
+    assert BlockTable(path).known("loss") == best
+
+
+@pytest.mark.parametrize("row", [{**WALK, "PROGRAMS": 0}, {**WALK, "STAGES": 1.0}, {**WALK, "COLS": 4095}])
+def test_sizes_of_loops_that_are_none_are_not_read(tmp_path, row):
+    path = tmp_path / "device.json"
+    path.write_text(json.dumps({"a": row, "b": WALK}))
+    assert BlockTable(path).known("a") is None and BlockTable(path).known("b") == WALK
