@@ -18,7 +18,7 @@ from .cuts import resolve_known
 from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
 from .kernel import KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, kernel_key, kernel_node, suggest_name, written_states
-from .layouts import is_copied, lay_out, packed
+from .layouts import expanded, is_copied, lay_out, packed
 from .liveness import is_view, storage_bases
 from .node import Node, Phase, packet_of
 from .program import WAIT, Origin, Program
@@ -29,7 +29,7 @@ from .segments import find_segments, segment_name
 from .tensor import Value, num_elements
 
 _RESHAPES = ("aten.view", "aten._unsafe_view", "aten.reshape")
-_LEAST_COPIED = 2**16  # elements: torch copies fewer as fast
+_LEAST_COPIED = 2**16  # elements: of fewer a launch is most of it (an assumption)
 
 _Uses = Mapping[str, Sequence[tuple[int, int]]]
 
@@ -84,9 +84,8 @@ def fuse_program(
     found = find_groups(graph, sites, signatures, parts=sections)
     if segments:
         found = (*find_segments(graph, sections), *(nodes for nodes in found if graph.nodes[nodes[0]].phase is Phase.UPDATE))
-    copies = () if segments else tuple(_find_copies(graph, values, makers, uses, {i for nodes in found for i in nodes}))
     groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes)).outside]  # what nobody reads makes no kernel
-    groups += copies
+    groups += () if segments else _find_copies(graph, values, makers, uses, {i for nodes in found for i in nodes})
     cut: dict[object, Kernel] = {}
     stands: dict[int, Node] = {}  # last node of a group -> the node that takes its place
     for group in groups:
@@ -136,8 +135,7 @@ def _find_copies(graph: Graph, values: Mapping[str, Value], makers: Mapping[str,
         if packet_of(expand.op) != "aten.expand" or wide in taken or len(uses[node.inputs[0]]) > 1:
             continue
         base, shape = values[expand.inputs[0]].shape, values[expand.outputs[0]].shape
-        strides = tuple(0 if old != new else step for old, new, step in zip((1,) * (len(shape) - len(base)) + base, shape, packed(shape)))
-        if is_copied(shape, strides, values[node.outputs[0]].shape):
+        if is_copied(shape, expanded(base, packed(base), shape), values[node.outputs[0]].shape):
             yield _Group((i,), (wide,), node.outputs, {}, ())
 
 

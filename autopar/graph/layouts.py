@@ -5,7 +5,7 @@ In: a program whose groups are kernels. Out: the same, each kernel with the stri
 * a view has strides of its own (attention reads `[batch, heads, seq, d]` of rows that hold all heads);
 * attention leaves what it makes as its query (key, value) lies;
 * a linear on 16-bit numbers begins its rows at multiples of 16 bytes (`row_pitch`), which matmuls that read them need to be fast: with 50257 columns in a
-  row NVIDIA's take four to six times as long (H200, cuBLAS of CUDA 13.0: 17.4, 12.0 and 11.2 ms where rows of 50264 take 2.9, 2.6 and 3.5);
+  row NVIDIA's take four to six times as long (H200, cuBLAS of CUDA 13.0: 17.4, 12.0 and 11.2 ms where rows of 50264 and an even part of them take 2.5 each);
 * a kernel leaves a result as the first of its arguments of that shape lies, as torch's own pointwise ops do;
 * all else lies row by row, and what was expanded is copied.
 
@@ -24,7 +24,7 @@ from .tensor import num_elements
 Strides = tuple[int, ...]
 
 ROW_BYTES = 16
-LEAST_PITCHED = 1024  # columns: of narrower rows a matmul is no longer than what keeps them apart
+LEAST_PITCHED = 1024  # columns: for narrower rows two products may cost what they save (an assumption)
 _HALVES = {"bfloat16": 2, "float16": 2}
 _SAME = ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "view_as")
 _VIEWS = frozenset(f"aten.{word}" for word in (*_SAME, "alias", "detach", "permute", "transpose", "t", "expand", "slice", "select"))
@@ -70,7 +70,7 @@ def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, tuple[tupl
         return strides.get(name) or packed(values[name].shape)
 
     def keep(name: str, found: Strides | None) -> None:
-        if found is not None and not _alike(values[name].shape, found, packed(values[name].shape)):
+        if found is not None and not alike(values[name].shape, found, packed(values[name].shape)):
             strides[name] = found
 
     found: dict[int, tuple[tuple[str, Strides], ...]] = {}
@@ -103,7 +103,7 @@ def _made_by(node: Node, inputs: Sequence[Strides], shapes: Sequence[tuple[int, 
     """Strides of what a node makes; of what is not here nothing is known, or it lies row by row."""
     packet = packet_of(node.op)
     if packet in _ATTENTION:
-        like = [node.inputs.index(node.inputs[k]) for k in (_place(node, key) for key in _ATTENTION[packet])]
+        like = [_place(node, key) for key in _ATTENTION[packet]]
         return {out: _in_order(outs[out], inputs[k]) for out, k in zip(node.outputs, like) if out and len(outs[out]) == len(inputs[k])}
     if packet not in _VIEWS or not inputs or len(node.outputs) != 1 or not node.outputs[0]:
         return {}
@@ -129,8 +129,7 @@ def _view(node: Node, word: str, strides: Strides, base: tuple[int, ...], shape:
         swapped[a], swapped[b] = strides[b], strides[a]
         return tuple(swapped)
     if word == "expand":
-        old = len(shape) - len(base)
-        return tuple(0 if k < old or base[k - old] != size else strides[k - old] for k, size in enumerate(shape))
+        return expanded(base, strides, shape)
     if word == "slice" and base:
         dim, step = int(get_arg(node, "dim", 0) or 0) % len(base), int(get_arg(node, "step", 1) or 1)  # type: ignore[call-overload]
         return (*strides[:dim], strides[dim] * step, *strides[dim + 1 :])
@@ -168,6 +167,12 @@ def _reshaped(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -
     return tuple(reversed(found))
 
 
+def expanded(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> Strides:
+    """The strides of a tensor that is expanded to a shape."""
+    new = len(shape) - len(base)
+    return tuple(0 if k < new or base[k - new] != size else strides[k - new] for k, size in enumerate(shape))
+
+
 def is_copied(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> bool:
     """True where a tensor in another shape must be a copy."""
     return _reshaped(base, strides, shape) is None
@@ -188,5 +193,6 @@ def _is_distinct(shape: tuple[int, ...], strides: Strides) -> bool:
     return 0 not in strides and span(shape, strides) <= 1.25 * num_elements(shape)
 
 
-def _alike(shape: tuple[int, ...], one: Strides, other: Strides) -> bool:
+def alike(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """True where tensors of this shape with either strides lie in one way."""
     return all(size == 1 or a == b for size, a, b in zip(shape, one, other))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 _aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
-_CUDNN_VERSION, _CUDNN_CHIPS, _CUDNN_HEAD_DIM = 91500, ((9, 0), (10, 0)), 128  # torch prefers cuDNN from there on, there: `check_prefer_cudnn_attention` in torch's sdp_utils.cpp
+_CUDNN_VERSION, _CUDNN_CHIPS, _CUDNN_HEAD_DIM = 91500, ((9, 0), (10, 0)), 128  # where cuDNN is newer torch prefers it, there: `check_prefer_cudnn_attention` in torch's sdp_utils.cpp
 
 
 def row_numbers(n: int) -> Tensor:
@@ -120,7 +120,7 @@ def _is_cudnn(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> 
         return False
     if query.shape[1] != key.shape[1] or causal and query.shape[-2] != key.shape[-2] or min(query.shape[-2], key.shape[-2]) < 2:
         return False
-    prefers = torch.cuda.get_device_capability(query.device) in _CUDNN_CHIPS and (torch.backends.cudnn.version() or 0) >= _CUDNN_VERSION
+    prefers = torch.cuda.get_device_capability(query.device) in _CUDNN_CHIPS and (torch.backends.cudnn.version() or 0) > _CUDNN_VERSION
     return prefers and torch.backends.cuda.cudnn_sdp_enabled()
 
 

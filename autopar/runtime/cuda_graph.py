@@ -6,7 +6,7 @@ here: every tensor lies on the device, the batch has the shapes with which the s
 loaded checkpoint) the step is captured again. What a graph cannot hold at all is refused when the program is made (`codegen.cuda_graph`).
 
 On a CPU, and where somebody listens to the collectives (a recording, a trace), every step runs as it is written. On the one GPU on which it ran (H200, 2026-11-26) a replay
-failed: tables lay in memory that the graph used again. That is mended (`runtime.together`), and has not run on a GPU since.
+read an address that was none. By reading: tables lay in memory that the graph used again; that is mended (`runtime.together`), and has not run on a GPU since.
 """
 
 from __future__ import annotations
@@ -105,16 +105,16 @@ class Replayed:
         if not self._capture.takes(comm):
             return self._step(comm, state, batch)
         _check_places(comm.device, {**state, **batch})
-        kernels = _list_kernels(self._step)
         if self._steps < WARM_UPS:
             self._steps += 1
-            for kernel in kernels:
+            for kernel in _list_kernels(self._step):
                 kernel.begin_step()
             return self._capture.warm_up(lambda: self._step(comm, state, batch))
         places = tuple(x.data_ptr() for x in state.values())
         if self._graph is None or places != self._states:
             self._graph = None  # its memory goes before the new one's comes
             self._batch = {name: x.clone() for name, x in batch.items()}
+            kernels = _list_kernels(self._step)
             for kernel in kernels:
                 kernel.reserve()
             self._graph, self._result = self._capture.capture(lambda: self._step(comm, state, dict(self._batch)))

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.layouts import span
+from ..graph.layouts import alike, span
 from ..graph.tensor import power_of_two
 from .adam import adam  # noqa: F401  called by kernels
 from .block_table import BlockTable, candidates, table_of
@@ -153,7 +153,7 @@ def _across(grid: Grid, sizes: Mapping[str, int]) -> int:
 
 def laid(x: Tensor, strides: Sequence[int]) -> Laid:
     """`x` with these strides; a copy where it has others."""
-    if all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), strides)):
+    if alike(x.shape, x.stride(), strides):
         return Laid(x)
     return Laid(_strided(x.shape, strides, x.dtype, x.device).copy_(x))
 

@@ -10,8 +10,7 @@ reads two tables of int64 on its device:
 elsewhere). A number that is summed up over a whole parameter comes in parts, one per program, and a second launch (`add_up`) adds those of each parameter.
 
 While a CUDA graph is captured nothing may be copied from the host: its launches read tables that were reserved before (`reserve`), and `fill` writes them before the graph is
-replayed. Memory that is allocated during a capture would not do: what a graph did earlier lies in it again at each replay (the first graph on a GPU read addresses there that were
-activations). What a graph reads is kept as long as this is.
+replayed. Memory that is allocated during a capture would not do: what a graph did earlier lies in it again at each replay, activations where addresses are read. What a graph reads is kept as long as this is.
 """
 
 from __future__ import annotations
