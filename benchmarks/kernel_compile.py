@@ -25,6 +25,7 @@ from autopar.codegen.kernels.parts import print_parts  # noqa: E402
 from autopar.codegen.kernels.reductions import UnsupportedError  # noqa: E402
 from autopar.errors import AutoparError  # noqa: E402
 from autopar.graph.kernel import Kernel, takes_lists  # noqa: E402
+from autopar.graph.tensor import DTYPE_BYTES, num_elements  # noqa: E402
 
 POINTERS = {"float64": "*fp64", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8",
             "uint8": "*u8", "bool": "*i1"}  # fmt: skip
@@ -74,7 +75,8 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
     for k, name in enumerate(kernel.graph.outputs):
         if k not in into:
             signature[f"{name}_out"] = POINTERS[partial[k].dtype if k in partial else values[name].dtype]
-    sizes = fused.blocks(fused.Grid(text.shape, text.rows, text.cols, text.walks), max((p.width for p in text.partials), default=0))
+    loaded = sum(DTYPE_BYTES[v.dtype] for v in kernel.graph.values if v.name in kernel.graph.inputs and num_elements(v.shape) >= text.rows * text.cols)
+    sizes = fused.blocks(fused.Grid(text.shape, text.rows, text.cols, text.walks), max((p.width for p in text.partials), default=0), loaded)
     warps = sizes.pop("num_warps")
     if takes_lists(kernel):
         signature = {"parts": "*i64", "table": "*i64", **{f"{kernel.graph.outputs[p.output]}_out": POINTERS[p.dtype] for p in text.partials}}

@@ -1,6 +1,6 @@
 """Block tables: the sizes of a kernel's blocks with which a device was fastest, measured when a kernel is first launched there and kept in a file per device.
 
-In: a kernel's key, the sizes that the rule gives (`fused.blocks`), a function that times one launch. Out: the sizes to launch with. The file is JSON with a line per kernel
+In: a kernel's key, the sizes that the rule gives (`fused.blocks`), a function that times one launch and one that compiles for it. Out: the sizes to launch with. The file is JSON with a line per kernel
 (`~/.cache/autopar/blocks/DEVICE.json`); it may be read, edited and deleted. Invariant: without a file, or where a size does not run, the rule's sizes are what is used.
 
 Sizes decide in which order a kernel adds up, so ranks that hold the same thing may only differ in sizes where nothing is added up; `fused.launch` sees to that.
@@ -8,19 +8,23 @@ Sizes decide in which order a kernel adds up, so ranks that hold the same thing 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from ..graph.blocks import LARGEST, MORE_ROWS
 
 Sizes = dict[str, int]
 
 FOLDER = Path.home() / ".cache" / "autopar" / "blocks"
 _FASTER = 0.97  # of the rule's time: less is noise
 _REPEATS = 5
-_LARGEST = 16384  # elements of a block
 _WARPS = (1, 16)
+_STAGES = (1, 2, 3, 4, 6)
 _POWERS = ("ROWS", "COLS", "num_warps")  # are powers of two
 
 
@@ -38,16 +42,18 @@ class BlockTable:
         """The sizes of a kernel that was measured."""
         return self._known.get(key)
 
-    def find(self, key: str, rule: Sizes, seconds: Callable[[Sizes], float]) -> Sizes:
+    def find(self, key: str, rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool = False) -> Sizes:
         """The sizes of a kernel, measured now if they are not known.
 
         Args:
             rule: sizes to compare with: its own, when nothing is clearly faster.
             seconds: times a launch; raises where the device cannot run these sizes.
+            make_ready: compiles what a launch with these sizes runs; called in several threads.
+            walks: programs go along their rows in blocks.
         """
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = _fastest(rule, seconds)
+            found = self._known[key] = _fastest(rule, seconds, make_ready, walks)
             self._write()
         return found
 
@@ -70,45 +76,57 @@ def table_of(device: str) -> BlockTable:
     return BlockTable(FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '_', device)}.json")
 
 
-def loop_candidates(sizes: Sizes) -> list[Sizes]:
-    """For a kernel with loops: loads of two and three rounds at a time, more programs, and where it walks along rows more columns."""
+def loop_candidates(sizes: Sizes, walks: bool) -> list[Sizes]:
+    """For a kernel with loops: loads of other numbers of rounds at a time, more programs, and where it walks along rows more columns."""
     if "STAGES" not in sizes:
         return []
-    found = [{**sizes, "STAGES": stages} for stages in (2, 3)]
-    found += [{**sizes, "PROGRAMS": sizes["PROGRAMS"] * 2}] if "PROGRAMS" in sizes else []
-    return [*found, *({**sizes, "COLS": sizes["COLS"] * more, "num_warps": min(_WARPS[1], sizes["num_warps"] * more)} for more in (2, 4) if sizes["ROWS"] == 1)]
+    found = [{**sizes, "STAGES": stages} for stages in _STAGES if stages != sizes["STAGES"]]
+    found += [{**sizes, "PROGRAMS": sizes["PROGRAMS"] * halves // 2} for halves in (3, 4)] if "PROGRAMS" in sizes else []
+    return [*found, *({**sizes, "COLS": sizes["COLS"] * more, "num_warps": min(_WARPS[1], sizes["num_warps"] * more)} for more in (2, 4) if walks and sizes["ROWS"] == 1)]
 
 
 def candidates(rule: Sizes) -> list[Sizes]:
     """Sizes around those of the rule, which come first: half and twice to four times the rows, half and twice the warps."""
     found = [rule]
-    for rows in (rule["ROWS"] // 2, rule["ROWS"], rule["ROWS"] * 2, rule["ROWS"] * 4):
+    for rows in (rule["ROWS"] // 2, rule["ROWS"], rule["ROWS"] * 2, rule["ROWS"] * MORE_ROWS):
         for warps in (rule["num_warps"] // 2, rule["num_warps"], rule["num_warps"] * 2):
             sizes = {**rule, "ROWS": rows, "num_warps": warps}
-            if rows and _WARPS[0] <= warps <= _WARPS[1] and rows * rule.get("COLS", 1) <= max(_LARGEST, rule["ROWS"] * rule.get("COLS", 1)) and sizes not in found:
+            if rows and _WARPS[0] <= warps <= _WARPS[1] and rows * rule.get("COLS", 1) <= max(LARGEST, rule["ROWS"] * rule.get("COLS", 1)) and sizes not in found:
                 found.append(sizes)
     return found
 
 
-def _fastest(rule: Sizes, seconds: Callable[[Sizes], float]) -> Sizes:
+def _fastest(rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool) -> Sizes:
+    """The fastest of the sizes around the rule's; then of other loops with these."""
     best, least = rule, float("inf")
-    for sizes in _in_turn(rule, lambda: best):
-        try:
-            seconds(sizes)  # compiles it
-            taken = min(seconds(sizes) for _ in range(_REPEATS))
-        except Exception:  # noqa: BLE001 - too much shared memory, too many registers: not these sizes
-            if sizes == rule:
-                return rule
-            continue
-        if taken < (least if best is not rule else least * _FASTER):
-            best, least = sizes, taken
+    for asked in (candidates(rule), None):
+        asked = loop_candidates(best, walks) if asked is None else asked
+        _make_ready(asked, make_ready)
+        for sizes in asked:
+            try:
+                seconds(sizes)
+                taken = min(seconds(sizes) for _ in range(_REPEATS))
+            except Exception:  # noqa: BLE001 - too much shared memory, too many registers: not these sizes
+                if sizes == rule:
+                    return rule
+                continue
+            if taken < (least if best is not rule else least * _FASTER):
+                best, least = sizes, taken
     return best
 
 
-def _in_turn(rule: Sizes, best: Callable[[], Sizes]) -> Iterator[Sizes]:
-    """What is measured: sizes around the rule's, then other loops with the best of them."""
-    yield from candidates(rule)
-    yield from loop_candidates(best())
+def _make_ready(asked: Sequence[Sizes], make_ready: Callable[[Sizes], object]) -> None:
+    """Compile for all of them: the first alone, as it fills what all share, then the others side by side. What does not compile is said when it is run."""
+
+    def one(sizes: Sizes) -> None:
+        with contextlib.suppress(Exception):
+            make_ready(sizes)
+
+    for sizes in asked[:1]:
+        one(sizes)
+    if len(asked) > 1:
+        with ThreadPoolExecutor(min(len(asked) - 1, os.cpu_count() or 1)) as pool:
+            list(pool.map(one, asked[1:]))
 
 
 def _read(path: Path) -> dict[str, Sizes]:

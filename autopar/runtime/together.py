@@ -126,7 +126,8 @@ class Together:
             found.setdefault(ALIGNED if even else 1, []).append(place)
         return found
 
-    def _launch(self, blocks: dict[str, int], lists: Sequence[Sequence[Tensor]], align: int) -> list[list[Tensor]]:
+    def _launch(self, blocks: dict[str, int], lists: Sequence[Sequence[Tensor]], align: int, compiles: bool = False) -> list[list[Tensor]]:
+        """Its results; `compiles`: only make ready what runs."""
         device, count = lists[0][0].device, len(lists[0])
         shapes = [torch.Size()] * count if self._wide is None else [x.shape for x in lists[self._wide]]
         sizes = tuple(shape.numel() for shape in shapes)
@@ -143,6 +144,9 @@ class Together:
         told = [*lists, *(found for found, made in zip(results, self._made) if made.part_dtype is None)]
         addresses = [[x.data_ptr() for x in one] for one in told]
         table = self._table_of(tuple(zip(sizes, *addresses)), device)
+        if compiles:
+            self._kernel.warmup(parts, table, *(part for part, _ in sums), grid=(1,), ALIGN=align, **blocks)
+            return results
         if len(parts):
             self._kernel[(len(parts),)](parts, table, *(part for part, _ in sums), ALIGN=align, **blocks)
         for part, numbers in sums:
@@ -155,13 +159,13 @@ class Together:
         largest = sizes.index(max(sizes))
         one = [tensors[largest] for tensors in lists]
 
-        def run(blocks: dict[str, int], taken: Sequence[Tensor]) -> None:
+        def run(blocks: dict[str, int], taken: Sequence[Tensor], compiles: bool = False) -> None:
             alone = [[x] for x in taken]
-            self._launch(blocks, alone, *self._by_alignment(alone))
+            self._launch(blocks, alone, *self._by_alignment(alone), compiles)
 
         if any(made.part_dtype is not None for made in self._made) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
             return blocks(Grid("flat", max(sizes)))
-        return block_sizes(self._kernel, Grid("flat", max(sizes), any_size=True), one, 0, [one[number] for number in self._written], run)
+        return block_sizes(self._kernel, Grid("flat", max(sizes), any_size=True), one, 0, self._written, run, lambda blocks: run(blocks, one, True))[0]
 
     def _parts_of(self, sizes: tuple[int, ...], rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
         key = (sizes, rows, device)

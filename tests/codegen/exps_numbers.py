@@ -18,10 +18,11 @@ from autopar.graph.graph import Graph
 from autopar.graph.kernel import Kernel
 from autopar.graph.node import Node, Phase, Ref
 from autopar.graph.tensor import Kind, Value
+from autopar.graph.blocks import WALK
 from autopar.runtime import fused
 from tests.codegen.kernel_numbers import functions_of
 
-WIDTHS = (9001, 3 * fused._WALK)  # columns: a few more than blocks have, and whole blocks
+WIDTHS = (9001, 3 * WALK)  # columns: a few more than blocks have, and whole blocks
 
 
 def exps_kernel(rows: int, width: int, dtype: str) -> Kernel:
@@ -38,7 +39,7 @@ def exps_kernel(rows: int, width: int, dtype: str) -> Kernel:
 def draw_rows(width: int) -> dict[str, torch.Tensor]:
     """Rows of logits, by what is odd about them."""
     generator = torch.Generator().manual_seed(width)
-    plain, last, block = torch.randn(width, generator=generator) * 5, width - 1, fused._WALK
+    plain, last, block = torch.randn(width, generator=generator) * 5, width - 1, WALK
 
     def changed(places: slice | int, number: float) -> torch.Tensor:
         row = plain.clone()

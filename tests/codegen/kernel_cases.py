@@ -198,6 +198,9 @@ CASES = {
     "pieces": lambda: _of(_pieces, 2, 5, 7),
     "middle": lambda: _of(_middle, 3, 5, 7),
     "read again": lambda: _of(_again, 9, 9),
+    "even rows": lambda: _step(Dropout(512), 4, 8, 512),
+    "even blocks": lambda: _of(lambda x: x.sin() * 2, 64, 64),
+    "even walks": lambda: _of(lambda x: torch.softmax(x * 2, -1) + x.amax(-1, keepdim=True), 4, 9216),
     "one row": lambda: _of(lambda x: torch.softmax(x, -1) * x, 1, 19),
 }
 

@@ -22,6 +22,7 @@ import torch
 from autopar.codegen.kernels.emit_kernels import print_kernels
 from autopar.codegen.kernels.parts import print_parts
 from autopar.codegen.kernels.reductions import UnsupportedError
+from autopar.graph.blocks import most_rows
 from autopar.graph.kernel import Kernel, takes_lists
 from autopar.runtime import fused
 from autopar.runtime.execute import run_graph
@@ -111,6 +112,20 @@ def _worst(kernel: Kernel, got: Sequence[torch.Tensor], inputs: Mapping[str, tor
     return worst
 
 
+def _with_largest_blocks(kernel: Kernel) -> float:
+    """The difference where blocks have the most rows that a launch may choose, of kernels that print masks by it."""
+    rule = fused.blocks
+
+    def largest(grid: fused.Grid, *args: int) -> dict[str, int]:
+        return {**rule(grid, *args), "ROWS": most_rows(grid.shape, grid.cols, grid.walks)}
+
+    fused.blocks = largest
+    try:
+        return differences(kernel, functions_of([kernel])[kernel.name], strided=False)
+    finally:
+        fused.blocks = rule
+
+
 def main(names):
     warnings.simplefilter("ignore")  # numpy on lanes that are masked out
     assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
@@ -129,6 +144,7 @@ def main(names):
                 if not why:
                     row["difference"] = differences(kernel, functions[kernel.name], strided=False)
                     row["strided"] = differences(kernel, functions[kernel.name], strided=True)
+                    row["largest"] = _with_largest_blocks(kernel)
                 print(json.dumps(row), flush=True)
 
 

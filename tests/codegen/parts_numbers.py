@@ -56,7 +56,7 @@ def launch(most: int) -> dict:
     fused._PROGRAMS = {**fused._PROGRAMS, "rows": most}
     fused._ELEMENTS = 64  # few rows a program
     outs = [fused.Out([ROWS, COLS], torch.float32, strides=[24, 1]), fused.Out([COLS], torch.float32, COLS, torch.float32), fused.Out([1, COLS], torch.float32, COLS, torch.float32)]
-    double, total, squares, positive = fused.launch(sums_kernel, fused.Grid("rows", ROWS, COLS), [x], [*outs, fused.Out([], torch.int64, 1, torch.int64)])
+    double, total, squares, positive = fused.Launch(sums_kernel, fused.Grid("rows", ROWS, COLS), [*outs, fused.Out([], torch.int64, 1, torch.int64)]).run(x)
     wanted = (x * 2, x.sum(0), x.square().sum(0, keepdim=True), (x > 0).sum())
     close = [torch.allclose(a, b, rtol=1e-5, atol=1e-5) and a.shape == b.shape and a.dtype == b.dtype for a, b in zip((double, total, squares, positive), wanted)]
     return {"most": most, "close": close, "strides": double.stride()}

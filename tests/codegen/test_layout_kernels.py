@@ -62,8 +62,8 @@ def test_a_permuted_tensor_is_walked_in_its_own_order():
 
 def test_launches_say_how_tensors_lie():
     text = print_kernels([_add(HEADS, a=ROWS, made=ROWS)])
-    assert f"[fused.laid(a, {list(ROWS)}), b], [" in text and f"fused.Out([2, 4, 16, 8], torch.bfloat16, strides={list(ROWS)})," in text
-    assert "laid(" not in print_kernels([_add(HEADS)]) and "strides" not in print_kernels([_add(HEADS)])
+    assert f"], laid={{0: {list(ROWS)}}})" in text and "add_launch.run(a, b)" in text and f"fused.Out([2, 4, 16, 8], torch.bfloat16, strides={list(ROWS)})," in text
+    assert "laid=" not in print_kernels([_add(HEADS)]) and "strides" not in print_kernels([_add(HEADS)])
 
 
 def test_kernels_are_one_where_their_tensors_lie_alike():

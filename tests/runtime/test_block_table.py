@@ -1,6 +1,9 @@
 """Block tables: what is measured once is kept, in a file that a person may read; the rule's sizes stand where nothing better is known."""
 
+import contextlib
 import json
+import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -27,32 +30,36 @@ class Timer:
         return next((s for wanted, s in self.said if wanted == sizes), 1.0)
 
 
+def find(table, key, rule, timer, walks=False):
+    return table.find(key, rule, timer, lambda sizes: None, walks)
+
+
 def test_the_fastest_is_kept(tmp_path):
     path, timer = tmp_path / "blocks" / "device.json", Timer([(BEST, 0.5)])
-    assert BlockTable(path).find("norm rows 8x512", RULE, timer) == BEST and timer.calls > len(candidates(RULE))
+    assert find(BlockTable(path), "norm rows 8x512", RULE, timer) == BEST and timer.calls > len(candidates(RULE))
     again = Timer()
     table = BlockTable(path)  # another process
-    assert table.known("norm rows 8x512") == BEST and table.find("norm rows 8x512", RULE, again) == BEST and again.calls == 0
+    assert table.known("norm rows 8x512") == BEST and find(table, "norm rows 8x512", RULE, again) == BEST and again.calls == 0
     assert path.read_text() == '{\n "norm rows 8x512": {"ROWS": 8, "COLS": 512, "num_warps": 2}\n}\n'
 
 
 def test_two_processes_keep_what_both_found(tmp_path):
     path = tmp_path / "device.json"
     one, two = BlockTable(path), BlockTable(path)
-    one.find("a", RULE, Timer())
-    two.find("b", RULE, Timer([(BEST, 0.5)]))
+    find(one, "a", RULE, Timer())
+    find(two, "b", RULE, Timer([(BEST, 0.5)]))
     assert json.loads(path.read_text()) == {"a": RULE, "b": BEST}
 
 
 def test_noise_does_not_replace_the_rule():
-    assert BlockTable(None).find("a", RULE, Timer([(BEST, 0.99)])) == RULE
+    assert find(BlockTable(None), "a", RULE, Timer([(BEST, 0.99)])) == RULE
 
 
 def test_sizes_that_do_not_run_are_left_out():
     others = [sizes for sizes in candidates(RULE) if sizes != RULE]
-    assert BlockTable(None).find("a", RULE, Timer([(BEST, 0.5)], fails=[BEST])) == RULE
-    assert BlockTable(None).find("a", RULE, Timer(fails=[RULE])) == RULE
-    assert BlockTable(None).find("a", RULE, Timer([(others[-1], 0.5)], fails=others[:-1])) == others[-1]
+    assert find(BlockTable(None), "a", RULE, Timer([(BEST, 0.5)], fails=[BEST])) == RULE
+    assert find(BlockTable(None), "a", RULE, Timer(fails=[RULE])) == RULE
+    assert find(BlockTable(None), "a", RULE, Timer([(others[-1], 0.5)], fails=others[:-1])) == others[-1]
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": {"ROWS": 3, "num_warps": 4}}', '{"a": {"ROWS": "8", "num_warps": 4}}', '{"a": {"ROWS": 8}}', '{"a": {"ROWS": 8, "num_warps": 4, "num_stages": 2}}'])
@@ -72,13 +79,19 @@ def test_candidates_are_around_the_rule():
 class OnDevice:
     """Stands for a tensor on a GPU."""
 
-    device = SimpleNamespace(type="cuda")
+    device = SimpleNamespace(type="cuda", index=0)
 
     def __init__(self, name="x"):
         self.name = name
 
     def clone(self):
         return OnDevice(f"copy of {self.name}")
+
+    def numel(self):
+        return 5_000_000
+
+    def element_size(self):
+        return 4
 
 
 def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
@@ -97,6 +110,7 @@ def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
 
     monkeypatch.setattr(fused, "_table", lambda device: table)
     monkeypatch.setattr(fused, "clock_of", lambda device: SimpleNamespace(hold=lambda seconds: None, stamp=stamp, seconds=lambda a, b: b - a))
+    monkeypatch.setattr(fused, "on_device", lambda device: contextlib.nullcontext())
     capturing = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
 
@@ -104,15 +118,47 @@ def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
         pass
 
     param, grad = OnDevice("param"), OnDevice("grad")
-    grid, asked = fused.Grid("flat", 5000, any_size=True), lambda g: fused.block_sizes(kernel, g, [param, grad], 0, [param], run)
+    compiled = []
+
+    def asked(grid):
+        return fused.block_sizes(kernel, grid, [param, grad], 0, [0], run, compiled.append)
+
+    grid, small, rows = fused.Grid("flat", 5_000_000, any_size=True), fused.Grid("flat", 5000, any_size=True), fused.Grid("rows", 64_000, 512)
     rule = fused.blocks(grid)
-    assert asked(grid) == rule and not seen  # a graph that is being captured is left alone
+    assert asked(grid) == (rule, False) and not seen  # a graph that is being captured is left alone
     capturing[0] = False
-    assert asked(grid)["ROWS"] == 2048 and all(names == ["copy of param", "grad"] for names in seen)
+    assert asked(small) == (rule, True) and not seen and not compiled, "what takes no longer than its start is not worth it"
+    found, settled = asked(grid)
+    assert settled and found["ROWS"] == 2048 and all(names == ["copy of param", "grad"] for names in seen)
+    assert sorted(map(str, compiled)) == sorted(map(str, candidates(rule))), "each is compiled for before any is timed"
     count = len(seen)
-    assert asked(fused.Grid("flat", 8000, any_size=True))["ROWS"] == 2048 and len(seen) == count  # as large, nearly
+    assert asked(replace(grid, rows=8_000_000))[0]["ROWS"] == 2048 and len(seen) == count  # as large, nearly
     monkeypatch.setattr(fused, "num_ranks", lambda: 2)
-    assert asked(fused.Grid("rows", 64, 512)) == fused.blocks(fused.Grid("rows", 64, 512)) and len(seen) == count  # ranks add up in one order
+    assert asked(rows) == (fused.blocks(rows), True) and len(seen) == count  # ranks add up in one order
+
+
+def test_a_table_that_somebody_wrote_cannot_make_a_kernel_wrong(monkeypatch):
+    from autopar.runtime import fused
+
+    monkeypatch.setattr(OnDevice, "device", torch.device("cuda", 0))
+    grid, table = fused.Grid("rows", 4096, 1024), BlockTable(None)
+    monkeypatch.setattr(fused, "_table", lambda device: table)
+    for rows, taken in ((16, 16), (32, 2)):
+        monkeypatch.setattr(table, "known", lambda key, rows=rows: {**fused.blocks(grid), "ROWS": rows})
+        assert fused.block_sizes(len, grid, [OnDevice()], 0, [], len, len)[0]["ROWS"] == taken
+
+
+def test_sizes_are_compiled_for_side_by_side():
+    """The first alone, the others in threads; what does not compile is left to the launch."""
+    order, here = [], threading.get_ident()
+
+    def make_ready(sizes):
+        order.append((sizes, threading.get_ident()))
+        if sizes == BEST:
+            raise RuntimeError("does not compile")
+
+    assert BlockTable(None).find("a", RULE, Timer([(BEST, 0.5)], fails=[BEST]), make_ready) == RULE
+    assert order[0] == (RULE, here) and all(thread != here for _, thread in order[1:]) and len(order) == len(candidates(RULE))
 
 
 WALK = {"ROWS": 1, "COLS": 4096, "num_warps": 8, "PROGRAMS": 264, "STAGES": 1}
@@ -120,13 +166,14 @@ WALK = {"ROWS": 1, "COLS": 4096, "num_warps": 8, "PROGRAMS": 264, "STAGES": 1}
 
 def test_loops_are_measured_with_the_best_of_the_other_sizes(tmp_path):
     """Loads of several rounds at once, more programs, more columns where a program has one row; what was fastest is read again from its file."""
-    found = loop_candidates(WALK)
-    assert [sizes["STAGES"] for sizes in found[:2]] == [2, 3] and {**WALK, "PROGRAMS": 528} in found
-    assert {**WALK, "COLS": 16384, "num_warps": 16} in found and {**WALK, "COLS": 8192, "num_warps": 16} in found and len(found) == 5
-    assert len(loop_candidates({**WALK, "ROWS": 2})) == 3 and loop_candidates(RULE) == []
+    found = loop_candidates(WALK, walks=True)
+    assert [sizes["STAGES"] for sizes in found[:4]] == [2, 3, 4, 6] and {**WALK, "PROGRAMS": 528} in found and {**WALK, "PROGRAMS": 396} in found
+    assert {**WALK, "COLS": 16384, "num_warps": 16} in found and {**WALK, "COLS": 8192, "num_warps": 16} in found and len(found) == 8
+    assert loop_candidates({**WALK, "ROWS": 2}, walks=True) == [{**sizes, "ROWS": 2} for sizes in found[:6]] and loop_candidates(WALK, walks=False) == found[:6]
+    assert loop_candidates(RULE, walks=True) == []
     better, best = {**WALK, "num_warps": 16}, {**WALK, "num_warps": 16, "STAGES": 3}
     path = tmp_path / "device.json"
-    assert BlockTable(path).find("loss", WALK, Timer([(better, 0.5), (best, 0.25), ({**WALK, "STAGES": 3}, 0.1)])) == best
+    assert find(BlockTable(path), "loss", WALK, Timer([(better, 0.5), (best, 0.25), ({**WALK, "STAGES": 3}, 0.1)]), walks=True) == best
     assert BlockTable(path).known("loss") == best
 
 

@@ -9,9 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from codegen.interpreter import read_numbers  # noqa: E402
 
+from autopar.graph.blocks import most_rows  # noqa: E402
 from autopar.graph.layouts import span  # noqa: E402
 from autopar.runtime import fused  # noqa: E402
-from autopar.runtime.block_table import candidates  # noqa: E402
+from autopar.runtime.block_table import candidates, loop_candidates  # noqa: E402
 from autopar.runtime.fused import Grid  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -43,30 +44,32 @@ def test_a_launch_adds_up_what_its_programs_leave(numbers):
 
 def test_what_lies_as_it_should_is_taken_as_it_is():
     x = torch.randn(2, 16, 4, 8).permute(0, 2, 1, 3)
-    assert fused.laid(x, [512, 8, 32, 1]).tensor is x
+    assert fused.lay(x, (512, 8, 32, 1)) is x
     one = torch.randn(1, 5)
-    assert fused.laid(one, [5, 1]).tensor is one and fused.laid(one, [8, 1]).tensor is one, "with one row there is no next"
+    assert fused.lay(one, (5, 1)) is one and fused.lay(one, (8, 1)) is one, "with one row there is no next"
 
 
 def test_what_lies_otherwise_is_copied():
     x = torch.randn(3, 1030)
-    copy = fused.laid(x, [1032, 1]).tensor
+    copy = fused.lay(x, (1032, 1))
     assert copy.stride() == (1032, 1) and torch.equal(copy, x) and copy.untyped_storage().nbytes() == 4 * 3 * 1032
     for seed in range(30):
         rng = random.Random(seed)
         x = torch.randn([rng.randint(1, 4) for _ in range(3)]).permute(rng.sample(range(3), 3))
         like = torch.empty([x.shape[d] + rng.choice((0, 2)) for d in (2, 0, 1)]).permute(1, 2, 0)[: x.shape[0], : x.shape[1], : x.shape[2]]
-        copy = fused.laid(x, like.stride()).tensor
+        copy = fused.lay(x, like.stride())
         assert torch.equal(copy, x) and all(size == 1 or a == b for size, a, b in zip(x.shape, copy.stride(), like.stride()))
 
 
 def test_results_lie_as_they_are_asked_for():
-    packed, apart = (fused._empty(fused.Out([2, 3, 1030], torch.bfloat16, strides=strides), torch.device("cpu")) for strides in ((), (3096, 1032, 1)))
+    packed, apart = (fused._empty(fused.Out([2, 3, 1030], torch.bfloat16, strides=strides), (), torch.device("cpu")) for strides in ((), (3096, 1032, 1)))
     assert packed.is_contiguous() and packed.shape == apart.shape == (2, 3, 1030) and packed.dtype == apart.dtype == torch.bfloat16
     assert apart.stride() == (3096, 1032, 1) and apart.untyped_storage().nbytes() == 2 * 6 * 1032 == 2 * span(apart.shape, apart.stride())
 
 
 # --- sizes
+
+GRID, SIZES = Grid("rows", 512, 768), {"ROWS": 2, "COLS": 1024, "num_warps": 4}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_results_lie_as_they_are_asked_for():
         (Grid("flat", 5000), 1, {"ROWS": 1024, "num_warps": 4, "PROGRAMS": 16384, "STAGES": 1}),
         (Grid("rows", 512, 768), 0, {"ROWS": 2, "COLS": 1024, "num_warps": 4}),
         (Grid("rows", 512, 768), 1, {"ROWS": 2, "COLS": 1024, "num_warps": 4, "PROGRAMS": 16384, "STAGES": 1}),
-        (Grid("rows", 512, 768), 768, {"ROWS": 4, "COLS": 1024, "num_warps": 8, "PROGRAMS": 264, "STAGES": 1}),  # more rows for each part that is written
+        (Grid("rows", 512, 768), 768, {"ROWS": 2, "COLS": 1024, "num_warps": 4, "PROGRAMS": 264, "STAGES": 3}),
         (Grid("rows", 512, 50257, walks=True), 0, {"ROWS": 1, "COLS": 4096, "num_warps": 8, "STAGES": 1}),
         (Grid("rows", 512, 50257, walks=True), 1, {"ROWS": 1, "COLS": 4096, "num_warps": 8, "PROGRAMS": 16384, "STAGES": 1}),
         (Grid("columns", 4096, 768), 768, {"ROWS": 16, "COLS": 64, "num_warps": 4, "PROGRAMS": 85, "STAGES": 1}),  # times twelve blocks of columns
@@ -87,6 +90,29 @@ def test_results_lie_as_they_are_asked_for():
 )
 def test_sizes_by_rule(grid, widest, sizes):
     assert fused.blocks(grid, widest) == sizes
+
+
+def test_loops_load_ahead_where_there_is_room():
+    wide = Grid("rows", 4096, 8192)
+    assert [fused.blocks(wide, 8192, loaded)["STAGES"] for loaded in (2, 4, 8, 16)] == [3, 3, 1, 1]
+
+
+GRIDS = [Grid("flat", 5000), Grid("columns", 4096, 768), Grid("columns", 4096, 3)] + [Grid("rows", 512, cols) for cols in (1, 3, 32, 700, 1024, 2500, 8192)]
+
+
+@pytest.mark.parametrize("grid", [*GRIDS, Grid("rows", 512, 50257, walks=True)], ids=str)
+def test_no_block_has_more_rows_than_texts_are_printed_for(grid):
+    """Masks are left out where blocks of `most_rows` cannot reach beyond what there is."""
+    most, rule = most_rows(grid.shape, grid.cols, grid.walks), fused.blocks(grid, grid.cols)
+    tried = [sizes for base in candidates(rule) for sizes in (base, *loop_candidates(base, grid.walks))]
+    assert all(most % sizes["ROWS"] == 0 for sizes in tried)
+    assert grid.walks or len({sizes.get("COLS") for sizes in tried}) == 1, "a whole row, or a block of columns"
+    assert all(fused._may_have(grid, rule, sizes) for sizes in tried) and not fused._may_have(grid, rule, {**rule, "ROWS": 2 * most})
+
+
+@pytest.mark.parametrize("row", [{"ROWS": 2, "COLS": 512, "num_warps": 4}, {"ROWS": 2, "COLS": 2048, "num_warps": 4}, {"ROWS": 2, "num_warps": 4}, {"ROWS": 2, "COLS": 1024, "num_warps": 4, "STAGES": 2}])
+def test_sizes_that_somebody_wrote_are_only_taken_where_the_text_knows_of_them(row):
+    assert not fused._may_have(GRID, SIZES, row) and fused._may_have(GRID, SIZES, {**SIZES, "num_warps": 8})
 
 
 # --- where a compiler fails
@@ -112,13 +138,10 @@ def instead(monkeypatch):
     return found
 
 
-GRID, SIZES = Grid("rows", 512, 768), {"ROWS": 2, "COLS": 1024, "num_warps": 4}
-
-
 def test_other_sizes_run_where_the_compiler_fails_and_are_kept(instead):
     compiler = Compiler(lambda sizes: sizes["ROWS"] == 2)
     others = [sizes for sizes in candidates(SIZES) if sizes["ROWS"] != 2]
-    assert fused._run_compiled(len, GRID, SIZES, compiler) == others[0]["ROWS"] and compiler.asked[0] == SIZES and instead == {(len, GRID): others[0]}
+    assert fused._run_compiled(len, GRID, SIZES, compiler) == (others[0], others[0]["ROWS"]) and compiler.asked[0] == SIZES and instead == {(len, GRID): others[0]}
     again = Compiler(lambda sizes: False)
     fused._run_compiled(len, GRID, SIZES, again)
     fused._run_compiled(len, Grid("rows", 512, 700), SIZES, again)
@@ -155,4 +178,16 @@ def test_sizes_that_fail_otherwise_are_passed_over(instead):
             raise error
         return sizes
 
-    assert fused._run_compiled(len, GRID, SIZES, run) == candidates(SIZES)[3] == instead[len, GRID]
+    assert fused._run_compiled(len, GRID, SIZES, run) == (candidates(SIZES)[3],) * 2 and instead == {(len, GRID): candidates(SIZES)[3]}
+
+
+def test_sizes_that_the_device_has_no_room_for_are_given_up(instead):
+    """By rule a loop loads ahead; a device with less memory beside its processors runs it as it can."""
+
+    class OutOfResources(Exception):
+        pass
+
+    sizes = {**SIZES, "PROGRAMS": 264, "STAGES": 3}
+    compiler = Compiler(lambda sizes: sizes["STAGES"] > 1, "out of resource: shared memory", OutOfResources)
+    found, _ = fused._run_compiled(len, GRID, sizes, compiler)
+    assert found == {**sizes, "STAGES": 1} == instead[len, GRID]

@@ -19,7 +19,7 @@ FILE = "kernels.py"
 _HEADER = '''"""The fused kernels of the program beside this file: one function per distinct group of ops, shared by all blocks.
 
 Each function runs its ops as they are written in its body, in plain torch; on a device that runs Triton it launches the function above it instead, which reads and
-writes each element once. Indices count elements of the local tensors, row by row, or as they lie where the launch says so. A kernel of the update takes a list for each argument, an entry per parameter, and is
+writes each element once. Indices count elements of the local tensors, row by row, or as they lie where the launch says so; a mask stands where a block may reach beyond them. A kernel of the update takes a list for each argument, an entry per parameter, and is
 launched once for all of them.
 """
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 import torch
 
 from autopar.runtime import formulas, fused, ops, together
-from autopar.runtime.fused import tl, uniform
+from autopar.runtime.fused import row_sums, tl, uniform
 
 aten = torch.ops.aten
 '''
@@ -70,8 +70,8 @@ def _print_kernel(kernel: Kernel) -> list[str]:
         parts = print_parts(kernel)
     except UnsupportedError as error:
         return _print_plain(kernel, _head(kernel, [*doc, f"Plain torch on every device: {error}."]))
-    head = [*_head(kernel, doc), f"    if fused.runs_triton({kernel.graph.inputs[0]}):", *_indented(_indented(_launches(kernel, parts)))]
-    return [*(_text(part.text.lines) for part in parts), *_print_plain(kernel, head)]
+    head = [*_head(kernel, doc), f"    if fused.runs_triton({kernel.graph.inputs[0]}):", *_indented(_indented(_runs(kernel, parts)))]
+    return [*(_text(lines) for part in parts for lines in (part.text.lines, _launch(part))), *_print_plain(kernel, head)]
 
 
 def _print_plain(kernel: Kernel, head: list[str]) -> list[str]:
@@ -164,39 +164,36 @@ def _describe(kernel: Kernel) -> list[str]:
     return doc + textwrap.wrap(f"Ops: {'; '.join(kernel.sources)}.", 130)
 
 
-def _launches(kernel: Kernel, parts: Sequence[Part]) -> list[str]:
+def _runs(kernel: Kernel, parts: Sequence[Part]) -> list[str]:
     """The lines that launch the Triton functions, one after the other."""
     if len(parts) == 1:
-        return _launch(parts[0], "return ")
-    lines = [line for part in parts for line in _launch(part, f"{', '.join(part.kernel.graph.outputs)} = ")]
-    return [*lines, f"return {', '.join(kernel.graph.outputs)}"]
+        return [f"return {_run(parts[0])}"]
+    return [*(f"{', '.join(part.kernel.graph.outputs)} = {_run(part)}" for part in parts), f"return {', '.join(kernel.graph.outputs)}"]
 
 
-def _launch(part: Part, before: str) -> list[str]:
-    """The lines that launch one Triton function.
+def _run(part: Part) -> str:
+    return f"{part.kernel.name}_launch.run({', '.join(part.kernel.graph.inputs)})"
 
-    Args:
-        before: what is done with its results.
-    """
+
+def _launch(part: Part) -> list[str]:
+    """The lines that say what the Triton function runs over and makes."""
     kernel, triton = part.kernel, part.text
     into, graph = dict(kernel.into), kernel.graph
     values = {v.name: v for v in graph.values}
     partial, layouts, statistics = {p.output: p for p in triton.partials}, dict(kernel.layouts), list_statistics(graph)
-    taken = [f"fused.laid({name}, {list(layouts[name])})" if name in layouts else name for name in graph.inputs]
-    wide = next((name for name in graph.inputs if values[name].shape), graph.inputs[0])
     outs = []
     for k, name in enumerate(graph.outputs):
         if k not in into:
             value = values[name]
             parts = f", {partial[k].width}, torch.{partial[k].dtype}" if k in partial else ""
-            shape = f"{wide}.shape" if kernel.any_shape and value.shape else str(list(value.shape))
+            shape = None if kernel.any_shape and value.shape else list(value.shape)
             lies = f", strides={list(layouts[name])}" if name in layouts else ""
             lies += ", statistic=True" if name in statistics else ""
             outs.append(f"fused.Out({shape}, torch.{value.dtype}{parts}{lies})")
-    rows = f"{wide}.numel()" if kernel.any_shape else str(triton.rows)
-    sizes = rows + (", any_size=True" if kernel.any_shape else "") if triton.shape == "flat" else f"{rows}, {triton.cols}{', walks=True' if triton.walks else ''}"
-    lines = [f"{before}fused.launch({kernel.name}_kernel, fused.Grid(\"{triton.shape}\", {sizes}), [{', '.join(taken)}], ["]
-    lines += [f"    {out}," for out in outs]
-    written = f", written=[{', '.join(graph.inputs[i] for _, i in kernel.into)}]" if kernel.into else ""
-    return [lines[0] + "]" + written + ")"] if not outs else [*lines, f"]{written})"]
-
+    sizes = "0, any_size=True" if kernel.any_shape else str(triton.rows)
+    sizes += "" if triton.shape == "flat" else f", {triton.cols}{', walks=True' if triton.walks else ''}"
+    laid = {k: list(layouts[name]) for k, name in enumerate(graph.inputs) if name in layouts}
+    wide = next((k for k, name in enumerate(graph.inputs) if values[name].shape), 0)
+    options = (f", laid={laid}" if laid else "") + (f", written={[i for _, i in kernel.into]}" if kernel.into else "") + (f", like={wide}" if kernel.any_shape and wide else "")
+    head = f'{kernel.name}_launch = fused.Launch({kernel.name}_kernel, fused.Grid("{triton.shape}", {sizes})'
+    return [f"{head}, [", *(f"    {out}," for out in outs), f"]{options})"] if outs else [f"{head}{options})"]

@@ -100,10 +100,8 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
         return _layer_norm(row, output)
     if packet == "aten._fused_rms_norm":
         return _rms_norm(row, output)
-    if packet == "aten.native_layer_norm_backward":
-        return _norm_backward(row, row.at("mean"))
-    if packet == "aten._fused_rms_norm_backward":
-        return _norm_backward(row, "")
+    if packet in ("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward"):
+        return _norm_backward(row)
     return _softmax(row, packet)
 
 
@@ -178,10 +176,7 @@ def _norm(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
 def _norm_weight(node: Node, output: int) -> Callable[[Printer, str, Index], str]:
     def element(printer: Printer, name: str, index: Index) -> str:
         row = _Row(printer, node, index)
-        grad = row.at("grad_output")
-        if output == 2:
-            return grad
-        return f"{grad} * {_normalised(row, row.at('mean') if _is_given(node, 'mean') else '')}"
+        return row.at("grad_output") if output == 2 else f"{row.at('grad_output')} * {_normalised(row)}"
 
     return element
 
@@ -241,6 +236,16 @@ class _Row:
             raise UnsupportedError("a row's sum that is wanted at several rows at once")
         return self.printer.reduce(kind, what, self.cols, lambda col: element(place_in_row(row, col, self.cols, self.inner)), (self.node.name, what, row))
 
+    def sum_both(self, first: tuple[str, Callable[[Index], str]], second: tuple[str, Callable[[Index], str]], row: Index) -> tuple[str, str]:
+        """Two sums along a row, each (what, element) as of `sum`."""
+        if row.variables() - {"row"}:
+            raise UnsupportedError("a row's sum that is wanted at several rows at once")
+
+        def told(what: str, element: Callable[[Index], str]) -> tuple[str, Callable[[Index], str], object]:
+            return what, lambda col: element(place_in_row(row, col, self.cols, self.inner)), (self.node.name, what, row)
+
+        return self.printer.sum_both(told(*first), told(*second), self.cols)
+
     def named(self, what: str, row: Index, text: str) -> str:
         return self.printer.named(self.printer.scope_of(row), (self.node.name, what, row), what, text)
 
@@ -277,23 +282,29 @@ def _eps(row: _Row) -> str:
     return row.printer.number(eps, row.node.inputs[_place(row.node, "input")])  # type: ignore[arg-type]
 
 
-def _normalised(row: _Row, mean: str, index: Index | None = None) -> str:
+def _normalised(row: _Row, index: Index | None = None) -> str:
     x, rstd = row.at("input", index), row.at("rstd", index)
-    return f"({x} - {mean}) * {rstd}" if mean else f"{x} * {rstd}"
+    text = f"({x} - {row.at('mean', index)}) * {rstd}" if _is_given(row.node, "mean") else f"{x} * {rstd}"
+    return row.named("normalised", row.index if index is None else index, text)
 
 
-def _norm_backward(row: _Row, mean: str) -> str:
+def _norm_backward(row: _Row) -> str:
     """The input's gradient: rstd (w g - mean(w g) - x' mean(w g x')), x' the normalised input; without the first mean for RMS norm."""
 
     def scaled(index: Index | None) -> str:
         grad = row.at("grad_output", index)
-        return f"{grad} * {row.at('weight', index)}" if _is_given(row.node, "weight") else grad
+        there = row.index if index is None else index
+        return row.named("scaled", there, f"{grad} * {row.at('weight', index)}") if _is_given(row.node, "weight") else grad
 
-    here = row.row
-    along = row.sum("along", here, lambda i: f"{scaled(i)} * ({_normalised(row, mean, i)})")
-    whole = row.sum("whole", here, scaled) if mean else ""
-    minus = f" - {whole} / {row.cols}" if whole else ""
-    return f"({scaled(None)}{minus} - ({_normalised(row, mean)}) * ({along} / {row.cols})) * {row.at('rstd')}"
+    def along_row(index: Index) -> str:
+        return f"{scaled(index)} * {_normalised(row, index)}"
+
+    if _is_given(row.node, "mean"):
+        along, whole = row.sum_both(("along", along_row), ("whole", scaled), row.row)
+        minus = f" - {whole} / {row.cols}"
+    else:
+        along, minus = row.sum("along", row.row, along_row), ""
+    return f"({scaled(None)}{minus} - {_normalised(row)} * ({along} / {row.cols})) * {row.at('rstd')}"
 
 
 def _softmax(row: _Row, packet: str) -> str:

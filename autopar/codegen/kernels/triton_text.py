@@ -9,7 +9,7 @@ Three shapes of kernels:
     rows       something is reduced along rows: a program holds whole rows, or walks along them in blocks where they are wide
     columns    rows are only summed up: a program has a block of columns and walks down its share of the rows
 
-Loops may load STAGES rounds at a time (`runtime.block_table` says how many).
+Loops may load STAGES rounds at a time (`runtime.block_table` says how many); what no round changes is loaded before them. Elements that every block has (`graph.blocks`) need no mask.
 
 Sums over rows (a bias's gradient), and over everything, leave one partial sum per program, which the launch adds up. A group that fits none of these has no Triton text
 (`UnsupportedError` says why), and runs as plain torch everywhere.
@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
+from ...graph.blocks import block_cols, most_rows
 from ...graph.fusion import DRAWS
 from ...graph.graph import Graph, producer_table, value_table
 from ...graph.kernel import Kernel, takes_lists
@@ -105,9 +106,11 @@ class Printer:
         self.taken = {"row", "col", "part", "top", "base", *(v.name for v in kernel.graph.values)}
         self.used: set[str] = set()
         self.base: dict[str, frozenset[str]] = {}  # variable -> the variables that it is made of
-        everywhere = {"row"} if self.walks or self.shape == "flat" else {"row", "col", *(f"col_{w}" for w in self._widths())}
-        self.outer = _Scope(frozenset(everywhere))
-        self.scopes = [self.outer]
+        cols = set() if self.walks or self.shape == "flat" else {"col", *(f"col_{w}" for w in self._widths())}
+        self.fixed, self.outer = _Scope(frozenset(cols)), _Scope(frozenset({"row"} | cols))  # before a loop over rows, where there is one; in it
+        self.loops = any(r.along in ("column", "all") for r in self.reductions)
+        self.before = [self.fixed, self.outer] if self.loops and not takes_lists(kernel) else [self.outer]  # a walk along rows
+        self.scopes = self.before.copy()
         self.widths: set[int] = set()
 
     # --- what it is
@@ -165,11 +168,11 @@ class Printer:
     # --- lines
 
     def scope_of(self, index: Index, mask: str = "") -> _Scope:
-        """The outermost scope in which an element can be made."""
+        """The outermost scope in which an element can be made, in a loop over rows where there is one."""
         if mask:
             return self.scopes[-1]
         names = {base for name in index.variables() for base in self.base.get(name, frozenset({name}))}
-        return next((s for s in self.scopes if names <= s.variables), self.scopes[-1])
+        return next((s for s in self.scopes if names <= s.variables and s is not self.fixed), self.scopes[-1])
 
     def fresh(self, wish: str) -> str:
         if wish not in self.used:
@@ -230,18 +233,19 @@ class Printer:
         limits = [mask] if mask else []
         names = {base for n in index.variables() for base in self.base.get(n, frozenset({n}))}
         for variable_name in sorted(names, reverse=True):
-            limits.append(f"({variable_name} < {self._room(name, index) if variable_name == 'col' else self._limit(variable_name)})")
+            limits += self._limits_of(variable_name, self._room(name, index) if variable_name == "col" else None)
         dtype = self.values[name].dtype
         lies = self._lies(name, index)
         place = f"{name}_ptr" if not lies.terms and not lies.start else f"{name}_ptr + {lies.text()}"
         if mask and not index.terms:
             place += " + row * 0"  # as many pointers as the mask has places
-        text = f"tl.load({place}{', mask=' + ' & '.join(limits) + ', other=0' if limits else ''})"
+        text = f"tl.load({place}{f'{_mask(limits)}, other=0' if limits else ''})"
         if dtype in ("bfloat16", "float16"):
             text += ".to(tl.float32)"
         elif dtype == "bool":
             text += ".to(tl.int1)"
-        return self.named(self.scope_of(index, mask), (name, index, mask), name, text)
+        early = not mask and names <= self.fixed.variables and self.fixed in self.scopes
+        return self.named(self.fixed if early else self.scope_of(index, mask), (name, index, mask), name, text)
 
     def _lies(self, name: str, index: Index) -> Index:
         """Where in memory an element of an argument or result lies."""
@@ -254,8 +258,18 @@ class Printer:
             return self.cols
         return strides[-2]
 
-    def _limit(self, name: str) -> int | str:
-        return self.limit if name == "row" else self.cols if name == "col" else int(name.partition("_")[2])
+    def _limits_of(self, name: str, room: int | None = None) -> list[str]:
+        """What a variable of every element of a block is asked for: nothing, where no block reaches beyond what there is.
+
+        Args:
+            room: columns of a row, with what lies behind them.
+        """
+        if name == "row":
+            sure = not self.kernel.any_shape and self.rows % most_rows(self.shape, self.cols, self.walks) == 0
+            return [] if sure else [f"(row < {self.limit})"]
+        size = self.cols if name == "col" else int(name.partition("_")[2])
+        block = size if self.walks else block_cols(self.shape, size)
+        return [] if not self.walks and size % block == 0 else [f"({name} < {room or size})"]
 
     def _draw(self, node: Node, index: Index) -> str:
         """A random number (`runtime.random`): its place in the whole tensor, from the places of this rank's elements in each dim."""
@@ -315,14 +329,13 @@ class Printer:
             return known
         identity = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}[kind]
         if not self.walks:
-            scope = self.scopes[0]
             col = self.col(width)
             text = element(col)  # type: ignore[operator]
             where = text if not col.terms or width & (width - 1) == 0 else f"tl.where({col.text()} < {width}, {text}, {identity})"
             body = f"tl.{kind}({where}, axis=1)[:, None]" if col.terms else where
-            return self.named(scope, key, wish, body)
+            return self.named(self.outer, key, wish, body)
         body, around = _Scope(frozenset({"row", "col"})), self.scopes
-        self.scopes = [self.outer, body]
+        self.scopes = [*self.before, body]
         text = element(variable("col", width))  # type: ignore[operator]
         total = self.fresh(f"{wish}_parts")
         body.lines.append(f"part = tl.where(col < {width}, {text}, {identity})")
@@ -333,6 +346,22 @@ class Printer:
         self.outer.lines.append(self._walk(width))
         self.outer.lines += ["    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in body.lines)]
         return self.named(self.outer, key, wish, f"tl.{kind}({total}, axis=1)[:, None]")
+
+    def sum_both(self, first: tuple[str, object, object], second: tuple[str, object, object], width: int) -> tuple[str, str]:
+        """The names of two sums along rows of `width` elements, which programs that hold whole rows make together.
+
+        Args:
+            first, second: (wish for its name, what its element is, its key), as of `reduce`.
+        """
+        both = first, second
+        if self.walks or width == 1 or any(self.known(key) for *_, key in both):
+            return self.reduce("sum", first[0], width, *first[1:]), self.reduce("sum", second[0], width, *second[1:])
+        col = self.col(width)
+        texts = [_where(self._limits_of(col.text()), element(col)) for _, element, _ in both]  # type: ignore[operator]
+        names = self.fresh(first[0]), self.fresh(second[0])
+        self.outer.lines.append(f"{', '.join(names)} = row_sums({', '.join(texts)})")
+        self.outer.names.update(zip((first[2], second[2]), names))
+        return names
 
     def reduce_exps(self, peak: tuple[str, object], sum_exp: tuple[str, object], width: int, element: object) -> str:
         """The name of a row's largest element; in the same walk the sum of exp(element - largest), which is scaled anew when a larger one comes (Milakov and Gimelshein
@@ -345,7 +374,7 @@ class Printer:
         if known:
             return known
         body, around = _Scope(frozenset({"row", "col"})), self.scopes
-        self.scopes = [self.outer, body]
+        self.scopes = [*self.before, body]
         text = element(variable("col", width))  # type: ignore[operator]
         self.scopes = around
         largest, total = self.fresh(peak[0]), self.fresh(f"{sum_exp[0]}_parts")
@@ -402,7 +431,7 @@ class Printer:
             self.scopes.pop()
         if self.walks and self.widths:
             raise UnsupportedError("rows of several widths, one of them wider than a program holds")
-        body = [*self.scopes[0].lines, *stores]
+        body = [*self.outer.lines, *stores]
         if wide:
             body += [self._walk(self.cols), "    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in last.lines)]
         return TritonText(tuple(self._function(body, accumulated, partials, finals)), self.shape, self.rows, self.cols, self.walks, tuple(partials))
@@ -419,15 +448,14 @@ class Printer:
 
     def _store(self, name: str, index: Index, width: int) -> str:
         text = self.at(name, index)
-        limits = self._limits(width, self._room(name, index) if self.walks and width > 1 else width)
+        limits = self._limits(width, self._room(name, index) if self.walks and width > 1 else None)
         index = self._lies(name, index)
         dtype = self.values[name].dtype
         target = self._target(name)
         kept = f"{target}.dtype.element_ty" if name in self.statistics else _type_text(dtype)
         cast = f"{text}.to({kept})" if dtype in ("bfloat16", "float16") else text
-        if not limits:
-            return f"tl.store({target} + {index.text()}, {cast})" if self.shape != "flat" else f"tl.store({target}, {cast})"
-        return f"tl.store({target} + {index.text()}, {cast}, mask={' & '.join(limits)})"
+        place = f"{target} + {index.text()}" if index.terms or index.start else target
+        return f"tl.store({place}, {cast}{_mask(limits)})"
 
     def _target(self, name: str) -> str:
         number = self.graph.outputs.index(name)
@@ -439,26 +467,24 @@ class Printer:
         size = reduced.rows * reduced.cols
         if self.walks and reduced.along == "all" and size == self.rows * self.cols:
             total = self.reduce("sum", name, self.cols, lambda col: reduced.element(self, name, place_in_row(self.row(), col, self.cols, self.inner)), (name, "all"))
-            return f"tl.where(row < {self.limit}, {total}, 0)", 1
+            return _where(self._limits_of("row"), total), 1
         if size % self.rows or self.walks and size != self.rows:
             raise UnsupportedError("a sum over rows beside rows of another kind")
         width = size // self.rows
         text = reduced.element(self, name, place_in_row(self.row(), self.col(width), width, self.inner))
-        limits = [f"(row < {self.limit})"] + ([f"({self.col(width).text()} < {width})"] if width > 1 else [])
-        return f"tl.where({' & '.join(limits)}, {text}, 0)", width
+        return _where(self._limits_of("row") + (self._limits_of(self.col(width).text()) if width > 1 else []), text), width
 
-    def _limits(self, width: int, room: int) -> list[str]:
+    def _limits(self, width: int, room: int | None) -> list[str]:
         """What holds where an element of a row of `width` is, which has this room."""
-        rows = [] if self.rows == 1 and not self.kernel.any_shape else [f"(row < {self.limit})"]
-        return rows + ([f"({'col' if self.walks else self.col(width).text()} < {room})"] if width > 1 else [])
+        rows = [] if self.rows == 1 and not self.kernel.any_shape else self._limits_of("row")
+        return rows + (self._limits_of("col" if self.walks else self.col(width).text(), room) if width > 1 else [])
 
     def _store_partial(self, number: int, name: str, total: str, reduced: Reduced) -> str:
         if reduced.along == "all":
             return f"tl.store({name}_out + tl.program_id(0), tl.sum({total}))"
         width = reduced.cols
         place = f"{name}_out + tl.program_id(0) * {width} + {self.col(width).text()}"
-        limit = f", mask={self.col(width).text()} < {width}" if width > 1 else ""
-        return f"tl.store({place}, tl.sum({total}, axis=0)[None, :]{limit})"
+        return f"tl.store({place}, tl.sum({total}, axis=0)[None, :]{_mask(self._limits_of(self.col(width).text()) if width > 1 else [])})"
 
     def _function(self, body: list[str], accumulated: list[tuple[str, str, int]], partials: list[Partial], finals: list[str]) -> list[str]:
         graph, into = self.graph, dict(self.kernel.into)
@@ -486,6 +512,7 @@ class Printer:
             for (total, _, width), partial in zip(accumulated, partials):
                 cols = "COLS" if width == self.cols and width > 1 else str(power_of_two(width))
                 lines.append(f"{total} = tl.zeros({'[ROWS]' if flat else f'[ROWS, {cols}]'}, tl.{partial.dtype})")
+            lines += self.fixed.lines
             stages = "" if self.walks else ", num_stages=STAGES"  # the loop that loads is the inner one then
             lines.append(f"for block in tl.range({first}, {self.rows}, PROGRAMS * ROWS{stages}):")
             inner = [f"row = block + tl.arange(0, ROWS){side}", *body, *(f"{total} += {text}" for total, text, _ in accumulated)]
@@ -517,6 +544,15 @@ class Printer:
     def _sum_type(self, dtype: str) -> str:
         """In which a sum over rows is kept."""
         return dtype if dtype in ("float64", "int64") else "float32" if dtype in _FLOATS else "int64"
+
+
+def _mask(limits: list[str]) -> str:
+    return f", mask={' & '.join(limits)}" if limits else ""
+
+
+def _where(limits: list[str], text: str) -> str:
+    """A text where these hold, else 0."""
+    return f"tl.where({' & '.join(limits)}, {text}, 0)" if limits else text
 
 
 def _of_any_size(graph: Graph) -> Graph:
