@@ -3,7 +3,7 @@
     python benchmarks/gpu.py                     # needs one CUDA device; some minutes
     python benchmarks/gpu.py --dry-run           # the same on the CPU at tiny sizes: that it runs, no figures
 
-GPT-2 medium with a batch of 16 x 1024, and the blocks of a 1B Llama with the batch that fills a quarter of the device's memory. Weights and activations are bf16, masters
+GPT-2 medium with a batch of 16 x 1024 (`--models gpt-small`: one whose step is shorter than asking for it), and the blocks of a 1B Llama with the batch that fills a quarter of the device's memory. Weights and activations are bf16, masters
 and moments float32, and the loss reads float32, for all alike: the peers hold their masters beside the model, and AdamW is fused. All are on the device together and take turns; before
 that each is weighed (`benchmarks.weigh`), and its first losses are compared.
 
@@ -51,6 +51,7 @@ from benchmarks.peers import single_peers  # noqa: E402
 from benchmarks.rounds import spread, time_rounds  # noqa: E402
 from benchmarks.weigh import Step, weigh  # noqa: E402
 
+GPT_SMALL = {"batch": 8, "seq": 256, "vocab": 4096, "layers": 6, "hidden": 256, "heads": 4}  # so small that asking takes longer than doing
 GPT2_MEDIUM = {"batch": 16, "seq": 1024, "vocab": 50257, "layers": 24, "hidden": 1024, "heads": 16}
 SHARE = 0.25  # of the device's memory, for the batch of the Llama
 WEIGHED_STEPS, LOSS_TOLERANCE = 4, 2e-2  # bf16 has 8 bits: where a loss jumps, eager and torch.compile were 0.8 % apart
@@ -72,6 +73,7 @@ class Setting:
     cluster: str
     memory_bytes: int
     backend: str
+    small: dict[str, int]
     gpt: dict[str, int]
     llama: dict[str, int]
     copy_bytes: int
@@ -83,14 +85,14 @@ def dry_setting() -> Setting:
     """The CPU, tiny; the backend makes no code, so that no compiler is needed."""
     gpt = {"batch": 2, "seq": 16, "vocab": 64, "layers": 2, "hidden": 32, "heads": 2}
     blocks = {"seq": 16, "layers": 2, "hidden": 32, "wide": 64, "heads": 4, "kv_heads": 2}
-    return Setting(torch.device("cpu"), "cpu:1", 4 * 2**20, "aot_eager", gpt, blocks, 2**16, rounds=2, steps=1)
+    return Setting(torch.device("cpu"), "cpu:1", 4 * 2**20, "aot_eager", gpt, gpt, blocks, 2**16, rounds=2, steps=1)
 
 
 def cuda_setting(cluster: str | None, rounds: int, steps: int) -> Setting:
     device = torch.device("cuda", 0)
     memory = torch.cuda.get_device_properties(device).total_memory
     found = cluster or f"1x1x{find_preset(torch.cuda.get_device_name(device), memory)}"
-    return Setting(device, found, memory, "inductor", GPT2_MEDIUM, llama.LLAMA_1B, COPY_BYTES, rounds, steps)
+    return Setting(device, found, memory, "inductor", GPT_SMALL, GPT2_MEDIUM, llama.LLAMA_1B, COPY_BYTES, rounds, steps)
 
 
 def find_preset(name: str, memory_bytes: int) -> str:
@@ -150,10 +152,11 @@ class Case:
         return next(row.step_s for row in self.rows if word in row.name)
 
 
-def measure_case(name: str, build: Callable[[int], Workload], batch: int | None, sizes: dict[str, int], setting: Setting) -> Case:
+def measure_case(name: str, build: Callable[[int], Workload], batch: int | None, sizes: dict[str, int], setting: Setting, graph: bool = False) -> Case:
     """Weigh, compare and time all on one model.
 
     Args:
+        graph: autopar's program as a CUDA graph, too.
         build: the workload of a batch size, on the CPU.
         batch: None: as many as fill `SHARE` of the memory.
     """
@@ -161,8 +164,9 @@ def measure_case(name: str, build: Callable[[int], Workload], batch: int | None,
     torch.manual_seed(0)
     workload = build(batch)
     _round_weights(workload.model)
-    executable = _compile(workload, setting)
-    builders: dict[str, Callable[[], Step]] = {"autopar": functools.partial(_emitted, executable, workload, setting), **_peers(workload, setting)}
+    executables = {"autopar": _compile(workload, setting)} | ({"autopar, CUDA graph": _compile(workload, setting, cuda_graph=True)} if graph and setting.device.type == "cuda" else {})
+    emitted = {who: functools.partial(_emitted, executable, workload, setting) for who, executable in executables.items()}
+    builders: dict[str, Callable[[], Step]] = {**emitted, **_peers(workload, setting)}
     runs: dict[str, Step] = {}
     losses, peaks = {}, {}
     for who, build_step in builders.items():
@@ -170,7 +174,7 @@ def measure_case(name: str, build: Callable[[int], Workload], batch: int | None,
     _check_losses(losses, name)
     times = time_rounds(runs, setting.steps, lambda: _settle(setting), lambda: _settle(setting), lambda done, took: done < setting.rounds)
     rows = tuple(Row(who, median(t.seconds), spread(t.seconds), peaks[who]) for who, t in times.items())
-    namespace = executable.program.step.__globals__
+    namespace = executables["autopar"].program.step.__globals__
     kernels = next((value for key, value in namespace.items() if isinstance(value, ModuleType) and "kernels" in key), None)
     if kernels is None:
         return Case(name, {**sizes, "batch": batch}, rows, (), ("the emitted program has no kernels.py",))
@@ -185,8 +189,8 @@ def _round_weights(model: nn.Module) -> None:
         p.copy_(p.bfloat16())
 
 
-def _compile(workload: Workload, setting: Setting) -> Executable:
-    options = Options(precision="bf16", memory_bytes=setting.memory_bytes, price=False, time_limit_s=30.0)
+def _compile(workload: Workload, setting: Setting, cuda_graph: bool = False) -> Executable:
+    options = Options(precision="bf16", memory_bytes=setting.memory_bytes, price=False, time_limit_s=30.0, cuda_graph=cuda_graph)
     compiled = compile_workload(workload, setting.cluster, options)
     return Executable(compiled.plan, compiled.files, start_process_group(Mesh(()), None, device_type=setting.device.type), {})
 
@@ -266,7 +270,8 @@ def print_aims(cases: list[Case], copy_bytes_per_s: float) -> Iterable[str]:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=("gpt2-medium", "llama-blocks"), default=["gpt2-medium", "llama-blocks"])
+    parser.add_argument("--models", nargs="+", choices=("gpt-small", "gpt2-medium", "llama-blocks"), default=["gpt2-medium", "llama-blocks"])
+    parser.add_argument("--cuda-graph", action="store_true", help="autopar's program as a CUDA graph, too")
     parser.add_argument("--cluster", help="what the plan is for; default: the preset of the device that torch finds")
     parser.add_argument("--batch", type=int, help="of llama-blocks; default: what fills a quarter of the memory, which takes some seconds to find")
     parser.add_argument("--rounds", type=int, default=10)
@@ -284,9 +289,14 @@ def main(words: list[str] | None = None) -> None:
     copying = measure_copy(setting.copy_bytes, setting.device)
     if not asked.json:
         print(f"{machine.device}, {machine.processor}, torch {machine.torch}; copy {copying / 1e9:.3g} GB/s; bf16, plan for {setting.cluster}", flush=True)
+
+    def gpt(name: str, sizes: dict[str, int]) -> Case:
+        return measure_case(name, lambda batch: demo.build(**{**sizes, "batch": batch}), sizes["batch"], sizes, setting, asked.cuda_graph)
+
     jobs: dict[str, Callable[[], Case]] = {
-        "gpt2-medium": lambda: measure_case("gpt2-medium", lambda batch: demo.build(**{**setting.gpt, "batch": batch}), setting.gpt["batch"], setting.gpt, setting),
-        "llama-blocks": lambda: measure_case("llama-blocks", lambda batch: llama.build(batch=batch, **setting.llama), asked.batch, setting.llama, setting),
+        "gpt-small": lambda: gpt("gpt-small", setting.small),
+        "gpt2-medium": lambda: gpt("gpt2-medium", setting.gpt),
+        "llama-blocks": lambda: measure_case("llama-blocks", lambda batch: llama.build(batch=batch, **setting.llama), asked.batch, setting.llama, setting, asked.cuda_graph),
     }
     cases = []
     for model in asked.models:

@@ -1,12 +1,14 @@
-"""Run every kernel of `kernel_cases` in Triton's interpreter and compare with float64: prints one JSON object per kernel and dtype.
+"""Run every kernel of `kernel_cases` in Triton's interpreter or on a GPU and compare with float64: prints one JSON object per kernel and dtype.
 
     TRITON_INTERPRET=1 python -m tests.codegen.kernel_numbers [CASE ...]
+    python -m tests.codegen.kernel_numbers --device cuda [CASE ...]
 
 A process of its own, for Triton decides when it is imported whether it interprets.
 """
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import json
 import shutil
@@ -21,7 +23,7 @@ import torch
 
 from autopar.codegen.kernels.emit_kernels import print_kernels
 from autopar.codegen.kernels.parts import print_parts
-from autopar.codegen.kernels.reductions import UnsupportedError
+from autopar.codegen.kernels.reductions import UnsupportedError, list_statistics
 from autopar.graph.blocks import most_rows
 from autopar.graph.kernel import Kernel, takes_lists
 from autopar.runtime import fused
@@ -80,11 +82,12 @@ def of_sizes(kernel: Kernel) -> list[Kernel]:
     return [kernel, *(of(shape) for shape in SIZES)]
 
 
-def differences(kernel: Kernel, function: Callable, strided: bool) -> float:
-    """The largest difference from float64, relative to the largest value, over results and rewritten arguments."""
+def differences(kernel: Kernel, function: Callable, strided: bool, device: str = "cpu") -> float:
+    """The largest difference from float64 on the CPU, relative to the largest value, over results and rewritten arguments."""
     kernels = of_sizes(kernel)
-    inputs = [draw_inputs(one, seed, strided=strided) for seed, one in enumerate(kernels)]
-    wanted = [expected(one, {k: v.clone() for k, v in given.items()}) for one, given in zip(kernels, inputs)]
+    drawn = [draw_inputs(one, seed, strided=strided) for seed, one in enumerate(kernels)]
+    wanted = [expected(one, {k: v.clone() for k, v in given.items()}) for one, given in zip(kernels, drawn)]
+    inputs = [{name: x.to(device) for name, x in given.items()} for given in drawn]
     if takes_lists(kernel):
         got = function(*([given[name] for given in inputs] for name in kernel.graph.inputs))
         got = () if got is None else got if isinstance(got, tuple) else (got,)
@@ -100,10 +103,11 @@ def _worst(kernel: Kernel, got: Sequence[torch.Tensor], inputs: Mapping[str, tor
     values = {v.name: v for v in kernel.graph.values}
     into = dict(kernel.into)
     names = [name for k, name in enumerate(kernel.graph.outputs) if k not in into]
-    worst = 0.0
+    worst, statistics = 0.0, list_statistics(kernel.graph)
     for name, x, want in [*zip(names, got, results, strict=True), *((n, inputs[n], w) for n, w in states.items())]:
-        assert tuple(x.shape) == values[name].shape and str(x.dtype) == f"torch.{values[name].dtype}", (kernel.name, name, x.shape, x.dtype)
-        want = want.reshape(x.shape)
+        kept = "torch.float32" if x.is_cuda and name in statistics else f"torch.{values[name].dtype}"
+        assert tuple(x.shape) == values[name].shape and str(x.dtype) == kept, (kernel.name, name, x.shape, x.dtype)
+        x, want = x.cpu(), want.reshape(x.shape)
         assert torch.equal(x.isnan(), want.isnan()), f"{kernel.name}: {name}: not a number in other places"
         both = x.isfinite() & want.isfinite()
         if both.any():
@@ -112,7 +116,7 @@ def _worst(kernel: Kernel, got: Sequence[torch.Tensor], inputs: Mapping[str, tor
     return worst
 
 
-def _with_largest_blocks(kernel: Kernel) -> float:
+def _with_largest_blocks(kernel: Kernel, device: str) -> float:
     """The difference where blocks have the most rows that a launch may choose, of kernels that print masks by it."""
     rule = fused.blocks
 
@@ -121,15 +125,19 @@ def _with_largest_blocks(kernel: Kernel) -> float:
 
     fused.blocks = largest
     try:
-        return differences(kernel, functions_of([kernel])[kernel.name], strided=False)
+        return differences(kernel, functions_of([kernel])[kernel.name], False, device)
     finally:
         fused.blocks = rule
 
 
-def main(names):
+def main(words):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help="default: all")
+    parser.add_argument("--device", default="cpu")
+    asked = parser.parse_args(words)
     warnings.simplefilter("ignore")  # numpy on lanes that are masked out
-    assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
-    for case in names or CASES:
+    assert fused.runs_triton(torch.zeros(1, device=asked.device)), "TRITON_INTERPRET=1 is needed on a CPU"
+    for case in asked.cases or CASES:
         for precision in PRECISIONS:
             kernels = list(kernels_of(CASES[case](), precision))
             halves = [replace(in_half(k), name=f"{k.name}_half") for k in kernels if any(v.dtype == "bfloat16" for v in k.graph.values)]
@@ -142,9 +150,9 @@ def main(names):
                     why = str(error)
                 row = {"case": case, "precision": precision, "kernel": kernel.name, "plain": why}
                 if not why:
-                    row["difference"] = differences(kernel, functions[kernel.name], strided=False)
-                    row["strided"] = differences(kernel, functions[kernel.name], strided=True)
-                    row["largest"] = _with_largest_blocks(kernel)
+                    row["difference"] = differences(kernel, functions[kernel.name], False, asked.device)
+                    row["strided"] = differences(kernel, functions[kernel.name], True, asked.device)
+                    row["largest"] = _with_largest_blocks(kernel, asked.device)
                 print(json.dumps(row), flush=True)
 
 

@@ -34,13 +34,15 @@ aten = torch.ops.aten
 '''
 
 
-_COMPILED_HEADER = '''"""What the program beside this file runs between collectives, each piece through torch.compile: one function per distinct piece, shared by all blocks."""
+_COMPILED_HEADER = '''"""What the program beside this file runs between collectives, each piece through torch.compile: one function per distinct piece, shared by all blocks. The update takes
+a list for each argument, an entry per parameter; on a device that runs Triton it is launched once for all of them."""
 
 from __future__ import annotations
 
 import torch
 
 from autopar.runtime import fused, ops, together
+from autopar.runtime.fused import tl
 
 aten = torch.ops.aten
 '''
@@ -92,9 +94,9 @@ def _print_lists(kernel: Kernel, compiled: bool) -> list[str]:
     name, first, count = kernel.name, kernel.graph.inputs[0], len(kernel.graph.outputs) - len(kernel.into)
     scalar, step = not kernel.any_shape, None if compiled else adam_of(kernel)
     try:
-        parts = () if compiled else print_parts(kernel)
+        parts = print_parts(kernel)
     except UnsupportedError as error:
-        parts, doc = (), [*doc, f"Plain torch on every device: {error}."]
+        parts, doc = (), doc if compiled else [*doc, f"Plain torch on every device: {error}."]
     if parts:
         apart = [*(text for part in parts for text in (_text(part.text.lines), _together(part))), *apart]
         head += [f"    if {first} and fused.runs_triton({first}[0]):", *_indented(_indented(_run_together(kernel, parts)))]
