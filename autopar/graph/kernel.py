@@ -21,7 +21,7 @@ INTO = "into"  # argument of such a node: ((output, input), ...): outputs that a
 
 _PLAIN = frozenset(("_to_copy", "neg", "reciprocal", "expand", "view", "reshape", "permute", "unsqueeze", "squeeze", "full", "alias", "slice"))
 _MOST_WORDS = 4
-_RESERVED = ("row", "col", "first", "block", "part", "top", "base", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "row_sums", "range", "float", "parts", "table", "entry",
+_RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "row_sums", "more_exps", "row_exps", "range", "float", "parts", "table", "entry",
              "together", "lists")  # in the texts of kernels
 _SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim"))  # arguments of ops that know a shape
 

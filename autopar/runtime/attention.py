@@ -12,8 +12,6 @@ Where torch's own attention prefers cuDNN's kernels, they are taken here, too (`
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -122,12 +120,8 @@ def _is_cudnn(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> 
         return False
     if query.shape[1] != key.shape[1] or causal and query.shape[-2] != key.shape[-2] or min(query.shape[-2], key.shape[-2]) < 2:
         return False
-    return _prefers_cudnn(query.device) and torch.backends.cuda.cudnn_sdp_enabled()
-
-
-@functools.cache
-def _prefers_cudnn(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) in _CUDNN_CHIPS and (torch.backends.cudnn.version() or 0) > _CUDNN_VERSION
+    prefers = torch.cuda.get_device_capability(query.device) in _CUDNN_CHIPS and (torch.backends.cudnn.version() or 0) > _CUDNN_VERSION
+    return prefers and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def _forward(

@@ -24,6 +24,7 @@ FOLDER = Path.home() / ".cache" / "autopar" / "blocks"
 _FASTER = 0.97  # of the rule's time: less is noise
 _REPEATS = 5
 _WARPS = (1, 16)
+_OF_A_WARP = 2048  # elements of a block: with more its threads have no registers left, and compiling takes as long as all else
 _STAGES = (1, 2, 3, 4, 6)
 _POWERS = ("ROWS", "COLS", "num_warps")  # are powers of two
 
@@ -91,9 +92,16 @@ def candidates(rule: Sizes) -> list[Sizes]:
     for rows in (rule["ROWS"] // 2, rule["ROWS"], rule["ROWS"] * 2, rule["ROWS"] * MORE_ROWS):
         for warps in (rule["num_warps"] // 2, rule["num_warps"], rule["num_warps"] * 2):
             sizes = {**rule, "ROWS": rows, "num_warps": warps}
-            if rows and _WARPS[0] <= warps <= _WARPS[1] and rows * rule.get("COLS", 1) <= max(LARGEST, rule["ROWS"] * rule.get("COLS", 1)) and sizes not in found:
+            elements = rows * rule.get("COLS", 1)
+            if not rows or not _WARPS[0] <= warps <= _WARPS[1] or sizes in found:
+                continue
+            if elements <= max(LARGEST, rule["ROWS"] * rule.get("COLS", 1)) and elements <= max(warps * _OF_A_WARP, _of_a_warp(rule) * warps):
                 found.append(sizes)
     return found
+
+
+def _of_a_warp(sizes: Sizes) -> int:
+    return sizes["ROWS"] * sizes.get("COLS", 1) // sizes["num_warps"]
 
 
 def _fastest(rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool) -> Sizes:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.blocks import COLUMN_ROWS, FLAT, block_cols, most_rows
+from ..graph.blocks import COLUMN_ROWS, EIGHT, FLAT, block_cols, most_rows
 from ..graph.layouts import alike, span
 from ..graph.tensor import power_of_two
 from .adam import adam  # noqa: F401  called by kernels
@@ -80,6 +80,7 @@ def jit(function: Callable) -> Any:
 
 
 if triton is not None:
+    _EIGHT, _FLUSHES = tl.constexpr(EIGHT), tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.interpret)
     _GOLDEN, _FIRST, _SECOND = tl.constexpr(0x9E3779B97F4A7C15), tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
 
 
@@ -103,6 +104,32 @@ def row_sums(x, y):
     """Of two blocks the sums along rows, in one exchange between the warps of a program: `[rows, cols]` each -> `[rows, 1]` each."""
     first, second = tl.split(tl.sum(tl.join(x, y), axis=1))
     return first[:, None], second[:, None]
+
+
+@jit
+def _exp(x):
+    """exp, in float32 on NVIDIA's GPUs without the three steps that results below 1e-38 would need."""
+    if _FLUSHES and x.dtype == tl.float32:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * 1.4426950408889634], dtype=tl.float32, is_pure=True, pack=1)
+    return tl.exp(x)
+
+
+@jit
+def more_exps(block, peaks, sums):
+    """Of a block `[rows, cols]` of a row the largest elements of each eight columns so far, and their sums of exp(element - largest), which are scaled anew where a larger one comes
+    (Milakov and Gimelshein 2018, arXiv:1805.02867): `[rows, cols / 8]` each. Eight columns are a thread's own, so nothing is exchanged while a program walks."""
+    eights = tl.reshape(block, [block.shape[0], block.shape[1] // _EIGHT, _EIGHT])
+    tops = tl.maximum(peaks, tl.max(eights, axis=2))
+    return tops, sums * _exp(peaks - tops) + tl.sum(_exp(eights - tops[:, :, None]), axis=2)
+
+
+@jit
+def row_exps(peaks, sums):
+    """What `more_exps` found along rows -> their largest elements and sums, `[rows, 1]` each. Of nothing but -inf there is no sum, nor beside inf."""
+    peak = tl.max(peaks, axis=1)[:, None]
+    total = tl.sum(sums * _exp(peaks - peak), axis=1)[:, None]
+    peak = tl.where(total == 0.0, float("-inf"), peak)
+    return peak, total + (peak - peak)
 
 
 @jit

@@ -28,7 +28,7 @@ from __future__ import annotations
 import torch
 
 from autopar.runtime import formulas, fused, ops, together
-from autopar.runtime.fused import row_sums, tl, uniform
+from autopar.runtime.fused import more_exps, row_exps, row_sums, tl, uniform
 
 aten = torch.ops.aten
 '''

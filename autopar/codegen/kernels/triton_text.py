@@ -17,10 +17,11 @@ Sums over rows (a bias's gradient), and over everything, leave one partial sum p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from ...graph.blocks import block_cols, most_rows
+from ...graph.blocks import EIGHT, LARGEST, LOWEST, block_cols, most_rows
 from ...graph.fusion import DRAWS
 from ...graph.graph import Graph, producer_table, value_table
 from ...graph.kernel import Kernel, takes_lists
@@ -103,7 +104,7 @@ class Printer:
         self.shape, self.rows, self.cols = self._find_shape()
         self.limit: int | str = "SIZE" if kernel.any_shape else self.rows
         self.walks = self.shape == "rows" and self.cols > WIDEST_TILE
-        self.taken = {"row", "col", "part", "top", "base", *(v.name for v in kernel.graph.values)}
+        self.taken = {"row", "col", "part", *(v.name for v in kernel.graph.values)}
         self.used: set[str] = set()
         self.base: dict[str, frozenset[str]] = {}  # variable -> the variables that it is made of
         cols = set() if self.walks or self.shape == "flat" else {"col", *(f"col_{w}" for w in self._widths())}
@@ -111,6 +112,7 @@ class Printer:
         self.loops = any(r.along in ("column", "all") for r in self.reductions)
         self.before = [self.fixed, self.outer] if self.loops and not takes_lists(kernel) else [self.outer]  # a walk along rows
         self.scopes = self.before.copy()
+        self.whole = False  # within a walk: every column of the block is one of the row
         self.widths: set[int] = set()
 
     # --- what it is
@@ -268,8 +270,8 @@ class Printer:
             sure = not self.kernel.any_shape and self.rows % most_rows(self.shape, self.cols, self.walks) == 0
             return [] if sure else [f"(row < {self.limit})"]
         size = self.cols if name == "col" else int(name.partition("_")[2])
-        block = size if self.walks else block_cols(self.shape, size)
-        return [] if not self.walks and size % block == 0 else [f"({name} < {room or size})"]
+        sure = self.whole if self.walks else size % block_cols(self.shape, size) == 0
+        return [] if sure else [f"({name} < {room or size})"]
 
     def _draw(self, node: Node, index: Index) -> str:
         """A random number (`runtime.random`): its place in the whole tensor, from the places of this rank's elements in each dim."""
@@ -334,17 +336,14 @@ class Printer:
             where = text if not col.terms or width & (width - 1) == 0 else f"tl.where({col.text()} < {width}, {text}, {identity})"
             body = f"tl.{kind}({where}, axis=1)[:, None]" if col.terms else where
             return self.named(self.outer, key, wish, body)
-        body, around = _Scope(frozenset({"row", "col"})), self.scopes
-        self.scopes = [*self.before, body]
-        text = element(variable("col", width))  # type: ignore[operator]
         total = self.fresh(f"{wish}_parts")
-        body.lines.append(f"part = tl.where(col < {width}, {text}, {identity})")
-        body.lines.append(f"{total} += part" if kind == "sum" else f"{total} = tl.{kind}imum({total}, part)")
-        self.scopes = around
+
+        def add_block() -> list[str]:
+            part = self._in_row(element(variable("col", width)), width, identity)  # type: ignore[operator]
+            return [f"{total} += {part}" if kind == "sum" else f"{total} = tl.{kind}imum({total}, {part})"]
+
         dtype = "tl.float64" if self._is_double() else "tl.float32"
-        self.outer.lines.append(f"{total} = tl.full([ROWS, COLS], {identity}, {dtype})")
-        self.outer.lines.append(self._walk(width))
-        self.outer.lines += ["    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in body.lines)]
+        self.outer.lines += [f"{total} = tl.full([ROWS, COLS], {identity}, {dtype})", *self._walk(width, add_block)]
         return self.named(self.outer, key, wish, f"tl.{kind}({total}, axis=1)[:, None]")
 
     def sum_both(self, first: tuple[str, object, object], second: tuple[str, object, object], width: int) -> tuple[str, str]:
@@ -364,8 +363,7 @@ class Printer:
         return names
 
     def reduce_exps(self, peak: tuple[str, object], sum_exp: tuple[str, object], width: int, element: object) -> str:
-        """The name of a row's largest element; in the same walk the sum of exp(element - largest), which is scaled anew when a larger one comes (Milakov and Gimelshein
-        2018, arXiv:1805.02867).
+        """The name of a row's largest element; in the same walk the sum of exp(element - largest) (`runtime.fused.more_exps`).
 
         Args:
             peak, sum_exp: (wish for its name, its key).
@@ -373,28 +371,42 @@ class Printer:
         known = self.known(peak[1])
         if known:
             return known
-        body, around = _Scope(frozenset({"row", "col"})), self.scopes
-        self.scopes = [*self.before, body]
-        text = element(variable("col", width))  # type: ignore[operator]
-        self.scopes = around
-        largest, total = self.fresh(peak[0]), self.fresh(f"{sum_exp[0]}_parts")
-        low = 'float("-inf")'
-        dtype = "tl.float64" if self._is_double() else "tl.float32"
-        self.outer.lines += [f"{largest} = tl.full([ROWS, 1], {low}, {dtype})", f"{total} = tl.full([ROWS, COLS], 0.0, {dtype})", self._walk(width)]
-        body.lines += [
-            f"part = tl.where(col < {width}, {text}, {low})",
-            f"top = tl.maximum({largest}, tl.max(part, axis=1)[:, None])",
-            f"base = tl.where(top == {low}, 0.0, top)",
-            f"{total} = {total} * tl.exp({largest} - base) + tl.exp(part - base)",
-            f"{largest} = top",
-        ]
-        self.outer.lines += ["    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in body.lines)]
-        self.outer.names[peak[1]] = largest
-        self.named(self.outer, sum_exp[1], sum_exp[0], f"tl.sum({total}, axis=1)[:, None] + ({largest} - {largest})")  # no number where the largest is none
-        return largest
+        names = self.fresh(peak[0]), self.fresh(sum_exp[0])
+        parts = [self.fresh(f"{name}_parts") for name in names]
+        block = f"[ROWS, COLS // {EIGHT}], {{}}, {'tl.float64' if self._is_double() else 'tl.float32'}"
 
-    def _walk(self, width: int) -> str:
-        return f"for first in tl.range(0, {width}, COLS, num_stages=STAGES):"
+        def add_block() -> list[str]:
+            part = self._in_row(element(variable("col", width)), width, 'float("-inf")')  # type: ignore[operator]
+            return [f"{', '.join(parts)} = more_exps({part}, {', '.join(parts)})"]
+
+        self.outer.lines += [f"{parts[0]} = tl.full({block.format(number_text(LOWEST, 'float32'))})", f"{parts[1]} = tl.full({block.format('0.0')})"]
+        self.outer.lines += [*self._walk(width, add_block), f"{', '.join(names)} = row_exps({', '.join(parts)})"]
+        self.outer.names.update({peak[1]: names[0], sum_exp[1]: names[1]})
+        return names[0]
+
+    def _in_row(self, text: str, width: int, other: str) -> str:
+        """The text of an element of a walk where a row has it, else another."""
+        return text if self.whole else f"tl.where(col < {width}, {text}, {other})"
+
+    def _walk(self, width: int, add_block: Callable[[], list[str]]) -> list[str]:
+        """The lines of a walk along a row.
+
+        Args:
+            add_block: the last lines for a block of columns; called for blocks that a row has as a whole, and for what is left of it.
+        """
+        around, inside, lines = self.scopes, self.whole, []
+        for whole in (True, False):
+            body, self.whole = _Scope(frozenset({"row", "col"})), whole
+            self.scopes = [*self.before, body]
+            found = add_block()
+            first = "first" if whole else f"{width} // COLS * COLS"
+            block = [f"col = {first} + tl.arange(0, COLS)[None, :]", *body.lines, *found]
+            if whole:
+                lines += [f"for first in tl.range(0, {width} // COLS * COLS, COLS, num_stages=STAGES):", *(f"    {line}" for line in block)]
+            elif width % LARGEST:  # the most columns that a block may have
+                lines += block
+        self.scopes, self.whole = around, inside
+        return lines
 
     # --- the function
 
@@ -405,7 +417,6 @@ class Printer:
         stores: list[str] = []
         partials: list[Partial] = []
         finals: list[str] = []
-        last = _Scope(frozenset({"row", "col"}))
         wide: list[str] = []
         for number, name in enumerate(graph.outputs):
             value = self.values[name]
@@ -423,17 +434,11 @@ class Printer:
                 continue
             place = self._in_order(name) if self.shape == "flat" and not down else place_in_row(row, self.col(width), width, self.inner)
             stores.append(self._store(name, place, width))
-        for name in wide:
-            if last not in self.scopes:
-                self.scopes.append(last)
-            last.lines.append(self._store(name, place_in_row(row, variable("col", self.cols), self.cols, self.inner), self.cols))
-        if wide:
-            self.scopes.pop()
+        across = place_in_row(row, variable("col", self.cols), self.cols, self.inner)
+        walk = self._walk(self.cols, lambda: [self._store(name, across, self.cols) for name in wide]) if wide else []
         if self.walks and self.widths:
             raise UnsupportedError("rows of several widths, one of them wider than a program holds")
-        body = [*self.outer.lines, *stores]
-        if wide:
-            body += [self._walk(self.cols), "    col = first + tl.arange(0, COLS)[None, :]", *(f"    {line}" for line in last.lines)]
+        body = [*self.outer.lines, *stores, *walk]
         return TritonText(tuple(self._function(body, accumulated, partials, finals)), self.shape, self.rows, self.cols, self.walks, tuple(partials))
 
     def _in_order(self, name: str) -> Index:
