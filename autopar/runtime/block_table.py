@@ -24,7 +24,7 @@ FOLDER = Path.home() / ".cache" / "autopar" / "blocks"
 _FASTER = 0.97  # of the rule's time: less is noise
 _REPEATS = 5
 _WARPS = (1, 16)
-_OF_A_WARP = 2048  # elements of a block: with more its threads have no registers left, and compiling takes as long as all else
+_OF_A_WARP = 2048  # elements of a block: with more its threads have no registers left, and it compiles for two to four times as long
 _STAGES = (1, 2, 3, 4, 6)
 _POWERS = ("ROWS", "COLS", "num_warps")  # are powers of two
 

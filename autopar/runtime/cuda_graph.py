@@ -5,8 +5,7 @@ make what is made lazily, and measure sizes of blocks); the next one is captured
 here: every tensor lies on the device, the batch has the shapes with which the step was captured, and the states lie where they lay then; where a state has been replaced (a
 loaded checkpoint) the step is captured again. What a graph cannot hold at all is refused when the program is made (`codegen.cuda_graph`).
 
-On a CPU, and where somebody listens to the collectives (a recording, a trace), every step runs as it is written. On the one GPU on which it ran (H200, 2026-11-26) a replay
-read an address that was none. By reading: tables lay in memory that the graph used again; that is mended (`runtime.together`), and has not run on a GPU since.
+On a CPU, and where somebody listens to the collectives (a recording, a trace), every step runs as it is written.
 """
 
 from __future__ import annotations
