@@ -193,6 +193,8 @@ def _rows(site: Site, signature: Signature) -> _Rows | None:
     if op in _JOINS and site.node.phase is Phase.UPDATE:  # of what many parameters made: numbers
         return None
     wide = max((*site.inputs, *site.outputs), key=num_elements)
+    if not num_elements(wide):  # nothing is made
+        return None
     if op in _CLASSES:
         return _prefixes(wide, len(wide) - 1) or None
     if op == DRAWS or op == "aten.cat":

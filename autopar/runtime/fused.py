@@ -170,7 +170,7 @@ def blocks(grid: Grid, widest: int = 0, loaded: int = 0) -> dict[str, int]:
         sizes = {"ROWS": COLUMN_ROWS, "COLS": block_cols("columns", grid.cols), "num_warps": 4}
     else:
         cols = block_cols("rows", grid.cols, grid.walks)
-        rows = max(1, _ELEMENTS // cols)
+        rows = max(1, min(_ELEMENTS // cols, power_of_two(grid.rows)))
         sizes = {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * cols // 512))}
     if widest:
         most = _PROGRAMS.get(grid.shape, _MOST_PROGRAMS) if widest > 1 else _MOST_PROGRAMS

@@ -201,6 +201,9 @@ CASES = {
     "even rows": lambda: _step(Dropout(512), 4, 8, 512),
     "even blocks": lambda: _of(lambda x: x.sin() * 2, 64, 64),
     "even walks": lambda: _of(lambda x: torch.softmax(x * 2, -1) + x.amax(-1, keepdim=True), 4, 9216),
+    "one row of a norm": lambda: _step(Dropout(19), 1, 19),
+    "one wide row": lambda: _step(torch.nn.LayerNorm(9001), 1, 9001),
+    "one column": lambda: _of(lambda x: F.layer_norm(x * 2, (1,)) + x, 5, 1),
     "one row": lambda: _of(lambda x: torch.softmax(x, -1) * x, 1, 19),
 }
 

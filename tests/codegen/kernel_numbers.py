@@ -26,6 +26,7 @@ from autopar.codegen.kernels.parts import print_parts
 from autopar.codegen.kernels.reductions import UnsupportedError, list_statistics
 from autopar.graph.blocks import most_rows
 from autopar.graph.kernel import Kernel, takes_lists
+from autopar.graph.tensor import power_of_two
 from autopar.runtime import fused
 from autopar.runtime.execute import run_graph
 from tests.codegen.kernel_cases import CASES, draw_inputs, kernels_of
@@ -121,7 +122,7 @@ def _with_largest_blocks(kernel: Kernel) -> float:
     rule = fused.blocks
 
     def largest(grid: fused.Grid, *args: int) -> dict[str, int]:
-        return {**rule(grid, *args), "ROWS": most_rows(grid.shape, grid.cols, grid.walks)}
+        return {**rule(grid, *args), "ROWS": min(most_rows(grid.shape, grid.cols, grid.walks), power_of_two(grid.rows))}
 
     fused.blocks = largest
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import warnings
 
@@ -48,7 +49,9 @@ def test_op_by_op_gives_the_same_numbers(case, monkeypatch):
 def test_texts_differ_as_they_should():
     _, _, files = emitted("gpt")
     assert "fused.compiled(forward_blocks_ops)" in files["inductor"]["kernels.py"] and "kernels.forward_blocks(" in files["inductor"]["program.py"]
-    assert "tl." not in files["inductor"]["kernels.py"] and "kernels.add_layer_norm(" in files["kernels"]["program.py"]
+    triton = re.findall(r"@fused.jit\ndef (\w+)_kernel", files["inductor"]["kernels.py"])
+    assert triton and all(name.startswith("update_") and f"{name}_together.run(lists)" in files["inductor"]["kernels.py"] for name in triton), "one launch for all parameters"
+    assert "update_param_exp_avg_exp_avg_sq_compiled, lists" in files["inductor"]["kernels.py"] and "kernels.add_layer_norm(" in files["kernels"]["program.py"]
 
 
 def test_another_back_end_is_refused():

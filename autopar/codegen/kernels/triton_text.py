@@ -96,9 +96,11 @@ class Printer:
         self.values = value_table(self.graph)
         self.makers = producer_table(self.graph)
         self.layouts, self.statistics = dict(kernel.layouts), list_statistics(self.graph)
-        for value in kernel.graph.values:
+        for value in self.graph.values:
             if value.dtype not in _TYPES:
                 raise UnsupportedError(f"{value.dtype} values")
+            if not num_elements(value.shape):
+                raise UnsupportedError("a tensor without elements")
         self.reductions = list_reductions(self.graph, self.values)
         self.inner = 1  # elements between two neighbours of a row
         self.shape, self.rows, self.cols = self._find_shape()
@@ -459,7 +461,7 @@ class Printer:
         target = self._target(name)
         kept = f"{target}.dtype.element_ty" if name in self.statistics else _type_text(dtype)
         cast = f"{text}.to({kept})" if dtype in ("bfloat16", "float16") else text
-        place = f"{target} + {index.text()}" if index.terms or index.start else target
+        place = f"{target} + {index.text()}" if index.terms or index.start else target if self.shape == "flat" else f"{target} + row * 0"  # a block of places for a block of values
         return f"tl.store({place}, {cast}{_mask(limits)})"
 
     def _target(self, name: str) -> str:
@@ -485,7 +487,7 @@ class Printer:
         return rows + (self._limits_of("col" if self.walks else self.col(width).text(), room) if width > 1 else [])
 
     def _store_partial(self, number: int, name: str, total: str, reduced: Reduced) -> str:
-        if reduced.along == "all":
+        if reduced.along == "all" or reduced.cols == 1:
             return f"tl.store({name}_out + tl.program_id(0), tl.sum({total}))"
         width = reduced.cols
         place = f"{name}_out + tl.program_id(0) * {width} + {self.col(width).text()}"
