@@ -27,7 +27,7 @@ class Options:
         batchnorm: `batch`: statistics of the whole batch, so no microbatches where a model has them; `microbatch`: of each microbatch, as many as the constraints say
             (`microbatches=N`).
         local: what a rank runs between collectives: `kernels`, groups of ops as kernels of our own (plain torch on a CPU); `inductor`, all of it through `torch.compile`,
-            the groups of the update too; `ops`, each op as a line of its own.
+            the groups of the update too where no Triton runs (else they are one launch for all parameters); `ops`, each op as a line of its own.
         cuda_graph: on GPUs a step is captured as a CUDA graph and replayed (docs/design/programs.md); refused where a graph cannot hold it. Losses equal to the bit on one GPU (H200); no graph has held nccl's collectives yet.
         price: solve again: without the constraints, so that the plan can say what they cost; where nothing fits, with changes that may.
     """

@@ -156,9 +156,9 @@ def measure_case(name: str, build: Callable[[int], Workload], batch: int | None,
     """Weigh, compare and time all on one model.
 
     Args:
-        graph: autopar's program as a CUDA graph, too.
         build: the workload of a batch size, on the CPU.
         batch: None: as many as fill `SHARE` of the memory.
+        graph: autopar's program as a CUDA graph, too.
     """
     batch = batch or _fitting_batch(build, setting)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Blocks: how many rows and columns a program of a kernel may have at once.
+"""Blocks: how many rows and columns a program of a kernel may have at once, and how many of these are a thread's own.
 
 In: the shape of a kernel's grid. Out: limits that every launch keeps (`runtime.fused`, `runtime.block_table`), so that a kernel's text asks only where an element may be none.
 """
@@ -12,7 +12,6 @@ MORE_ROWS = 4  # times those of the rule, at most
 FLAT = 1024  # elements of a flat kernel's block, by rule
 WALK = 4096  # columns at a time where rows are wider than a program holds
 EIGHT = 8  # columns that a thread has side by side: 16 bytes of 16-bit numbers
-LOWEST = -3.4028234663852886e38  # of all float32: below any logit that is a number
 COLUMN_BLOCK, COLUMN_ROWS = 64, 16  # of a program that walks down rows, by rule
 
 

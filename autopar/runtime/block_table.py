@@ -3,7 +3,7 @@
 In: a kernel's key, the sizes that the rule gives (`fused.blocks`), a function that times one launch and one that compiles for it. Out: the sizes to launch with. The file is JSON with a line per kernel
 (`~/.cache/autopar/blocks/DEVICE.json`); it may be read, edited and deleted. Invariant: without a file, or where a size does not run, the rule's sizes are what is used.
 
-Sizes decide in which order a kernel adds up, so ranks that hold the same thing may only differ in sizes where nothing is added up; `fused.launch` sees to that.
+Sizes decide in which order a kernel adds up, so ranks that hold the same thing may only differ in sizes where nothing is added up; `fused.block_sizes` sees to that.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def loop_candidates(sizes: Sizes, walks: bool) -> list[Sizes]:
         return []
     found = [{**sizes, "STAGES": stages} for stages in _STAGES if stages != sizes["STAGES"]]
     found += [{**sizes, "PROGRAMS": sizes["PROGRAMS"] * halves // 2} for halves in (3, 4)] if "PROGRAMS" in sizes else []
-    return [*found, *({**sizes, "COLS": sizes["COLS"] * more, "num_warps": min(_WARPS[1], sizes["num_warps"] * more)} for more in (2, 4) if walks and sizes["ROWS"] == 1)]
+    return [*found, *({**sizes, "COLS": sizes["COLS"] * more, "num_warps": min(_WARPS[1], sizes["num_warps"] * more)} for more in (2, 4) if walks and sizes["ROWS"] == 1 and sizes["COLS"] * more <= LARGEST)]
 
 
 def candidates(rule: Sizes) -> list[Sizes]:

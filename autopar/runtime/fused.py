@@ -15,12 +15,13 @@ import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..graph.blocks import COLUMN_ROWS, EIGHT, FLAT, block_cols, most_rows
+from ..graph.blocks import COLUMN_ROWS, EIGHT, FLAT, LARGEST, block_cols, most_rows
 from ..graph.layouts import alike, span
 from ..graph.tensor import power_of_two
 from .adam import adam  # noqa: F401  called by kernels
@@ -225,40 +226,44 @@ class Launch:
         like = dense[self._like]
         grid = replace(self._grid, rows=like.numel()) if self._grid.any_size else self._grid
         with on_device(like.device):
-            key = like.device, grid.rows
-            sizes = self._sizes.get(key)
-            if sizes is not None:
-                results = self._run(grid, sizes, dense)
-            else:
-                sizes, settled = block_sizes(
-                    self._kernel, grid, dense, self._widest, self._written, lambda sizes, taken: self._run(grid, sizes, taken), lambda sizes: self._run(grid, sizes, dense, True)
-                )
-                sizes, results = _run_compiled(self._kernel, grid, sizes, lambda sizes: self._run(grid, sizes, dense))
-                if settled:
-                    self._sizes[key] = sizes
+            key = like.device, grid.rows, num_ranks() > 1
+            rule = blocks(grid, self._widest, sum(x.element_size() for x in dense if x.numel() >= grid.rows * grid.cols))
+            sizes, settled = self._sizes.get(key), True
+            if sizes is None:
+                sizes, settled = block_sizes(self._kernel, grid, rule, dense, self._widest > 0, self._written, partial(self._run, grid), partial(self._compile, grid, dense))
+            ran, results = _run_compiled(self._kernel, grid, rule, sizes, lambda sizes: self._run(grid, sizes, dense))
+            if settled:
+                self._sizes[key] = ran
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
-    def _run(self, grid: Grid, sizes: Mapping[str, int], taken: Sequence[Tensor], compiles: bool = False) -> list[Any]:
-        """The results with these sizes; `compiles`: only make ready what runs, there are none."""
+    def _run(self, grid: Grid, sizes: Mapping[str, int], taken: Sequence[Tensor]) -> list[Any]:
+        """The results with these sizes."""
         device, like = taken[0].device, taken[self._like]
-        programs, across = -(-grid.rows // sizes["ROWS"]), _across(grid, sizes)
-        if self._widest:
-            programs = min(programs, sizes["PROGRAMS"])
-            sizes = {**sizes, "PROGRAMS": programs}
+        programs, sizes = self._programs(grid, sizes)
         made: list[Any] = [None if out.width else _empty(out, like.shape, device) for out in self._outs]
-        sums = [(places, torch.empty((len(places), programs, width), dtype=dtype, device=device)) for width, dtype, places in self._sums]
+        sums = [(places, torch.empty((len(places), programs[0], width), dtype=dtype, device=device)) for width, dtype, places in self._sums]
         left = dict(pair for places, parts in sums for pair in zip(places, parts.unbind()))
-        given = *taken, *(left.get(k, x) for k, x in enumerate(made)), *([grid.rows] if grid.any_size else [])
-        if compiles:
-            self._kernel.warmup(*given, grid=(programs, across), **sizes)
-            return []
-        self._kernel[(programs, across)](*given, **sizes)
+        self._kernel[programs](*taken, *(left.get(k, x) for k, x in enumerate(made)), *([grid.rows] if grid.any_size else []), **sizes)
         for places, parts in sums:
             for place, total in zip(places, _add_parts(parts, self._outs[places[0]].dtype)):
                 shape = self._outs[place].shape
                 assert shape is not None
                 made[place] = total if len(shape) == 1 else total.view(tuple(shape))
         return made
+
+    def _compile(self, grid: Grid, taken: Sequence[Tensor], sizes: Mapping[str, int]) -> None:
+        """Make ready what runs with these sizes; results are told by their dtypes."""
+        programs, sizes = self._programs(grid, sizes)
+        made = [out.part_dtype if out.width else _dtype_of(out, taken[0].device) for out in self._outs]
+        self._kernel.warmup(*taken, *made, *([grid.rows] if grid.any_size else []), grid=programs, **sizes)
+
+    def _programs(self, grid: Grid, sizes: Mapping[str, int]) -> tuple[tuple[int, int], Mapping[str, int]]:
+        """How many there are, and the sizes with that number where they leave parts."""
+        programs, across = -(-grid.rows // sizes["ROWS"]), _across(grid, sizes)
+        if not self._widest:
+            return (programs, across), sizes
+        programs = min(programs, sizes["PROGRAMS"])
+        return (programs, across), {**sizes, "PROGRAMS": programs}
 
 
 def lay(x: Tensor, strides: Sequence[int]) -> Tensor:
@@ -268,16 +273,17 @@ def lay(x: Tensor, strides: Sequence[int]) -> Tensor:
     return _strided(x.shape, strides, x.dtype, x.device).copy_(x)
 
 
-def _run_compiled(kernel: Any, grid: Grid, sizes: dict[str, int], run: Callable[[dict[str, int]], Any]) -> tuple[dict[str, int], Any]:
-    """Run with these sizes; with others near them where Triton's compiler fails on them (3.6 does, on a softmax beside what else is read of its row), or the device has not what
-    they need. The sizes that ran, and what that returned."""
+def _run_compiled(kernel: Any, grid: Grid, rule: dict[str, int], sizes: dict[str, int], run: Callable[[dict[str, int]], Any]) -> tuple[dict[str, int], Any]:
+    """Run with these sizes; with those of the rule, or others near them, where Triton's compiler fails (3.6 does, on a softmax beside what else is read of its row), or the device has
+    not what they need. The sizes that ran, and what that returned."""
     sizes = _INSTEAD.get((kernel, grid), sizes)
     try:
         return sizes, run(sizes)
     except Exception as error:
         if not (isinstance(error, RuntimeError) and _COMPILER_FAILED in str(error) or type(error).__name__ == _TOO_MUCH):
             raise
-        for other in [*candidates(sizes)[1:], *loop_candidates(sizes, grid.walks)]:
+        others = [*candidates(rule), *loop_candidates(rule, grid.walks)]
+        for other in (other for other in others if other != sizes and _may_have(grid, rule, other)):
             with contextlib.suppress(Exception):  # these may fail as well
                 made = run(other)
                 _INSTEAD[kernel, grid] = other
@@ -286,20 +292,19 @@ def _run_compiled(kernel: Any, grid: Grid, sizes: dict[str, int], run: Callable[
 
 
 def block_sizes(
-    kernel: Any, grid: Grid, inputs: Sequence[Tensor], widest: int, written: Sequence[int], run: Callable, compile_sizes: Callable[[dict[str, int]], object]
+    kernel: Any, grid: Grid, rule: dict[str, int], inputs: Sequence[Tensor], adds: bool, written: Sequence[int], run: Callable, compile_sizes: Callable[[dict[str, int]], object]
 ) -> tuple[dict[str, int], bool]:
     """The sizes of a kernel's blocks on its device: from its table, measured on copies of what is rewritten; where no table may decide, from the rule. True with them where
     they are the same at the next launch.
 
     Args:
-        widest: as of `blocks`, of sums that it leaves for others to add up.
+        adds: it leaves sums for others to add up.
         written: numbers of the inputs that it rewrites.
         run: launches it, with the sizes and inputs that it is given.
         compile_sizes: makes it ready to run with these sizes, in any thread.
     """
     device, cells = inputs[0].device, grid.rows * grid.cols
-    rule = blocks(grid, widest, sum(x.element_size() for x in inputs if x.numel() >= cells))
-    if device.type != "cuda" or cells < _WORTH or (grid.shape != "flat" or widest) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
+    if device.type != "cuda" or cells < _WORTH or (grid.shape != "flat" or adds) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
         return rule, True
     table = _table(device)
     key = _key(kernel, replace(grid, rows=power_of_two(grid.rows)) if grid.any_size else grid)
@@ -325,7 +330,7 @@ def block_sizes(
 
 def _may_have(grid: Grid, rule: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
     """True for sizes that the kernel's text knows of: those of a file may have been written by hand."""
-    wide = sizes.get("COLS") == rule.get("COLS") or grid.walks and sizes.get("COLS", 0) >= rule["COLS"]
+    wide = sizes.get("COLS") == rule.get("COLS") or grid.walks and rule["COLS"] <= sizes.get("COLS", 0) <= LARGEST
     return sizes.keys() == rule.keys() and sizes["ROWS"] <= most_rows(grid.shape, grid.cols, grid.walks) and wide
 
 
@@ -427,9 +432,12 @@ def _can_wait(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= _WAITING and hasattr(tl.extra.cuda, "gdc_wait")
 
 
+def _dtype_of(out: Out, device: torch.device) -> torch.dtype:
+    return torch.float32 if out.statistic and device.type == "cuda" and out.dtype in _HALVES else out.dtype
+
+
 def _empty(out: Out, like: Sequence[int], device: torch.device) -> Tensor:
-    shape = tuple(like if out.shape is None else out.shape)
-    dtype = torch.float32 if out.statistic and device.type == "cuda" and out.dtype in _HALVES else out.dtype
+    shape, dtype = tuple(like if out.shape is None else out.shape), _dtype_of(out, device)
     return _strided(shape, out.strides, dtype, device) if out.strides else torch.empty(shape, dtype=dtype, device=device)
 
 

@@ -126,8 +126,7 @@ class Together:
             found.setdefault(ALIGNED if even else 1, []).append(place)
         return found
 
-    def _launch(self, blocks: dict[str, int], lists: Sequence[Sequence[Tensor]], align: int, compiles: bool = False) -> list[list[Tensor]]:
-        """Its results; `compiles`: only make ready what runs."""
+    def _launch(self, blocks: dict[str, int], lists: Sequence[Sequence[Tensor]], align: int) -> list[list[Tensor]]:
         device, count = lists[0][0].device, len(lists[0])
         shapes = [torch.Size()] * count if self._wide is None else [x.shape for x in lists[self._wide]]
         sizes = tuple(shape.numel() for shape in shapes)
@@ -144,9 +143,6 @@ class Together:
         told = [*lists, *(found for found, made in zip(results, self._made) if made.part_dtype is None)]
         addresses = [[x.data_ptr() for x in one] for one in told]
         table = self._table_of(tuple(zip(sizes, *addresses)), device)
-        if compiles:
-            self._kernel.warmup(parts, table, *(part for part, _ in sums), grid=(1,), ALIGN=align, **blocks)
-            return results
         if len(parts):
             self._kernel[(len(parts),)](parts, table, *(part for part, _ in sums), ALIGN=align, **blocks)
         for part, numbers in sums:
@@ -159,13 +155,19 @@ class Together:
         largest = sizes.index(max(sizes))
         one = [tensors[largest] for tensors in lists]
 
-        def run(blocks: dict[str, int], taken: Sequence[Tensor], compiles: bool = False) -> None:
+        def run(sizes: dict[str, int], taken: Sequence[Tensor]) -> None:
             alone = [[x] for x in taken]
-            self._launch(blocks, alone, *self._by_alignment(alone), compiles)
+            self._launch(sizes, alone, *self._by_alignment(alone))
+
+        def compile_sizes(sizes: dict[str, int]) -> None:
+            sums = [made.part_dtype for made in self._made if made.part_dtype is not None]
+            [align] = self._by_alignment([[x] for x in one])
+            self._kernel.warmup(torch.int64, torch.int64, *sums, grid=(1,), ALIGN=align, **sizes)
 
         if any(made.part_dtype is not None for made in self._made) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
             return blocks(Grid("flat", max(sizes)))
-        return block_sizes(self._kernel, Grid("flat", max(sizes), any_size=True), one, 0, self._written, run, lambda blocks: run(blocks, one, True))[0]
+        grid = Grid("flat", max(sizes), any_size=True)
+        return block_sizes(self._kernel, grid, blocks(grid), one, False, self._written, run, compile_sizes)[0]
 
     def _parts_of(self, sizes: tuple[int, ...], rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
         key = (sizes, rows, device)

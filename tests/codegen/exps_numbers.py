@@ -7,6 +7,7 @@ A process of its own, for Triton decides when it is imported whether it interpre
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import warnings
@@ -14,15 +15,16 @@ import warnings
 import torch
 
 from autopar.codegen.kernels.triton_text import print_triton
+from autopar.graph.blocks import LARGEST, WALK
 from autopar.graph.graph import Graph
 from autopar.graph.kernel import Kernel
 from autopar.graph.node import Node, Phase, Ref
 from autopar.graph.tensor import Kind, Value
-from autopar.graph.blocks import WALK
 from autopar.runtime import fused
 from tests.codegen.kernel_numbers import functions_of
 
-WIDTHS = (9001, 3 * WALK)  # columns: a few more than blocks have, and whole blocks
+WIDTHS = (9001, 3 * WALK, LARGEST)  # columns: a few more than blocks have, whole blocks of the rule's size, and of every size
+SIZES = (WALK, LARGEST)  # columns of a block
 
 
 def exps_kernel(rows: int, width: int, dtype: str) -> Kernel:
@@ -36,23 +38,25 @@ def exps_kernel(rows: int, width: int, dtype: str) -> Kernel:
     return Kernel(f"exps_{width}_{dtype}", Graph("", tuple(values), nodes, ("logits",), outputs=("peak", "total")), (), False, ())
 
 
-def draw_rows(width: int) -> dict[str, torch.Tensor]:
+def draw_rows(width: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Rows of logits, by what is odd about them."""
     generator = torch.Generator().manual_seed(width)
-    plain, last, block = torch.randn(width, generator=generator) * 5, width - 1, WALK
+    plain, last, block = (torch.randn(width, generator=generator) * 5).to(dtype), width - 1, WALK
+    lowest = torch.finfo(dtype).min
 
     def changed(places: slice | int, number: float) -> torch.Tensor:
         row = plain.clone()
         row[places] = number
         return row
 
-    none = torch.full((width,), -math.inf)
-    alone = none.clone()
-    alone[last] = 2.5
+    none = torch.full((width,), -math.inf, dtype=dtype)
+    alone, low = none.clone(), none.clone()
+    alone[last], low[17] = 2.5, lowest
     return {
         "plain": plain, "large": plain + 3000, "rising": plain.sort()[0] * 20, "falling": plain.sort(descending=True)[0] * 20,
-        "masked": torch.where(plain > 0, plain, torch.tensor(-math.inf)), "first block masked": changed(slice(0, block), -math.inf),
+        "masked": plain.where(plain > 0, none), "first block masked": changed(slice(0, block), -math.inf),
         "last block masked": changed(slice(block, width), -math.inf), "the last alone": alone, "masked but one of a block": changed(slice(1, width), -math.inf),
+        "all lowest": torch.full_like(none, lowest), "one lowest, the others masked": low, "all but one lowest": torch.full_like(none, lowest).where(torch.arange(width) != 5, plain),
         "all masked": none, "infinite": changed(17, math.inf), "infinite at the end": changed(last, math.inf), "no number": changed(17, math.nan), "no number at the end": changed(last, math.nan),
     }  # fmt: skip
 
@@ -60,18 +64,19 @@ def draw_rows(width: int) -> dict[str, torch.Tensor]:
 def main() -> None:
     warnings.simplefilter("ignore")  # numpy on lanes that are masked out, and what is infinite
     assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
-    for width in WIDTHS:
-        rows = draw_rows(width)
-        logits = torch.stack(list(rows.values()))
-        for dtype in ("float32", "float64"):
-            kernel = exps_kernel(len(rows), width, dtype)
-            walks = sum("tl.range(" in line for line in print_triton(kernel).lines)
-            given = logits.to(getattr(torch, dtype))
-            peaks, totals = functions_of([kernel])[kernel.name](given)
-            wanted = given.double().amax(-1)
-            sums = (given.double() - wanted[:, None]).exp().sum(-1)
-            for name, *found in zip(rows, peaks.tolist(), totals.tolist(), wanted.tolist(), sums.tolist(), strict=True):
-                print(json.dumps({"width": width, "dtype": dtype, "row": name, "walks": walks, **dict(zip(("peak", "total", "peak wanted", "total wanted"), found))}), flush=True)
+    rule = fused.blocks
+    for width, dtype, cols in itertools.product(WIDTHS, ("float32", "float64"), SIZES):
+        rows = draw_rows(width, getattr(torch, dtype))
+        given = torch.stack(list(rows.values()))
+        kernel = exps_kernel(len(rows), width, dtype)
+        walks = sum("tl.range(" in line for line in print_triton(kernel).lines)
+        fused.blocks = lambda *args, cols=cols: {**rule(*args), "COLS": cols}
+        peaks, totals = functions_of([kernel])[kernel.name](given)
+        wanted = given.double().amax(-1)
+        sums = (given.double() - wanted[:, None]).exp().sum(-1)
+        for name, *found in zip(rows, peaks.tolist(), totals.tolist(), wanted.tolist(), sums.tolist(), strict=True):
+            row = {"width": width, "dtype": dtype, "cols": cols, "row": name, "walks": walks}
+            print(json.dumps({**row, **dict(zip(("peak", "total", "peak wanted", "total wanted"), found))}), flush=True)
 
 
 if __name__ == "__main__":

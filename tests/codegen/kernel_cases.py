@@ -122,6 +122,22 @@ class Dropout(torch.nn.Module):
         return self.norm(x + F.dropout(F.gelu(self.linear(x), approximate="tanh"), 0.3, True))
 
 
+class Beside(torch.nn.Module):
+    """Random numbers in a part of each row, then a norm of the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = torch.nn.Linear(6, 10), torch.nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.norm(torch.cat([x * 3, F.dropout(self.linear(x) * 2, 0.3, True)], -1))
+
+
+def _matrices_only(params):
+    """Steps matrices alone, as Muon does: nobody reads the gradients of norms and biases."""
+    return torch.optim.SGD([p for p in params if p.dim() > 1], lr=0.1)
+
+
 def _step(module, *shape, **options):
     torch.manual_seed(0)
     return Workload(module, (torch.randn(*shape),), (), lambda y: (y * y).mean(), options.get("optimizer", ADAMW))
@@ -201,6 +217,9 @@ CASES = {
     "even rows": lambda: _step(Dropout(512), 4, 8, 512),
     "even blocks": lambda: _of(lambda x: x.sin() * 2, 64, 64),
     "even walks": lambda: _of(lambda x: torch.softmax(x * 2, -1) + x.amax(-1, keepdim=True), 4, 9216),
+    "frozen norm": lambda: _step(torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.LayerNorm(12), torch.nn.Linear(12, 5)), 7, 6, optimizer=_matrices_only),
+    "frozen rms norm": lambda: _step(torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.RMSNorm(12, eps=1e-6), torch.nn.Linear(12, 5)), 7, 6, optimizer=_matrices_only),
+    "dropout beside": lambda: _step(Beside(), 5, 6),
     "one row of a norm": lambda: _step(Dropout(19), 1, 19),
     "one wide row": lambda: _step(torch.nn.LayerNorm(9001), 1, 9001),
     "one column": lambda: _of(lambda x: F.layer_norm(x * 2, (1,)) + x, 5, 1),

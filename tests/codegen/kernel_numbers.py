@@ -24,7 +24,7 @@ import torch
 from autopar.codegen.kernels.emit_kernels import print_kernels
 from autopar.codegen.kernels.parts import print_parts
 from autopar.codegen.kernels.reductions import UnsupportedError, list_statistics
-from autopar.graph.blocks import most_rows
+from autopar.graph.blocks import LARGEST, most_rows
 from autopar.graph.kernel import Kernel, takes_lists
 from autopar.graph.tensor import power_of_two
 from autopar.runtime import fused
@@ -118,15 +118,20 @@ def _worst(kernel: Kernel, got: Sequence[torch.Tensor], inputs: Mapping[str, tor
 
 
 def _with_largest_blocks(kernel: Kernel) -> float:
-    """The difference where blocks have the most rows that a launch may choose, of kernels that print masks by it."""
+    """The difference where blocks have the most rows, and walks the most columns, that a launch may choose: kernels print masks by it."""
     rule = fused.blocks
 
-    def largest(grid: fused.Grid, *args: int) -> dict[str, int]:
+    def most(grid: fused.Grid, *args: int) -> dict[str, int]:
         return {**rule(grid, *args), "ROWS": min(most_rows(grid.shape, grid.cols, grid.walks), power_of_two(grid.rows))}
 
-    fused.blocks = largest
+    def widest(grid: fused.Grid, *args: int) -> dict[str, int]:
+        return {**rule(grid, *args), **({"COLS": LARGEST} if grid.walks else {})}
+
     try:
-        return differences(kernel, functions_of([kernel])[kernel.name], False)
+        found = []
+        for fused.blocks in (most, widest):
+            found.append(differences(kernel, functions_of([kernel])[kernel.name], False))
+        return max(found)
     finally:
         fused.blocks = rule
 

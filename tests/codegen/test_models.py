@@ -17,6 +17,7 @@ from tests.codegen.random_plans import Assigner, Control, zoo_control  # noqa: E
 
 pytestmark = pytest.mark.torch
 
+
 class Empty(torch.nn.Module):
     """Slices without elements, and a parameter without any."""
 

@@ -121,7 +121,7 @@ def test_a_launch_is_measured_once_on_copies_of_what_it_rewrites(monkeypatch):
     compiled = []
 
     def asked(grid):
-        return fused.block_sizes(kernel, grid, [param, grad], 0, [0], run, compiled.append)
+        return fused.block_sizes(kernel, grid, fused.blocks(grid), [param, grad], False, [0], run, compiled.append)
 
     grid, small, rows = fused.Grid("flat", 5_000_000, any_size=True), fused.Grid("flat", 5000, any_size=True), fused.Grid("rows", 64_000, 512)
     rule = fused.blocks(grid)
@@ -145,7 +145,7 @@ def test_a_table_that_somebody_wrote_cannot_make_a_kernel_wrong(monkeypatch):
     monkeypatch.setattr(fused, "_table", lambda device: table)
     for rows, taken in ((16, 16), (32, 2)):
         monkeypatch.setattr(table, "known", lambda key, rows=rows: {**fused.blocks(grid), "ROWS": rows})
-        assert fused.block_sizes(len, grid, [OnDevice()], 0, [], len, len)[0]["ROWS"] == taken
+        assert fused.block_sizes(len, grid, fused.blocks(grid), [OnDevice()], False, [], len, len)[0]["ROWS"] == taken
 
 
 def test_sizes_are_compiled_for_side_by_side():
@@ -169,6 +169,7 @@ def test_loops_are_measured_with_the_best_of_the_other_sizes(tmp_path):
     found = loop_candidates(WALK, walks=True)
     assert [sizes["STAGES"] for sizes in found[:4]] == [2, 3, 4, 6] and {**WALK, "PROGRAMS": 528} in found and {**WALK, "PROGRAMS": 396} in found
     assert {**WALK, "COLS": 16384, "num_warps": 16} in found and {**WALK, "COLS": 8192, "num_warps": 16} in found and len(found) == 8
+    assert max(sizes["COLS"] for sizes in loop_candidates({**WALK, "COLS": 16384}, walks=True)) == 16384
     assert loop_candidates({**WALK, "ROWS": 2}, walks=True) == [{**sizes, "ROWS": 2} for sizes in found[:6]] and loop_candidates(WALK, walks=False) == found[:6]
     assert loop_candidates(RULE, walks=True) == []
     better, best = {**WALK, "num_warps": 16}, {**WALK, "num_warps": 16, "STAGES": 3}

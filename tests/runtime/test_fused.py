@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from codegen.interpreter import read_numbers  # noqa: E402
 
-from autopar.graph.blocks import most_rows  # noqa: E402
+from autopar.graph.blocks import LARGEST, most_rows  # noqa: E402
 from autopar.graph.layouts import span  # noqa: E402
 from autopar.runtime import fused  # noqa: E402
 from autopar.runtime.block_table import candidates, loop_candidates  # noqa: E402
@@ -106,8 +106,9 @@ def test_no_block_has_more_rows_than_texts_are_printed_for(grid):
     most, rule = most_rows(grid.shape, grid.cols, grid.walks), fused.blocks(grid, grid.cols)
     tried = [sizes for base in candidates(rule) for sizes in (base, *loop_candidates(base, grid.walks))]
     assert all(most % sizes["ROWS"] == 0 for sizes in tried)
-    assert grid.walks or len({sizes.get("COLS") for sizes in tried}) == 1, "a whole row, or a block of columns"
+    assert grid.walks and max(sizes["COLS"] for sizes in tried) == LARGEST or len({sizes.get("COLS") for sizes in tried}) == 1, "a whole row, or a block of columns"
     assert all(fused._may_have(grid, rule, sizes) for sizes in tried) and not fused._may_have(grid, rule, {**rule, "ROWS": 2 * most})
+    assert not fused._may_have(grid, rule, {**rule, "COLS": 2 * LARGEST})
 
 
 @pytest.mark.parametrize("row", [{"ROWS": 2, "COLS": 512, "num_warps": 4}, {"ROWS": 2, "COLS": 2048, "num_warps": 4}, {"ROWS": 2, "num_warps": 4}, {"ROWS": 2, "COLS": 1024, "num_warps": 4, "STAGES": 2}])
@@ -141,18 +142,18 @@ def instead(monkeypatch):
 def test_other_sizes_run_where_the_compiler_fails_and_are_kept(instead):
     compiler = Compiler(lambda sizes: sizes["ROWS"] == 2)
     others = [sizes for sizes in candidates(SIZES) if sizes["ROWS"] != 2]
-    assert fused._run_compiled(len, GRID, SIZES, compiler) == (others[0], others[0]["ROWS"]) and compiler.asked[0] == SIZES and instead == {(len, GRID): others[0]}
+    assert fused._run_compiled(len, GRID, SIZES, SIZES, compiler) == (others[0], others[0]["ROWS"]) and compiler.asked[0] == SIZES and instead == {(len, GRID): others[0]}
     again = Compiler(lambda sizes: False)
-    fused._run_compiled(len, GRID, SIZES, again)
-    fused._run_compiled(len, Grid("rows", 512, 700), SIZES, again)
-    fused._run_compiled(max, GRID, SIZES, again)
+    fused._run_compiled(len, GRID, SIZES, SIZES, again)
+    fused._run_compiled(len, Grid("rows", 512, 700), SIZES, SIZES, again)
+    fused._run_compiled(max, GRID, SIZES, SIZES, again)
     assert again.asked == [others[0], SIZES, SIZES], "for this kernel over this grid alone"
 
 
 def test_where_nothing_compiles_the_first_error_is_raised(instead):
     compiler = Compiler(lambda sizes: True)
     with pytest.raises(RuntimeError, match="PassManager::run failed"):
-        fused._run_compiled(len, GRID, SIZES, compiler)
+        fused._run_compiled(len, GRID, SIZES, SIZES, compiler)
     assert compiler.asked == candidates(SIZES) and not instead
 
 
@@ -160,7 +161,7 @@ def test_where_nothing_compiles_the_first_error_is_raised(instead):
 def test_other_errors_are_raised_at_once(instead, text, error):
     compiler = Compiler(lambda sizes: True, text, error)
     with pytest.raises(error, match=text):
-        fused._run_compiled(len, GRID, SIZES, compiler)
+        fused._run_compiled(len, GRID, SIZES, SIZES, compiler)
     assert compiler.asked == [SIZES] and not instead
 
 
@@ -178,7 +179,7 @@ def test_sizes_that_fail_otherwise_are_passed_over(instead):
             raise error
         return sizes
 
-    assert fused._run_compiled(len, GRID, SIZES, run) == (candidates(SIZES)[3],) * 2 and instead == {(len, GRID): candidates(SIZES)[3]}
+    assert fused._run_compiled(len, GRID, SIZES, SIZES, run) == (candidates(SIZES)[3],) * 2 and instead == {(len, GRID): candidates(SIZES)[3]}
 
 
 def test_sizes_that_the_device_has_no_room_for_are_given_up(instead):
@@ -189,5 +190,62 @@ def test_sizes_that_the_device_has_no_room_for_are_given_up(instead):
 
     sizes = {**SIZES, "PROGRAMS": 264, "STAGES": 3}
     compiler = Compiler(lambda sizes: sizes["STAGES"] > 1, "out of resource: shared memory", OutOfResources)
-    found, _ = fused._run_compiled(len, GRID, sizes, compiler)
+    found, _ = fused._run_compiled(len, GRID, sizes, sizes, compiler)
     assert found == {**sizes, "STAGES": 1} == instead[len, GRID]
+
+
+def test_what_runs_in_the_place_of_a_table_s_sizes_is_near_the_rule_s(instead):
+    """Not near those of the table, beyond which a text asks for nothing."""
+    grid = Grid("flat", 12288)
+    rule, most = fused.blocks(grid), {**fused.blocks(grid), "ROWS": most_rows("flat")}
+    compiler = Compiler(lambda sizes: True)
+    with pytest.raises(RuntimeError):
+        fused._run_compiled(len, grid, rule, most, compiler)
+    assert compiler.asked[:2] == [most, rule] and all(sizes["ROWS"] <= most_rows("flat") for sizes in compiler.asked)
+
+
+class Kernel:
+    """Stands for a Triton function: it remembers its sizes, and fails on some."""
+
+    src, __name__ = "", "kernel"
+
+    def __init__(self, fails=lambda sizes: False):
+        self.fails, self.asked = fails, []
+
+    def __getitem__(self, programs):
+        def launched(*args, **sizes):
+            self.asked.append(sizes)
+            if self.fails(sizes):
+                raise RuntimeError("PassManager::run failed")
+
+        return launched
+
+
+def test_a_launch_whose_sizes_are_known_is_guarded_too(instead):
+    """Another address may need another compilation of the same function."""
+    kernel = Kernel()
+    launch = fused.Launch(kernel, GRID, [fused.Out([512, 768], torch.float32)])
+    x = torch.randn(512, 768)
+    launch.run(x)
+    kernel.fails = lambda sizes: sizes["ROWS"] == 2
+    assert launch.run(x).shape == x.shape and kernel.asked[-1]["ROWS"] != 2
+    kernel.fails = lambda sizes: False
+    launch.run(x)
+    assert kernel.asked[-1]["ROWS"] != 2 and len(kernel.asked) == 4, "what ran is what runs"
+
+
+def test_what_is_compiled_for_needs_no_memory(monkeypatch):
+    """Results are told by their dtypes."""
+    kernel, told = Kernel(), []
+    kernel.warmup = lambda *args, grid, **sizes: told.append((args, grid, sizes))
+    outs = [fused.Out([512, 768], torch.bfloat16), fused.Out([768], torch.bfloat16, 768), fused.Out([512, 1], torch.bfloat16, statistic=True)]
+    launch, x = fused.Launch(kernel, GRID, outs), torch.randn(512, 768)
+    sizes = fused.blocks(GRID, 768)
+    launch._compile(GRID, [x], sizes)
+    [(args, programs, used)] = told
+    assert args[0] is x and args[1:] == (torch.bfloat16, torch.float32, torch.bfloat16) and programs == (256, 1) and used["PROGRAMS"] == 256
+
+
+def test_a_state_that_is_not_dense_is_no_state_to_rewrite():
+    with pytest.raises(ValueError, match="rewritten in place is not dense"):
+        fused.Launch(Kernel(), GRID, [], written=[0]).run(torch.randn(768, 512).t())

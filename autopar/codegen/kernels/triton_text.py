@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from ...graph.blocks import EIGHT, LARGEST, LOWEST, block_cols, most_rows
+from ...graph.blocks import EIGHT, LARGEST, block_cols, most_rows
 from ...graph.fusion import DRAWS
 from ...graph.graph import Graph, producer_table, value_table
 from ...graph.kernel import Kernel, takes_lists
@@ -38,6 +38,7 @@ _TYPES = {"float64": "tl.float64", "float32": "tl.float32", "bfloat16": "tl.floa
           "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1"}  # fmt: skip
 _ANY_SIZE = (1024,)  # stands for all shapes
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a mantissa, as `runtime.random` draws them
+_LOWEST = {"float64": "-1.7976931348623157e+308", "float32": "-3.4028234663852886e+38"}  # at or below any logit that is a number
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
@@ -111,8 +112,8 @@ class Printer:
         self.base: dict[str, frozenset[str]] = {}  # variable -> the variables that it is made of
         cols = set() if self.walks or self.shape == "flat" else {"col", *(f"col_{w}" for w in self._widths())}
         self.fixed, self.outer = _Scope(frozenset(cols)), _Scope(frozenset({"row"} | cols))  # before a loop over rows, where there is one; in it
-        self.loops = any(r.along in ("column", "all") for r in self.reductions)
-        self.before = [self.fixed, self.outer] if self.loops and not takes_lists(kernel) else [self.outer]  # a walk along rows
+        loops = any(name in self.graph.outputs for r in self.reductions if r.along != "row" for name in r.outputs) and not takes_lists(kernel)
+        self.before = [self.fixed, self.outer] if loops else [self.outer]  # a walk along rows
         self.scopes = self.before.copy()
         self.whole = False  # within a walk: every column of the block is one of the row
         self.widths: set[int] = set()
@@ -228,7 +229,7 @@ class Printer:
         if text is None:
             text = placed_text(self, node, index, mask)
         if text is None and node.op == DRAWS:
-            text = self._draw(node, index)
+            text = self._draw(node, index, mask)
         if text is None:
             text = self._pointwise(node, name, index, mask)
         return self.named(self.scope_of(index, mask), (name, index, mask), name, text)
@@ -248,7 +249,7 @@ class Printer:
             text += ".to(tl.float32)"
         elif dtype == "bool":
             text += ".to(tl.int1)"
-        early = not mask and names <= self.fixed.variables and self.fixed in self.scopes
+        early = not mask and set(index.variables()) <= self.fixed.variables and self.fixed in self.scopes
         return self.named(self.fixed if early else self.scope_of(index, mask), (name, index, mask), name, text)
 
     def _lies(self, name: str, index: Index) -> Index:
@@ -275,13 +276,13 @@ class Printer:
         sure = self.whole if self.walks else size % block_cols(self.shape, size) == 0
         return [] if sure else [f"({name} < {room or size})"]
 
-    def _draw(self, node: Node, index: Index) -> str:
+    def _draw(self, node: Node, index: Index, mask: str) -> str:
         """A random number (`runtime.random`): its place in the whole tensor, from the places of this rank's elements in each dim."""
         shape, size = self.values[node.outputs[0]].shape, get_arg(node, "size")
         places = []
         for dim, (at, ref) in enumerate(zip(coordinates(index, shape), get_arg(node, "coords"))):  # type: ignore[call-overload, arg-type]
             inner = num_elements(tuple(size)[dim + 1 :])  # type: ignore[arg-type]
-            text = self.at(node.inputs[ref.index], at)
+            text = self.at(node.inputs[ref.index], at, mask)
             places.append(text if inner == 1 else f"{text} * {inner}")
         seed = self.at(node.inputs[get_arg(node, "seed").index], Index())  # type: ignore[union-attr]
         return f"uniform({seed}, {' + '.join(places) or '0'}, {_BITS[self.values[node.outputs[0]].dtype]})"
@@ -322,7 +323,7 @@ class Printer:
 
     # --- reductions
 
-    def reduce(self, kind: str, wish: str, width: int, element: object, key: object) -> str:
+    def reduce(self, kind: str, wish: str, width: int, element: Callable[[Index], str], key: object) -> str:
         """The name of a reduction along rows of `width` elements: `element(col index)` is the text of one element.
 
         Args:
@@ -334,21 +335,21 @@ class Printer:
         identity = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}[kind]
         if not self.walks:
             col = self.col(width)
-            text = element(col)  # type: ignore[operator]
+            text = element(col)
             where = text if not col.terms or width & (width - 1) == 0 else f"tl.where({col.text()} < {width}, {text}, {identity})"
             body = f"tl.{kind}({where}, axis=1)[:, None]" if col.terms else where
             return self.named(self.outer, key, wish, body)
         total = self.fresh(f"{wish}_parts")
 
         def add_block() -> list[str]:
-            part = self._in_row(element(variable("col", width)), width, identity)  # type: ignore[operator]
+            part = self._in_row(element(variable("col", width)), width, identity)
             return [f"{total} += {part}" if kind == "sum" else f"{total} = tl.{kind}imum({total}, {part})"]
 
         dtype = "tl.float64" if self._is_double() else "tl.float32"
         self.outer.lines += [f"{total} = tl.full([ROWS, COLS], {identity}, {dtype})", *self._walk(width, add_block)]
         return self.named(self.outer, key, wish, f"tl.{kind}({total}, axis=1)[:, None]")
 
-    def sum_both(self, first: tuple[str, object, object], second: tuple[str, object, object], width: int) -> tuple[str, str]:
+    def sum_both(self, first: tuple[str, Callable[[Index], str], object], second: tuple[str, Callable[[Index], str], object], width: int) -> tuple[str, str]:
         """The names of two sums along rows of `width` elements, which programs that hold whole rows make together.
 
         Args:
@@ -358,13 +359,13 @@ class Printer:
         if self.walks or width == 1 or any(self.known(key) for *_, key in both):
             return self.reduce("sum", first[0], width, *first[1:]), self.reduce("sum", second[0], width, *second[1:])
         col = self.col(width)
-        texts = [_where(self._limits_of(col.text()), element(col)) for _, element, _ in both]  # type: ignore[operator]
+        texts = [_where(self._limits_of(col.text()), element(col)) for _, element, _ in both]
         names = self.fresh(first[0]), self.fresh(second[0])
         self.outer.lines.append(f"{', '.join(names)} = row_sums({', '.join(texts)})")
         self.outer.names.update(zip((first[2], second[2]), names))
         return names
 
-    def reduce_exps(self, peak: tuple[str, object], sum_exp: tuple[str, object], width: int, element: object) -> str:
+    def reduce_exps(self, peak: tuple[str, object], sum_exp: tuple[str, object], width: int, element: Callable[[Index], str]) -> str:
         """The name of a row's largest element; in the same walk the sum of exp(element - largest) (`runtime.fused.more_exps`).
 
         Args:
@@ -378,10 +379,10 @@ class Printer:
         block = f"[ROWS, COLS // {EIGHT}], {{}}, {'tl.float64' if self._is_double() else 'tl.float32'}"
 
         def add_block() -> list[str]:
-            part = self._in_row(element(variable("col", width)), width, 'float("-inf")')  # type: ignore[operator]
+            part = self._in_row(element(variable("col", width)), width, 'float("-inf")')
             return [f"{', '.join(parts)} = more_exps({part}, {', '.join(parts)})"]
 
-        self.outer.lines += [f"{parts[0]} = tl.full({block.format(number_text(LOWEST, 'float32'))})", f"{parts[1]} = tl.full({block.format('0.0')})"]
+        self.outer.lines += [f"{parts[0]} = tl.full({block.format(_LOWEST['float64' if self._is_double() else 'float32'])})", f"{parts[1]} = tl.full({block.format('0.0')})"]
         self.outer.lines += [*self._walk(width, add_block), f"{', '.join(names)} = row_exps({', '.join(parts)})"]
         self.outer.names.update({peak[1]: names[0], sum_exp[1]: names[1]})
         return names[0]
