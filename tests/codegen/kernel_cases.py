@@ -221,7 +221,7 @@ CASES = {
     "frozen rms norm": lambda: _step(torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.RMSNorm(12, eps=1e-6), torch.nn.Linear(12, 5)), 7, 6, optimizer=_matrices_only),
     "dropout beside": lambda: _step(Beside(), 5, 6),
     "one row of a norm": lambda: _step(Dropout(19), 1, 19),
-    "one wide row": lambda: _step(torch.nn.LayerNorm(9001), 1, 9001),
+    "one wide row": lambda: _of(lambda x: F.layer_norm(x * 2, (9001,)) + x, 1, 9001),
     "one column": lambda: _of(lambda x: F.layer_norm(x * 2, (1,)) + x, 5, 1),
     "one row": lambda: _of(lambda x: torch.softmax(x, -1) * x, 1, 19),
 }
