@@ -209,7 +209,7 @@ class Launch:
                 together.setdefault((out.width, out.part_dtype, out.dtype), []).append(place)
         self._sums = tuple((width, dtype, tuple(places)) for (width, dtype, _), places in together.items())
         self._widest = max((width for width, *_ in self._sums), default=0)
-        self._sizes: dict[tuple, dict[str, int]] = {}
+        self._sizes: dict[tuple, tuple[dict[str, int], dict[str, int]]] = {}  # by the rule, and those that run
 
     def run(self, *inputs: Tensor) -> Any:
         """Run it.
@@ -227,13 +227,14 @@ class Launch:
         grid = replace(self._grid, rows=like.numel()) if self._grid.any_size else self._grid
         with on_device(like.device):
             key = like.device, grid.rows, num_ranks() > 1
-            rule = blocks(grid, self._widest, sum(x.element_size() for x in dense if x.numel() >= grid.rows * grid.cols))
-            sizes, settled = self._sizes.get(key), True
-            if sizes is None:
+            known, settled = self._sizes.get(key), True
+            if known is None:
+                rule = blocks(grid, self._widest, sum(x.element_size() for x in dense if x.numel() >= grid.rows * grid.cols))
                 sizes, settled = block_sizes(self._kernel, grid, rule, dense, self._widest > 0, self._written, partial(self._run, grid), partial(self._compile, grid, dense))
-            ran, results = _run_compiled(self._kernel, grid, rule, sizes, lambda sizes: self._run(grid, sizes, dense))
+                known = rule, sizes
+            ran, results = _run_compiled(self._kernel, grid, *known, lambda sizes: self._run(grid, sizes, dense))
             if settled:
-                self._sizes[key] = ran
+                self._sizes[key] = known[0], ran
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
     def _run(self, grid: Grid, sizes: Mapping[str, int], taken: Sequence[Tensor]) -> list[Any]:
