@@ -97,19 +97,27 @@ def test_gpu_goes_its_way_on_the_cpu():
         assert text in done.stdout
 
 
-@pytest.mark.parametrize(("words", "batches"), [(("--batch", "3"), {"gpt2-medium": 2, "llama-blocks": 3}), ((), {"gpt2-medium": 2, "llama-blocks": None})])
+@pytest.mark.parametrize(
+    ("words", "batches"),
+    [
+        (("--batch", "3"), {"gpt2-medium": 2, "llama-blocks": 3}), ((), {"gpt2-medium": 2, "llama-blocks": None}),
+        (("--cuda-graph", "--models", "gpt-small", "llama-blocks"), {"gpt-small": 2, "llama-blocks": None}),
+    ],
+)  # fmt: skip
 def test_a_batch_that_is_asked_for_is_that_of_the_llama(monkeypatch, capsys, words, batches):
-    """Otherwise one is found that fills its share of the memory."""
-    asked = {}
+    """Otherwise one is found that fills its share of the memory. A CUDA graph is timed where it is asked for."""
+    asked, graphs = {}, set()
 
-    def measure_case(name, build, batch, sizes, setting):
+    def measure_case(name, build, batch, sizes, setting, graph):
         asked[name] = batch
+        graphs.add(graph)
         return gpu.Case(name, {**sizes, "batch": batch}, tuple(gpu.Row(who, 1.0, 0.0, 1) for who in ("autopar", "eager", "compile")), (), ())
 
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
     monkeypatch.setattr(gpu, "measure_case", measure_case)
     gpu.main(["--dry-run", "--json", *words])
     assert asked == batches and [case["sizes"]["batch"] for case in json.loads(capsys.readouterr().out)["cases"]] == list(batches.values())
+    assert graphs == {"--cuda-graph" in words}
 
 
 def test_weights_begin_as_bf16_holds_them():
