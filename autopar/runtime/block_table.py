@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from ..graph.blocks import LARGEST, MORE_ROWS
@@ -43,7 +44,7 @@ class BlockTable:
         """The sizes of a kernel that was measured."""
         return self._known.get(key)
 
-    def find(self, key: str, rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool = False) -> Sizes:
+    def find(self, key: str, rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool) -> Sizes:
         """The sizes of a kernel, measured now if they are not known.
 
         Args:
@@ -83,32 +84,27 @@ def loop_candidates(sizes: Sizes, walks: bool) -> list[Sizes]:
         return []
     found = [{**sizes, "STAGES": stages} for stages in _STAGES if stages != sizes["STAGES"]]
     found += [{**sizes, "PROGRAMS": sizes["PROGRAMS"] * halves // 2} for halves in (3, 4)] if "PROGRAMS" in sizes else []
-    return [*found, *({**sizes, "COLS": sizes["COLS"] * more, "num_warps": min(_WARPS[1], sizes["num_warps"] * more)} for more in (2, 4) if walks and sizes["ROWS"] == 1 and sizes["COLS"] * more <= LARGEST)]
+    wider = [more for more in (2, 4) if walks and sizes["ROWS"] == 1 and sizes["COLS"] * more <= LARGEST]
+    return [*found, *({**sizes, "COLS": sizes["COLS"] * more, "num_warps": min(_WARPS[1], sizes["num_warps"] * more)} for more in wider)]
 
 
 def candidates(rule: Sizes) -> list[Sizes]:
     """Sizes around those of the rule, which come first: half and twice to four times the rows, half and twice the warps."""
-    found = [rule]
+    found, cols = [rule], rule.get("COLS", 1)
+    of_all, of_a_warp = max(LARGEST, rule["ROWS"] * cols), max(_OF_A_WARP, rule["ROWS"] * cols // rule["num_warps"])
     for rows in (rule["ROWS"] // 2, rule["ROWS"], rule["ROWS"] * 2, rule["ROWS"] * MORE_ROWS):
         for warps in (rule["num_warps"] // 2, rule["num_warps"], rule["num_warps"] * 2):
             sizes = {**rule, "ROWS": rows, "num_warps": warps}
-            elements = rows * rule.get("COLS", 1)
-            if not rows or not _WARPS[0] <= warps <= _WARPS[1] or sizes in found:
-                continue
-            if elements <= max(LARGEST, rule["ROWS"] * rule.get("COLS", 1)) and elements <= max(warps * _OF_A_WARP, _of_a_warp(rule) * warps):
+            if rows and _WARPS[0] <= warps <= _WARPS[1] and rows * cols <= min(of_all, warps * of_a_warp) and sizes not in found:
                 found.append(sizes)
     return found
-
-
-def _of_a_warp(sizes: Sizes) -> int:
-    return sizes["ROWS"] * sizes.get("COLS", 1) // sizes["num_warps"]
 
 
 def _fastest(rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool) -> Sizes:
     """The fastest of the sizes around the rule's; then of other loops with these."""
     best, least = rule, float("inf")
-    for asked in (candidates(rule), None):
-        asked = loop_candidates(best, walks) if asked is None else asked
+    for list_sizes in (candidates, partial(loop_candidates, walks=walks)):
+        asked = list_sizes(best)
         _make_ready(asked, make_ready)
         for sizes in asked:
             try:

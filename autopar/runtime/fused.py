@@ -35,7 +35,7 @@ except ImportError:  # a CPU needs none
     triton = tl = None
 
 _ELEMENTS = 2048  # of a block, in flat kernels and where rows are short
-_WORTH = 1 << 20  # elements of a grid: a kernel over fewer takes no longer than its start, whatever its blocks
+_WORTH = 1 << 20  # elements of a grid: what other blocks could save of fewer is taken to be less than measuring costs
 _AHEAD, _AHEAD_BYTES = 3, 96 << 10  # rounds of a loop that are loaded at once by rule, and what they may hold: two programs of a processor have room (228 KiB on an H200)
 _PIECE = 1 << 17  # elements that a CPU works on at a time: 512 KiB of float32 for each tensor; smaller pieces cost more calls than their caches save
 _ASKING_S = 3e-4  # longer than a launch takes the host

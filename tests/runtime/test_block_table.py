@@ -157,7 +157,7 @@ def test_sizes_are_compiled_for_side_by_side():
         if sizes == BEST:
             raise RuntimeError("does not compile")
 
-    assert BlockTable(None).find("a", RULE, Timer([(BEST, 0.5)], fails=[BEST]), make_ready) == RULE
+    assert BlockTable(None).find("a", RULE, Timer([(BEST, 0.5)], fails=[BEST]), make_ready, walks=False) == RULE
     assert order[0] == (RULE, here) and all(thread != here for _, thread in order[1:]) and len(order) == len(candidates(RULE))
 
 

@@ -232,19 +232,18 @@ class _Row:
 
     def sum(self, what: str, row: Index, element: Callable[[Index], str], kind: str = "sum") -> str:
         """A reduction along a row; `element(index)` is the text of one element."""
-        if row.variables() - {"row"}:
-            raise UnsupportedError("a row's sum that is wanted at several rows at once")
-        return self.printer.reduce(kind, what, self.cols, lambda col: element(place_in_row(row, col, self.cols, self.inner)), (self.node.name, what, row))
+        wish, of_col, key = self._told(what, row, element)
+        return self.printer.reduce(kind, wish, self.cols, of_col, key)
 
     def sum_both(self, first: tuple[str, Callable[[Index], str]], second: tuple[str, Callable[[Index], str]], row: Index) -> tuple[str, str]:
         """Two sums along a row, each (what, element) as of `sum`."""
+        return self.printer.sum_both(*(self._told(what, row, element) for what, element in (first, second)), self.cols)
+
+    def _told(self, what: str, row: Index, element: Callable[[Index], str]) -> tuple[str, Callable[[Index], str], object]:
+        """A reduction as the printer asks for it: its name, the text of an element by its column, its key."""
         if row.variables() - {"row"}:
             raise UnsupportedError("a row's sum that is wanted at several rows at once")
-
-        def told(what: str, element: Callable[[Index], str]) -> tuple[str, Callable[[Index], str], object]:
-            return what, lambda col: element(place_in_row(row, col, self.cols, self.inner)), (self.node.name, what, row)
-
-        return self.printer.sum_both(told(*first), told(*second), self.cols)
+        return what, lambda col: element(place_in_row(row, col, self.cols, self.inner)), (self.node.name, what, row)
 
     def named(self, what: str, row: Index, text: str) -> str:
         return self.printer.named(self.printer.scope_of(row), (self.node.name, what, row), what, text)
