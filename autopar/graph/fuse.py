@@ -18,7 +18,7 @@ from .cuts import resolve_known
 from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
 from .kernel import KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, kernel_key, kernel_node, suggest_name, written_states
-from .layouts import expanded, is_copied, lay_out, packed
+from .layouts import Laid, expanded, is_copied, lay_out, packed
 from .liveness import is_view, storage_bases
 from .node import Node, Phase, packet_of
 from .program import WAIT, Origin, Program
@@ -113,9 +113,10 @@ def _name_kernels(program: Program, cut: Sequence[Kernel], taken: Sequence[Kerne
     for number, node in enumerate(nodes):
         if not is_kernel(node.op):
             continue
-        there = node.op, layouts.get(number, ())
+        lies = layouts.get(number, Laid())
+        there = node.op, lies
         if there not in laid:
-            kernel = replace(by_op[node.op], layouts=layouts.get(number, ()))
+            kernel = replace(by_op[node.op], layouts=lies.layouts, inside=lies.inside)
             key = kernel_key(kernel)
             if key not in kernels:
                 kernels[key] = replace(kernel, name=fresh_name(kernel.name.partition(" ")[2], names))

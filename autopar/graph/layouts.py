@@ -1,6 +1,7 @@
 """Layouts: how a program on a GPU leaves its values in memory, so that its kernels read them where they lie.
 
-In: a program whose groups are kernels. Out: the same, each kernel with the strides of those of its arguments and results that do not lie row by row (`Kernel.layouts`).
+In: a program whose groups are kernels. Out: the same, each kernel with the strides of those of its arguments and results that do not lie row by row (`Kernel.layouts`), and
+which of them begin within a row (`Kernel.inside`).
 
 * a view has strides of its own (attention reads `[batch, heads, seq, d]` of rows that hold all heads);
 * attention leaves what it makes as its query (key, value) lies;
@@ -15,7 +16,9 @@ Invariant: this decides nothing but speed. A kernel that gets an argument in ano
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from .blocks import WIDEST_TILE
 from .graph import Graph, value_table
 from .kernel import Kernel, is_kernel, takes_lists
 from .node import Node, get_arg, packet_of
@@ -29,6 +32,14 @@ _HALVES = {"bfloat16": 2, "float16": 2}
 _SAME = ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "view_as")
 _VIEWS = frozenset(f"aten.{word}" for word in (*_SAME, "alias", "detach", "permute", "transpose", "t", "expand", "slice", "select"))
 _ATTENTION = {"autopar.attention": ("query",), "autopar.attention_backward": ("query", "key", "value")}
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """How arguments and results of a kernel lie, by their names in it: as `Kernel.layouts` and `Kernel.inside` say."""
+
+    layouts: tuple[tuple[str, Strides], ...] = ()
+    inside: tuple[str, ...] = ()
 
 
 def row_pitch(width: int, dtype: str) -> int:
@@ -57,14 +68,15 @@ def span(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides)) + behind
 
 
-def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, tuple[tuple[str, Strides], ...]]:
-    """The layouts of each kernel's arguments and results, by the place of its node: those that are not row by row, by their names in the kernel.
+def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, Laid]:
+    """How each kernel's arguments and results lie, by the place of its node.
 
     Args:
         kernels: by the op of their nodes.
     """
     values = value_table(graph)
     strides: dict[str, Strides] = {}  # of values that do not lie row by row
+    starts: dict[str, int] = {}  # elements of the memory before the first of a view, where there are some
 
     def of(name: str) -> Strides:
         return strides.get(name) or packed(values[name].shape)
@@ -73,23 +85,27 @@ def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, tuple[tupl
         if found is not None and not alike(values[name].shape, found, packed(values[name].shape)):
             strides[name] = found
 
-    found: dict[int, tuple[tuple[str, Strides], ...]] = {}
+    found: dict[int, Laid] = {}
     for number, node in enumerate(graph.nodes):
         if is_kernel(node.op):
             kernel = kernels[node.op]
             rows = [(own, strides[name]) for own, name in zip(kernel.graph.inputs, node.inputs) if name in strides and 0 not in strides[name]]
             rows = [] if takes_lists(kernel) or kernel.any_shape else rows
+            inside = tuple(own for own, name in zip(kernel.graph.inputs, node.inputs) if (own, strides.get(name)) in rows and _begins_inside(starts.get(name, 0), values[name].shape, strides[name]))
             into = dict(kernel.into)
             for k, (own, name) in enumerate(zip(kernel.graph.outputs, node.outputs)):
                 first = next((n for n in node.inputs if values[n].shape == values[name].shape), "")
                 if rows and k not in into and first in strides and _is_distinct(values[name].shape, strides[first]):
                     rows.append((own, strides[first]))
                     strides[name] = strides[first]
-            found[number] = tuple(rows)
+            found[number] = Laid(tuple(rows), inside)
             continue
         packet = packet_of(node.op)
         if packet not in _VIEWS and packet not in _ATTENTION and packet != "autopar.linear":
             continue
+        if packet in _VIEWS and node.inputs:
+            start = starts.get(node.inputs[0], 0) + _skipped(node, packet.partition(".")[2], of(node.inputs[0]), values[node.inputs[0]].shape)
+            starts |= dict.fromkeys((o for o in node.outputs if o), start) if start else {}
         for out, wanted in _made_by(node, [of(name) for name in node.inputs], [values[name].shape for name in node.inputs], {o: values[o].shape for o in node.outputs if o}).items():
             keep(out, wanted)
         if packet == "autopar.linear":
@@ -137,6 +153,20 @@ def _view(node: Node, word: str, strides: Strides, base: tuple[int, ...], shape:
         dim = int(get_arg(node, "dim", 0) or 0) % len(base)  # type: ignore[call-overload]
         return (*strides[:dim], *strides[dim + 1 :])
     return None
+
+
+def _skipped(node: Node, word: str, strides: Strides, base: tuple[int, ...]) -> int:
+    """Elements of the memory between the first of a tensor and the first of its view."""
+    key = {"slice": "start", "select": "index"}.get(word)
+    if key is None or not base:
+        return 0
+    dim, first = int(get_arg(node, "dim", 0) or 0) % len(base), int(get_arg(node, key, 0) or 0)  # type: ignore[call-overload]
+    return min(max(first + base[dim] if first < 0 else first, 0), base[dim]) * strides[dim]
+
+
+def _begins_inside(start: int, shape: tuple[int, ...], strides: Strides) -> bool:
+    """True where rows are so wide that kernels walk along them, and so many elements are not whole rows: what lies behind the rows of such a view ends before its last row does."""
+    return len(shape) > 1 and shape[-1] > WIDEST_TILE and start % strides[-2] != 0
 
 
 def _reshaped(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> Strides | None:

@@ -69,6 +69,20 @@ class Rms(torch.nn.Module):
         return F.silu(gate) * up
 
 
+class Widths(torch.nn.Module):
+    """Sums along two widths of wide rows, one within the other; what is split and multiplied has no gradients, whose kernels take the interpreter long."""
+
+    def __init__(self, whole, part):
+        super().__init__()
+        self.register_buffer("v", torch.rand(whole))
+        self.register_buffer("w", torch.rand(part))
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        part = (x[:, : len(self.w)] * self.w).exp().sum(-1, keepdim=True)
+        return self.scale * part / (x * self.v).exp().sum(-1, keepdim=True)
+
+
 class Rotary(torch.nn.Module):
     """Rotary embeddings as Llama writes them: halves that change places."""
 
@@ -217,6 +231,7 @@ CASES = {
     "even rows": lambda: _step(Dropout(512), 4, 8, 512),
     "even blocks": lambda: _of(lambda x: x.sin() * 2, 64, 64),
     "even walks": lambda: _of(lambda x: torch.softmax(x * 2, -1) + x.amax(-1, keepdim=True), 4, 9216),
+    "two widths": lambda: _step(Widths(10000, 9001), 7, 10000),
     "frozen norm": lambda: _step(torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.LayerNorm(12), torch.nn.Linear(12, 5)), 7, 6, optimizer=_matrices_only),
     "frozen rms norm": lambda: _step(torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.RMSNorm(12, eps=1e-6), torch.nn.Linear(12, 5)), 7, 6, optimizer=_matrices_only),
     "dropout beside": lambda: _step(Beside(), 5, 6),

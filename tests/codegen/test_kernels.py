@@ -84,6 +84,13 @@ def test_masks_stand_where_a_block_may_reach_beyond():
     assert len(odd) > 20 and all("mask=" in line for line in odd), odd
 
 
+def test_a_walk_asks_for_the_width_that_it_goes_along():
+    """Of two in one kernel, each for its own: a narrower tensor ends before the last block of a wider one does."""
+    [text] = [text for text in _texts("two widths") if "COLS]" in text]
+    rests = {line.strip().partition(" ")[0]: re.search(r"\(col < (\d+)\)", line)[1] for line in text.splitlines() if "tl.load(" in line and "col <" in line}
+    assert {rests["v_2"], rests["w_2"]} == {"10000", "9001"}, text
+
+
 def test_what_no_round_of_a_loop_changes_is_loaded_before_it():
     before, _, loop = next(text for text in _texts("even rows") if "row_sums" in text).partition("for block in")
     assert "tl.load(weight_ptr + col)" in before and "weight_ptr" not in loop and loop.count("row_sums(") == 1

@@ -177,7 +177,7 @@ def _laid(inputs, steps, kernels, made=()):
     graph = make_graph(inputs, steps)
     graph = replace(graph, values=(*graph.values, *made))
     found = lay_out(graph, {f"kernel.{k.name}": k for k in kernels})
-    return [dict(found[number]) for number in sorted(found)]
+    return [dict(found[number].layouts) for number in sorted(found)]
 
 
 def _half(name, shape, kind=Kind.ACTIVATION):
@@ -242,6 +242,25 @@ def test_what_is_left_row_by_row(kept):
     entering = [_half("x", (6, 4), Kind.BATCH), _half("row", (1, 6), Kind.BATCH), _half("wide", (4, 12), Kind.BATCH)]
     [found] = _laid(entering, steps, [kernel])
     assert found == {"expanded": {}, "any shape": {}, "into": {"a": (1, 4), "b": (1, 4)}, "half of it": {"a": (12, 1), "b": (12, 1)}}[kept]
+
+
+@pytest.mark.parametrize(
+    ("base", "view", "columns", "pitch", "inside"),
+    [
+        ((6, 10000), ("slice.Tensor", {"start": 0, "end": 9001}), 9001, 10000, ()),
+        ((6, 10000), ("slice.Tensor", {"start": 999, "end": 10000}), 9001, 10000, ("a", "b")),
+        ((6, 10000), ("slice.Tensor", {"start": -9001, "end": 10000}), 9001, 10000, ("a", "b")),
+        ((6, 3, 10000), ("select.int", {"index": 1}), 10000, 30000, ("a", "b")),
+        ((6, 3, 10000), ("select.int", {"index": 0}), 10000, 30000, ()),
+        ((6, 3, 100), ("select.int", {"index": 1}), 100, 300, ()),
+    ],
+)
+def test_what_begins_within_a_row_has_nothing_behind_its_last(base, view, columns, pitch, inside):
+    """A kernel walks along it to its own end alone. Of rows that no kernel walks along it is not said: so kernels of the thirds of one tensor are one."""
+    shape, kernel = (6, columns), _kernel("k", (6, columns))
+    steps = [(node(f"aten.{view[0]}", ("x",), "seen", dim=1, **view[1]), _half("seen", shape)), (_call(kernel, "seen", "seen", "made"), _half("made", shape))]
+    [found] = lay_out(make_graph([_half("x", base, Kind.BATCH)], steps), {"kernel.k": kernel}).values()
+    assert dict(found.layouts)["a"] == (pitch, 1) and found.inside == inside
 
 
 @pytest.mark.torch

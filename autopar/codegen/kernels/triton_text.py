@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from ...graph.blocks import EIGHT, LARGEST, block_cols, most_rows
+from ...graph.blocks import EIGHT, LARGEST, WIDEST_TILE, block_cols, most_rows
 from ...graph.fusion import DRAWS
 from ...graph.graph import Graph, producer_table, value_table
 from ...graph.kernel import Kernel, takes_lists
@@ -33,7 +33,6 @@ from .placed import placed_text
 from .pointwise import COMPARISONS, pointwise_text
 from .reductions import Reduced, UnsupportedError, list_reductions, list_statistics, row_text
 
-WIDEST_TILE = 8192  # elements of a row that a program holds at once; wider rows are walked along
 _TYPES = {"float64": "tl.float64", "float32": "tl.float32", "bfloat16": "tl.float32", "float16": "tl.float32", "int64": "tl.int64", "int32": "tl.int32",
           "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1"}  # fmt: skip
 _ANY_SIZE = (1024,)  # stands for all shapes
@@ -115,6 +114,7 @@ class Printer:
         loops = any(name in self.graph.outputs for r in self.reductions if r.along != "row" for name in r.outputs) and not takes_lists(kernel)
         self.before = [self.fixed, self.outer] if loops else [self.outer]  # a walk along rows
         self.scopes = self.before.copy()
+        self.walked = self.cols  # elements of the row that is walked along
         self.whole = False  # within a walk: every column of the block is one of the row
         self.widths: set[int] = set()
 
@@ -259,8 +259,8 @@ class Printer:
     def _room(self, name: str, index: Index) -> int:
         """Columns of a row, and where a program walks along it what lies between it and the next: so a device loads and stores several at once up to the end."""
         shape, strides = self.values[name].shape, self.layouts.get(name, ())
-        if not self.walks or len(shape) < 2 or shape[-1] != self.cols or not strides or strides[-1] != 1 or index != self.row() * self.cols + variable("col", self.cols):
-            return self.cols
+        if not self.walks or name in self.kernel.inside or len(shape) < 2 or shape[-1] != self.walked or not strides or strides[-1] != 1 or index != self.row() * self.walked + variable("col", self.walked):
+            return self.walked
         return strides[-2]
 
     def _limits_of(self, name: str, room: int | None = None) -> list[str]:
@@ -272,7 +272,7 @@ class Printer:
         if name == "row":
             sure = not self.kernel.any_shape and self.rows % most_rows(self.shape, self.cols, self.walks) == 0
             return [] if sure else [f"(row < {self.limit})"]
-        size = self.cols if name == "col" else int(name.partition("_")[2])
+        size = self.walked if name == "col" else int(name.partition("_")[2])
         sure = self.whole if self.walks else size % block_cols(self.shape, size) == 0
         return [] if sure else [f"({name} < {room or size})"]
 
@@ -397,7 +397,8 @@ class Printer:
         Args:
             add_block: the last lines for a block of columns; called for blocks that a row has as a whole, and for what is left of it.
         """
-        around, inside, lines = self.scopes, self.whole, []
+        around, lines = (self.scopes, self.walked, self.whole), []
+        self.walked = width
         for whole in (True, False):
             body, self.whole = _Scope(frozenset({"row", "col"})), whole
             self.scopes = [*self.before, body]
@@ -408,7 +409,7 @@ class Printer:
                 lines += [f"for first in tl.range(0, {width} // COLS * COLS, COLS, num_stages=STAGES):", *(f"    {line}" for line in block)]
             elif width % LARGEST:  # the most columns that a block may have
                 lines += block
-        self.scopes, self.whole = around, inside
+        self.scopes, self.walked, self.whole = around
         return lines
 
     # --- the function
