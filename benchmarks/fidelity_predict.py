@@ -248,21 +248,20 @@ def _together_seconds(best, run: Run) -> float:  # noqa: ANN001
     The order is found as the paper's code finds it, with one stage's seconds for all (sail-sg/zero-bubble-pipeline-parallelism, megatron/core/pipeline_parallel:
     `ScheduleTimers.joint_conclusion` "maybe an all-reduce here to collect global stats?"); it then runs with each stage's own. A middle stage stands for all.
     """
+    from autopar.graph.chunk_times import chunk_durations
     from autopar.graph.schedules.known import build_order
-    from autopar.graph.schedules.timeline import Durations, simulate
+    from autopar.graph.schedules.timeline import simulate
     from autopar.solver.layouts import layout_ranks
     from benchmarks.zero_bubble import Passes, build_grid, kept_share, longest_span
 
     layout, limit = best.layout, _AUTO.get(schedule_of(run))
-    each = [best.stages[rank].times for rank in layout_ranks(layout)]
     stages, count = layout.place.num_stages, layout.num_microbatches
-    parts = ([t.forward_s for t in each], [t.backward_s for t in each], [t.weight_s for t in each])
-    times = Durations(*(tuple(s / layout.chunks for s in part) for part in parts))
+    times = chunk_durations([stage.times for stage in best.stages], layout_ranks(layout), True)
     order = build_order(layout.schedule, stages, count, layout.chunks)
     searched_s = simulate(order, times).makespan_s
     if limit is not None and stages > 1 and run.hidden and run.heads and run.seq_len:
         kept = kept_share(run.hidden, run.heads, run.seq_len)
-        middle = each[stages // 2]
+        middle = best.stages[stages // 2].times
         passes = Passes(middle.forward_s, middle.backward_s - middle.weight_s, middle.weight_s, kept)
         order = build_order(build_grid([passes] * stages, count, limit * stages), stages, count)
     return searched_s - longest_span(order, times)

@@ -76,11 +76,17 @@ def make_tiles(medium: float, narrow: float, small: float, thin: float) -> Tiles
 
 
 _OF_SHEET = 0.9  # that float32 and float64 reach of the data sheet: an assumption, no table has them
-_OF_SHEET_FLOAT32 = {"H100-80GB": 0.75}  # measured on its chip: 49.4, 50.2 and 51.1 of an H200's 67 TFLOP/s (forward, gradients; benchmarks/data/profile_h200_quick.json)
+# Of Hopper's chip float32 was measured: 49.4, 50.2 and 51.1 of an H200's 67 TFLOP/s (forward, gradients of 4096 x 4096 x 4096; benchmarks/data/profile_h200_quick.json).
+_OF_SHEET_FLOAT32 = dict.fromkeys(("H100-80GB", "H100-PCIe", "H200"), 0.75)
 
 
-def _half(rate: float, fp32: float, fp64: float, float32_share: float = _OF_SHEET) -> tuple[tuple[str, float], ...]:
-    return (("bfloat16", rate), ("float16", rate), ("float32", float32_share * fp32), ("float64", _OF_SHEET * fp64))
+def _levels(name: str, half: float, fp32: float, fp64: float) -> tuple[tuple[str, float], ...]:
+    """FLOP/s of each dtype.
+
+    Args:
+        half: of 16 bits, as reached. fp32, fp64: as the data sheet has them.
+    """
+    return (("bfloat16", half), ("float16", half), ("float32", _OF_SHEET_FLOAT32.get(name, _OF_SHEET) * fp32), ("float64", _OF_SHEET * fp64))
 
 
 # Fitted by `benchmarks/kernel_fit.py` to two thirds of the (n, k) families of matmul_{a100,h100}_fp16.csv (data/kernels: microsoft/vidur
@@ -88,11 +94,11 @@ def _half(rate: float, fp32: float, fp64: float, float32_share: float = _OF_SHEE
 # 15.4 % (H100) for m >= 1024, and 3.7 and 10.7, 5.8 and 18.1 % for all shapes.
 _TABLE = "microsoft/vidur kernel table, fitted by benchmarks/kernel_fit.py"
 _A100 = MatmulRates(
-    "A100-80GB", 108, _half(231.9e12, 19.5e12, 19.5e12), 2.039e12, 0.798,
+    "A100-80GB", 108, _levels("A100-80GB", 231.9e12, 19.5e12, 19.5e12), 2.039e12, 0.798,
     make_tiles(1.025, 0.863, 0.354, 0.278), 81.7, 0.224, 3.17e-6, _TABLE,
 )  # fmt: skip
 _H100 = MatmulRates(
-    "H100-80GB", 132, _half(713.0e12, 67e12, 67e12, _OF_SHEET_FLOAT32["H100-80GB"]), 3.35e12, 0.918,
+    "H100-80GB", 132, _levels("H100-80GB", 713.0e12, 67e12, 67e12), 3.35e12, 0.918,
     make_tiles(0.996, 0.619, 0.487, 0.420), 0.0, 0.300, 5.12e-6, _TABLE,
 )  # fmt: skip
 # Other devices have the tiles, k0 and wave step of a relative, and a level that is
@@ -112,7 +118,7 @@ def _like(
     level = best * _OF_BEST[base.name] if best else peak * _OF_PEAK[base.name]
     given = f"measured max of {best:g} TFLOP/s" if best else f"data sheet's {peak:g} TFLOP/s, for want of a measurement"
     return replace(
-        base, name=name, multiprocessors=multiprocessors, flops_per_s=_half(level * 1e12, fp32 * 1e12, fp64 * 1e12),
+        base, name=name, multiprocessors=multiprocessors, flops_per_s=_levels(name, level * 1e12, fp32 * 1e12, fp64 * 1e12),
         memory_bytes_per_s=gb_per_s * 1e9,
         source=f"{note or f'level by {base.name} from the {given}'}; tiles of {base.name} ({base.source})",
     )  # fmt: skip

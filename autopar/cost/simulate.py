@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
+from ..graph.chunk_times import chunk_durations
 from ..graph.node import Phase
 from ..graph.plan import CommPlan, NodePlan, Plan
 from ..graph.repeats import block_of
@@ -210,14 +211,7 @@ def _order_of(plan: Plan) -> Order:
 
 def _actions(plan: Plan, stages: Sequence[StagePasses], order: Order) -> tuple[Action, ...]:
     chunks = 1 if plan.pipeline is None else plan.pipeline.chunks
-    ranks = order.rank_of
-    each = [stages[rank] for rank in ranks]
-    forward, backward = (tuple(s.seconds(p) / chunks for s in each) for p in (Phase.FORWARD, Phase.BACKWARD))
-    weight: tuple[float, ...] = ()
-    if plan.pipeline is not None and splits_backward(plan.pipeline.kind):
-        shares = [s.weight_s / s.backward_s if s.backward_s else 0.0 for s in plan.pipeline.stages]
-        weight = tuple(b * shares[rank] for b, rank in zip(backward, ranks))
-    times = action_times(order, Durations(forward, backward, weight))
+    times = action_times(order, _durations(plan, stages, order))
     began = max(s.seconds(Phase.PREPARE) for s in stages)
     found = []
     for stage, (row, spans) in enumerate(zip(order.rows, times)):
@@ -230,6 +224,20 @@ def _actions(plan: Plan, stages: Sequence[StagePasses], order: Order) -> tuple[A
         if stages[stage].seconds(Phase.UPDATE) > 0:
             found.append(Action(stage, "update", Phase.UPDATE, end, end + stages[stage].seconds(Phase.UPDATE)))
     return tuple(found)
+
+
+def _durations(plan: Plan, stages: Sequence[StagePasses], order: Order) -> Durations:
+    """Seconds of each chunk: those of the stage's passes, shared among its chunks, and within a backward, as the plan says."""
+    if plan.pipeline is None:
+        return Durations((stages[0].seconds(Phase.FORWARD),), (stages[0].seconds(Phase.BACKWARD),))
+    told = chunk_durations(plan.pipeline.stages, order.rank_of, splits_backward(plan.pipeline.kind))
+
+    def scale(row: Sequence[float], phase: Phase, of_plan: Sequence[float]) -> tuple[float, ...]:
+        times = [stage.seconds(phase) / whole if whole else 0.0 for stage, whole in zip(stages, of_plan)]
+        return tuple(s * times[rank] for s, rank in zip(row, order.rank_of))
+
+    forwards, backwards = ([getattr(s, name) for s in plan.pipeline.stages] for name in ("forward_s", "backward_s"))
+    return Durations(scale(told.forward_s, Phase.FORWARD, forwards), scale(told.backward_s, Phase.BACKWARD, backwards), scale(told.weight_s, Phase.BACKWARD, backwards))
 
 
 def _print_action(order: Order, code: int, chunks: int) -> tuple[str, Phase]:

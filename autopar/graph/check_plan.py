@@ -111,6 +111,12 @@ def _pipeline_faults(plan: Plan) -> Faults:
             number = getattr(s, field)
             if not (math.isfinite(number) and number >= 0):
                 yield f"{place}.{field}", f"expected a finite number of at least 0, found {number}"
+        if s.chunks and len(s.chunks) != p.chunks:
+            yield f"{place}.chunks", f"expected {p.chunks}, one for each chunk, or none, found {len(s.chunks)}"
+        for field in ("forward_s", "backward_s", "weight_s") if s.chunks else ():
+            parts = [getattr(chunk, field) for chunk in s.chunks]
+            if not (all(math.isfinite(part) and part >= 0 for part in parts) and math.isclose(sum(parts), getattr(s, field), rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-12)):
+                yield f"{place}.chunks", f"expected {field} of at least 0 which add up to the stage's {getattr(s, field)}, found {parts}"
         if s.weight_s > s.backward_s * (1 + RELATIVE_TOLERANCE):
             yield f"{place}.weight_s", f"expected at most its backward_s of {s.backward_s}, found {s.weight_s}"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .choice import Assignment
+from .chunk_times import ChunkTimes
 from .node import Phase
 from .registry import RuleRow
 from .sharding import Sharding
@@ -262,6 +263,7 @@ class StagePlan:
         in_flight: microbatches between their forward and their backward, at most (all chunks of one count as one).
         holders, peak: who holds its peak, and when that is.
         axes: the roles of the mesh's axes on this stage (`dp`, `tp`), where they are not the same on all stages; else ().
+        chunks: of forward_s, backward_s and weight_s what each chunk takes; () where there is one.
     """
 
     modules: tuple[str, ...]
@@ -275,6 +277,7 @@ class StagePlan:
     holders: tuple[Holder, ...] = ()
     peak: Peak | None = None
     axes: tuple[str, ...] = ()
+    chunks: tuple[ChunkTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ In: the case of the traced graph, the assignment of all stages, where they begin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..constraints import PIPELINE
@@ -107,7 +107,7 @@ def build_stage_programs(
     for number, (_, mine, part) in enumerate(parts):
         program = partition(mine.graph, mine.sites, mine.signatures, mine.cuts, part, keep_grads)
         program = _tell_messages(program, number, numbers)
-        own = _chunk_of(program.graph, [origin.node or n.name for n, origin in zip(program.graph.nodes, program.origins)], chunks)
+        own = program_chunks(program, chunks)
         sections = stage_sections(program.graph, own, (len(starts) + 1) // len(parts), splits_backward)
         _check_sections(program.graph, sections)
         outputs = tuple(k for k, name in enumerate(turns.graph.outputs) if name in mine.graph.outputs)
@@ -188,7 +188,16 @@ def crossing_chunks(turns: Graph, starts: Sequence[str], ranks: Sequence[int], g
     return tuple(_chunk_of(graph, [node.name for node in graph.nodes], chunks) for graph in graphs)
 
 
-def _chunk_of(graph: Graph, names: Sequence[str], chunks: dict[str, int]) -> dict[str, int]:
+def program_chunks(program: Program, chunk_of: Mapping[str, int]) -> dict[str, int]:
+    """Node of a program -> the chunk of its stage that runs it.
+
+    Args:
+        chunk_of: node of the graph that it was made of -> its chunk.
+    """
+    return _chunk_of(program.graph, [origin.node or node.name for node, origin in zip(program.graph.nodes, program.origins)], chunk_of)
+
+
+def _chunk_of(graph: Graph, names: Sequence[str], chunks: Mapping[str, int]) -> dict[str, int]:
     """Node -> its chunk; what has none of its own goes with the first to run of its readers, and what the turns do not read (a send) with what made
     its value. `names`: of each node in the graph that was cut."""
     found: dict[str, int] = {}

@@ -157,7 +157,7 @@ def _stage_rows(case: Case, staged: Staged) -> tuple[StagePlan, ...]:
         assert stage.times is not None
         t = stage.times
         modules = _modules(case, staged, number)
-        rows.append(StagePlan(modules, count_params(_own_states(stage.case.graph)), t.prepare_s, t.forward_s, t.backward_s, t.weight_s, t.update_s, held))
+        rows.append(StagePlan(modules, count_params(_own_states(stage.case.graph)), t.prepare_s, t.forward_s, t.backward_s, t.weight_s, t.update_s, held, chunks=t.chunks))
     return tuple(rows)
 
 

@@ -3,7 +3,7 @@
 In: the problem of each kind of stage, the order of the schedule. Out: seconds that no plan of these cuts beats, memory aside. The step is the longest of its
 paths: some stage prepares, forwards and backwards follow each other, some stage updates. So for any mix of paths
 
-    step >= sum over stages of the least that a stage takes if it prepares, runs forwards and backwards and updates as often as the mix says
+    step >= sum over stages of the least that a stage takes if it prepares, runs forwards and backwards of its chunks and updates as often as the mix says
 
 `stage_cuts.bound_turns` takes each phase at its least, whatever that costs in another: states that are split make the update short, and gathers of them
 everything else long. Which mix tells most is found as Dantzig and Wolfe (1960) do: plans of each stage and paths through mixes of these plans are gathered in turn.
@@ -14,33 +14,34 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from math import floor, inf
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
 from ..graph.node import Phase
 from ..graph.schedules.order import Order
+from ..graph.schedules.schedule import numbers_on_ranks
 from ..graph.schedules.timeline import Durations, critical_path, simulate
 from .ilp import LinearProgram, Rows, solve_program
 from .judge import evaluate_seconds
 from .problem import Problem
 from .relaxation import Relaxation
-from .unit_costs import weigh_phases
+from .unit_costs import weigh_problem
 
 _ROUNDS, _GAP, _SCALE = 16, 1e-3, 1e3
-_PHASES = (Phase.PREPARE, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)  # in the order of every row of four below
 _NEAR = 1e-6  # rows that differ by no more are one
 _FINE = 1e9  # so many parts of one are told apart
 
-Four = tuple[float, float, float, float]  # seconds before the turns, of one forward, of one backward, after the turns; or how often each counts
+Row = tuple[float, ...]  # seconds before the turns, of one forward of each chunk, of one backward of each, after the turns; or how often each counts
 
 
 class Plans(Protocol):
     """A kind of stage: the plans of it that were found so far, and whoever finds more."""
 
-    plans: list[Four]
+    plans: list[Row]
 
-    def least(self, times: Four) -> float:
+    def least(self, times: Row) -> float:
         """Seconds at least where the phases count so often; a plan that takes about that is kept. 0 where none was found in time."""
 
 
@@ -50,51 +51,74 @@ class StagePlans:
     Args:
         weight: what one turn counts in the problem.
         time_limit_s: of a linear program.
+        chunks: that it runs. chunk_of: node -> its chunk, where there are several.
     """
 
-    def __init__(self, problem: Problem, weight: float, time_limit_s: float) -> None:
-        self.problem, self.weight = problem, weight
+    def __init__(self, problem: Problem, weight: float, time_limit_s: float, chunks: int = 1, chunk_of: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.problem, self.weight, self.chunks = problem, weight, chunks
+        self.chunk_of = {**_value_chunks(problem, chunk_of), **chunk_of}  # of nodes, and of values that one chunk alone has
         self.relaxation = Relaxation(problem, time_limit_s)
-        self.plans: list[Four] = []
-        self.known: dict[Four, float] = {}
+        self.plans: list[Row] = []
+        self.known: dict[Row, float] = {}
 
-    def least(self, times: Four) -> float:
+    def least(self, times: Row) -> float:
         """As of `Plans`."""
-        times = tuple(floor(t * _FINE) / _FINE for t in times)  # type: ignore[assignment] # a little less often: it stays a bound
+        times = tuple(floor(t * _FINE) / _FINE for t in times)  # a little less often: it stays a bound
         if times not in self.known:
-            seconds, decisions = self.relaxation.find(weigh_phases(self.problem, self._weights(times)))
+            seconds, decisions = self.relaxation.find(self._weighed(times))
             self.known[times] = seconds * (1 - self.relaxation.error)
             if decisions is not None:
                 self._keep(decisions)
         return self.known[times]
 
-    def _weights(self, times: Four) -> Mapping[Phase, float]:
-        prepare, forward, backward, update = times
-        return dict(zip(_PHASES, (prepare, forward / self.weight, backward / self.weight, update)))
+    def _weighed(self, times: Row) -> Problem:
+        """The problem in which each phase of each chunk counts so often; what several chunks have, as often as in the one where it counts least."""
+        turns = {Phase.FORWARD: times[1 : 1 + self.chunks], Phase.BACKWARD: times[1 + self.chunks : -1]}
+        once = {Phase.PREPARE: times[0], Phase.UPDATE: times[-1]}
+
+        def weigh(phase: Phase, names: Sequence[str]) -> float:
+            if phase in once:
+                return once[phase]
+            if self.chunks == 1:
+                return turns[phase][0] / self.weight
+            counts = [turns[phase][self.chunk_of[n]] if n in self.chunk_of else min(turns[phase]) for n in names]
+            return sum(counts) / len(counts) / self.weight
+
+        return weigh_problem(self.problem, weigh)
 
     def _keep(self, decisions: Sequence[int]) -> None:
-        once: list[Four] = [tuple(float(k == at) for k in range(4)) for at in range(4)]  # type: ignore[misc]
-        row = [evaluate_seconds(weigh_phases(self.problem, self._weights(times)), decisions) for times in once]
+        size = 2 + 2 * self.chunks
+        row = tuple(evaluate_seconds(self._weighed(tuple(float(k == at) for k in range(size))), decisions) for at in range(size))
         if all(map(np.isfinite, row)) and not any(np.allclose(row, plan, rtol=_NEAR) for plan in self.plans):
-            self.plans.append((row[0], row[1], row[2], row[3]))
+            self.plans.append(row)
+
+
+def _value_chunks(problem: Problem, chunk_of: Mapping[str, int]) -> dict[str, int]:
+    """Value -> the chunk that has it alone."""
+    found: dict[str, set[int]] = {}
+    for node in problem.graph.nodes if chunk_of else ():
+        for name in (*node.inputs, *node.outputs):
+            if node.name in chunk_of:
+                found.setdefault(name, set()).add(chunk_of[node.name])
+    return {name: next(iter(chunks)) for name, chunks in found.items() if len(chunks) == 1}
 
 
 def bound_jointly(order: Order, chunks: int, kinds: Sequence[Plans], enough_s: float, deadline: float) -> float:
     """Seconds that no step of these stages beats.
 
     Args:
-        order: of a schedule that does not split the backward; chunks of a rank take equal parts of its time.
+        order: of a schedule that does not split the backward.
         chunks: of each rank.
         kinds: of each rank; the same object where stages are alike.
         enough_s: more need not be shown.
         deadline: of `time.monotonic`.
     """
     for kind in {id(kind): kind for kind in kinds}.values():
-        kind.least((1.0, order.num_microbatches, order.num_microbatches, 1.0))
+        kind.least((1.0, *[float(order.num_microbatches)] * 2 * chunks, 1.0))
     if not all(kind.plans for kind in kinds):
         return 0.0
-    paths: list[tuple[Four, ...]] = []
-    mix: list[Four] = [kind.plans[0] for kind in kinds]
+    paths: list[tuple[Row, ...]] = []
+    mix: list[Row] = [kind.plans[0] for kind in kinds]
     best = 0.0
     for _ in range(_ROUNDS):
         path, step = _longest_path(order, chunks, mix)
@@ -120,26 +144,25 @@ def bound_jointly(order: Order, chunks: int, kinds: Sequence[Plans], enough_s: f
     return best
 
 
-def _longest_path(order: Order, chunks: int, stages: Sequence[Four]) -> tuple[tuple[Four, ...], float]:
+def _longest_path(order: Order, chunks: int, stages: Sequence[Row]) -> tuple[tuple[Row, ...], float]:
     """How often each phase of each rank is on the longest path of a step, and its seconds."""
-    ranks = order.rank_of
-    durations = Durations(tuple(stages[r][1] / chunks for r in ranks), tuple(stages[r][2] / chunks for r in ranks))
+    places = list(zip(order.rank_of, numbers_on_ranks(order.rank_of)))
+    durations = Durations(tuple(stages[r][1 + n] for r, n in places), tuple(stages[r][1 + chunks + n] for r, n in places))
     line = simulate(order, durations)
     first = max(range(len(stages)), key=lambda s: stages[s][0])
-    last = max(range(len(stages)), key=lambda s: line.end_s[s] + stages[s][3])
-    rows = [[float(s == first), 0.0, 0.0, float(s == last)] for s in range(len(stages))]
-    for rank, (forwards, backwards) in zip(ranks, critical_path(order, durations, last)):
-        rows[rank][1] += forwards / chunks
-        rows[rank][2] += backwards / chunks
-    return tuple((a, b, c, d) for a, b, c, d in rows), stages[first][0] + line.end_s[last] + stages[last][3]
+    last = max(range(len(stages)), key=lambda s: line.end_s[s] + stages[s][-1])
+    rows = [[float(s == first), *[0.0] * 2 * chunks, float(s == last)] for s in range(len(stages))]
+    for (rank, number), (forwards, backwards) in zip(places, critical_path(order, durations, last)):
+        rows[rank][1 + number] += forwards
+        rows[rank][1 + chunks + number] += backwards
+    return tuple(map(tuple, rows)), stages[first][0] + line.end_s[last] + stages[last][-1]
 
 
-def _mixed(shares: Sequence[float], rows: Sequence[Four]) -> Four:
-    a, b, c, d = (np.asarray(shares)[:, None] * np.asarray(rows)).sum(axis=0).tolist()
-    return a, b, c, d
+def _mixed(shares: Sequence[float], rows: Sequence[Row]) -> Row:
+    return tuple((np.asarray(shares)[:, None] * np.asarray(rows)).sum(axis=0).tolist())
 
 
-def _best_shares(paths: Sequence[tuple[Four, ...]], kinds: Sequence[Plans]) -> list[float] | None:
+def _best_shares(paths: Sequence[tuple[Row, ...]], kinds: Sequence[Plans]) -> list[float] | None:
     """The mix of paths that tells most of the plans so far: maximise the sum over stages of the least of its plans."""
     entries, upper = [], []
     for s, kind in enumerate(kinds):
@@ -156,7 +179,7 @@ def _best_shares(paths: Sequence[tuple[Four, ...]], kinds: Sequence[Plans]) -> l
     return _whole(values[: len(paths)])
 
 
-def _best_mix(paths: Sequence[tuple[Four, ...]], kinds: Sequence[Plans]) -> list[Four] | None:
+def _best_mix(paths: Sequence[tuple[Row, ...]], kinds: Sequence[Plans]) -> list[Row] | None:
     """The mix of plans of each stage that makes the longest of the paths shortest."""
     columns = [(s, plan) for s, kind in enumerate(kinds) for plan in kind.plans]
     entries = [(k, 0, 1.0) for k in range(len(paths))]

@@ -6,7 +6,7 @@ In: a layout, the seconds of its units. Out: a `Staged` plan of a graph with as 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
@@ -16,12 +16,13 @@ from ..cost.model import CostModel, staged_model
 from ..errors import ConstraintError, MicrobatchError
 from ..graph.case import Case, build_case
 from ..graph.choice import Assignment
+from ..graph.chunk_times import chunk_durations
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh
 from ..graph.roles import Roles
 from ..graph.schedules.known import build_order, chunk_ranks, runs_backward, splits_backward
 from ..graph.schedules.schedule import numbers_on_ranks
-from ..graph.schedules.timeline import Durations, simulate
+from ..graph.schedules.timeline import simulate
 from ..graph.stage_programs import crossing_chunks
 from ..graph.stages import Stage, cut_stages, list_units
 from ..graph.turns import RECEIVE, SEND
@@ -31,7 +32,7 @@ from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .mixed import TWO_KINDS
-from .stage_solve import StageAnswer, align, crossing_choices, holds_as_many, place_among, solve_stage, stage_problem
+from .stage_solve import NO_CHUNKS, StageAnswer, align, crossing_choices, holds_as_many, place_among, solve_stage, stage_problem
 from .steer import Steer, names_some
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
@@ -147,13 +148,14 @@ class LayoutSolver:
         starts, num_here = _starts_of(short.case, short.cuts), max(short.place_of) + 1
         stages = cut_stages(short.case.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks))
         roles, model = self.cases.roles(short.case), self.staged_model(place)
+        chunks = crossing_chunks(short.case.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks), [stage.graph for stage in stages])
         kinds, here = [], _place_here(place, short.place_of)
         for number, stage in enumerate(stages):
             case, steer = self._stage_case(number, stage.graph, short.case, roles, here)
             if (left := deadline - time.monotonic()) <= 0:
                 return 0.0
             weight = turn_weight(layout)
-            kinds.append(StagePlans(stage_problem(case, here.stage_mesh(number), steer, model, weight, here.stage_mesh), weight, max(1.0, left)))
+            kinds.append(StagePlans(stage_problem(case, here.stage_mesh(number), steer, model, weight, here.stage_mesh), weight, max(1.0, left), layout.chunks, chunks[number] if chunks else NO_CHUNKS))
         order = build_order(layout.schedule, place.num_stages, count, layout.chunks)
         return bound_jointly(order, layout.chunks, [kinds[k] for k in short.place_of], enough_s, deadline)
 
@@ -263,10 +265,10 @@ class LayoutSolver:
                         if (found.found.memory_rows == 0 and not found.found.heavy and found.found.how != TWO_KINDS) or flying == held:
                             known_s = -inf
             if like is not None and known_s > max(a.found.objective_s for a in answers) * (1 - _GAP) and known_s > like.found.bound_s * (1 + _STAGE_GAP):
-                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, like)
+                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, like, chunks[here] if chunks else NO_CHUNKS)
                 kinds.append((here, held, among, like))
             if like is None:
-                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, None)
+                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, None, chunks[here] if chunks else NO_CHUNKS)
                 if like.assignment is None:
                     unfit = like.found.status == "infeasible"
                     why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
@@ -278,22 +280,22 @@ class LayoutSolver:
 
     def _solve_stage(
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, inside: Place, model: CostModel, held: float, among: Among,
-        known: StageAnswer | None,
+        known: StageAnswer | None, chunk_of: Mapping[str, int],
     ) -> StageAnswer:
-        """One stage; `inside`: the place of these stages; `known`: a plan that fits."""
+        """One stage; `inside`: the place of these stages; `known`: a plan that fits; `chunk_of`: as of `solve_stage`."""
         key = (layout.place, inside, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None, self.shares)
         if key in self.solved:
             return self.solved[key]
-        self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, inside, model, held, among, known)
+        self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, inside, model, held, among, known, chunk_of)
         return found
 
     def _solve_fresh(
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, inside: Place, model: CostModel, held: float, among: Among,
-        known: StageAnswer | None,
+        known: StageAnswer | None, chunk_of: Mapping[str, int],
     ) -> StageAnswer:
         case, steer = self._stage_case(number, stages[number].graph, whole, roles, inside)
         left = max(3.0, (self.deadline - time.monotonic()) / self.shares)
-        found = solve_stage(case, inside.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=inside.stage_mesh, among=among)
+        found = solve_stage(case, inside.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=inside.stage_mesh, among=among, chunk_of=chunk_of)
         better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known
 
@@ -419,12 +421,10 @@ def simulate_stages(
     Args:
         answers: of all stages, with their times.
     """
-    stages, chunks = layout.place.num_stages, layout.chunks
+    stages = layout.place.num_stages
     times = [a.times for a in answers if a.times is not None]
-    each = [times[rank] for rank in layout_ranks(layout)]
-    order = build_order(layout.schedule if stages > 1 else "gpipe", stages, layout.num_microbatches, chunks)
-    weight = tuple(t.weight_s / chunks for t in each) if splits_backward(layout.schedule) and stages > 1 else ()
-    line = simulate(order, Durations(tuple(t.forward_s / chunks for t in each), tuple(t.backward_s / chunks for t in each), weight))
+    order = build_order(layout.schedule if stages > 1 else "gpipe", stages, layout.num_microbatches, layout.chunks)
+    line = simulate(order, chunk_durations(times, layout_ranks(layout), splits_backward(layout.schedule) and stages > 1))
     before = max(t.prepare_s for t in times)
     step = before + max(end + t.update_s for end, t in zip(line.end_s, times))
     own = [t.prepare_s + layout.num_microbatches * (t.forward_s + t.backward_s) + t.update_s for t in times]

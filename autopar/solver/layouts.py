@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd, prod
+
+import numpy as np
 
 from ..constraints import DATA, FORWARD_ONLY, IN_CHUNKS, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
 from ..graph.mesh import Mesh, MeshAxis, num_ranks, print_mesh
@@ -211,10 +214,8 @@ def least_seconds(layout: Layout, turn_s: float, extra_s: float = 0.0) -> float:
     """No pipeline is faster that needs `turn_s` for one microbatch on all stages together, wherever the cuts are.
 
     Stage s runs all M microbatches, after the stages before it have run their first forward and before they run their last backward:
-    M t_s + sum of t_i before it. The largest of these is least where all are equal: M T / (M - M (1 - 1/M)^S), with T = sum of t_s. With
-    v interleaved chunks a rank, of which each takes a v-th of its rank's time (`layout_solve.simulate_stages`), a stage waits for one chunk of each before it:
-    M t_s + sum of t_i / v, and so T / (v - v (1 - 1/(v M))^S). With other chunks, or a backward that is split, only M T / S holds; so it does with what
-    stages do once, beside which others may drain.
+    M t_s + sum of t_i before it. The largest of these is least where all are equal: M T / (M - M (1 - 1/M)^S), with T = sum of t_s. Of v interleaved
+    chunks a rank `_least_in_chunks` says it. With other chunks, or a backward that is split, only M T / S holds; so it does with what stages do once, beside which others may drain.
 
     Args:
         extra_s: of all stages together, once per step.
@@ -223,10 +224,30 @@ def least_seconds(layout: Layout, turn_s: float, extra_s: float = 0.0) -> float:
     if stages == 1:
         return count * turn_s + extra_s
     plain = (count * turn_s + extra_s) / stages
-    chunks = layout.chunks
-    if splits_backward(layout.schedule) or (chunks > 1 and layout.schedule != "interleaved"):
+    if splits_backward(layout.schedule) or (layout.chunks > 1 and layout.schedule != "interleaved"):
         return plain
-    return max(plain, turn_s / (chunks * (1.0 - (1.0 - 1.0 / (chunks * count)) ** stages)))
+    if layout.chunks > 1:
+        return max(plain, turn_s * _least_in_chunks(stages, count, layout.chunks))
+    return max(plain, turn_s / (1.0 - (1.0 - 1.0 / count) ** stages))
+
+
+@lru_cache(maxsize=1 << 12)
+def _least_in_chunks(stages: int, count: int, chunks: int) -> float:
+    """What one second of a microbatch on all stages together costs a step at least, in v interleaved chunks a rank, however long each of them is.
+
+    For each chunk c, of rank s: a microbatch comes through all chunks before it; from then on rank s runs whatever it runs, but for the S forwards of each of its earlier chunks that came
+    before, and the S backwards of each that come after; then the last microbatch goes back through the chunks before c. The average of these paths by weights w is a bound. It
+    counts two chunks of one rank, c - S and c, equally often where w_c is the mean of the S - 1 weights before it; so the weights of the first chunks give all others,
+    and are those with which all ranks count equally often. That is a little more than 1 / (v - v (1 - 1/(v M))^S), which holds for equal chunks.
+    """
+    weights = np.eye(stages * chunks, stages)  # of each chunk, by those of the first of each rank
+    for c in range(stages, stages * chunks):
+        weights[c] = weights[c - stages + 1 : c].mean(axis=0)
+    last = weights[-stages:]
+    after = np.cumsum(last[::-1], axis=0)[::-1] - last  # of the chunks behind
+    counts = count * weights.reshape(chunks, stages, stages).sum(axis=0) + after  # of the last chunk of each rank, so of all
+    found = weights @ np.linalg.solve(counts, np.ones(stages))
+    return float(1.0 / found.sum()) if found.min() >= 0 else count / stages
 
 
 def turn_weight(layout: Layout) -> float:

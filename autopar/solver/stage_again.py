@@ -6,6 +6,7 @@ stage, so what a stage gains while others are slower is not counted as a gain. I
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..constraints import Constraints
@@ -21,7 +22,7 @@ from ..graph.stage_programs import crossing_chunks
 from .given_stages import given_layout, price_stages
 from .layout_solve import Staged, simulate_stages
 from .layouts import inner_constraints, layout_ranks, turn_weight
-from .stage_solve import StageAnswer, StageTimes, place_among, solve_stage
+from .stage_solve import NO_CHUNKS, StageAnswer, StageTimes, place_among, solve_stage
 from .steer import Steer, refine_fold
 from .unit_costs import part_roles
 
@@ -45,6 +46,7 @@ class StageAgain:
         assignment: its part of the plan's.
         staged: the whole plan with its prices by today's figures.
         among: where it is among the others.
+        chunk_of: node of its graph -> its chunk, where it runs several.
     """
 
     number: int
@@ -54,6 +56,7 @@ class StageAgain:
     model: CostModel
     staged: Staged
     among: Among
+    chunk_of: Mapping[str, int]
 
     @property
     def step_s(self) -> float:
@@ -71,7 +74,7 @@ class StageAgain:
         tensors = None if limit_bytes is None else limit_bytes - self.model.reserve_bytes
         found = solve_stage(
             self.case, layout.place.stage_mesh(number), demands, self.model, tensors, self.staged.in_flight[number], turn_weight(layout), time_limit_s,
-            mesh_of=layout.place.stage_mesh, among=self.among,
+            mesh_of=layout.place.stage_mesh, among=self.among, chunk_of=self.chunk_of,
         )  # fmt: skip
         if found.assignment is None:
             raise StageShortage(number, found.found.status == "infeasible")
@@ -113,5 +116,5 @@ def set_up_stages(plan: Plan, traced: Case, constraints: Constraints, model: Cos
         assert stage.assignment is not None
         inner = inner_constraints(constraints, layout.place.stage_mesh(number))
         case = replace(stage.case, fold=refine_fold(stage.case.graph, stage.case.fold, inner))
-        found.append(StageAgain(number, case, stage.assignment, Steer(inner, part_roles(roles, whole, case)), of_stages, staged, place_among(graphs, number, order, number, chunks)))
+        found.append(StageAgain(number, case, stage.assignment, Steer(inner, part_roles(roles, whole, case)), of_stages, staged, place_among(graphs, number, order, number, chunks), chunks[number] if chunks else NO_CHUNKS))
     return tuple(found)

@@ -184,8 +184,7 @@ def bound_chunks(tables: Sequence[np.ndarray], forward: np.ndarray, num_stages: 
 
 
 def bound_turns(segments: Segments, cuts: Sequence[int], num_stages: int) -> float:
-    """No step of these cuts into chunks is faster: stage s runs the chunks s, s + num_stages, ... in turn, each as long as its units or an equal part of all (as
-    `layout_solve.simulate_stages` has it).
+    """No step of these cuts into chunks is faster: stage s runs the chunks s, s + num_stages, ... in turn, each as long as its units.
 
     All prepare; then it begins when its first chunk's first input has come through the chunks before, and its last backward goes back through them;
     then they update.
@@ -193,7 +192,6 @@ def bound_turns(segments: Segments, cuts: Sequence[int], num_stages: int) -> flo
     ends = list(zip((0, *cuts), (*cuts, len(segments.step_s) - 1)))
     fill, before, loop, drain, after = ([float(getattr(segments, name)[a, b]) for a, b in ends] for name in PIECE_FIELDS[1:])
     before, after = ([sum(row[s::num_stages]) for s in range(num_stages)] for row in (before, after))
-    fill, drain = ([min(row[s], sum(row[s::num_stages]) / len(row[s::num_stages])) for s in range(num_stages)] for row in (fill, drain))
     found, prepared = 0.0, max(before)
     for s in range(num_stages):
         own, turns, back = sum(float(segments.step_s[a, b]) for a, b in ends[s::num_stages]), sum(loop[s::num_stages]), 0.0

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from types import MappingProxyType
 
 from ..constraints import DATA, SEQUENCE, Constraints
 from ..cost.estimate import hidden_seconds, node_seconds
@@ -20,6 +21,7 @@ from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..graph.case import Case, copy_case
 from ..graph.choice import Assignment
+from ..graph.chunk_times import ChunkTimes
 from ..graph.graph import Graph, value_table
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.node import Node, Phase, Ref
@@ -31,11 +33,12 @@ from ..graph.rule import Signature, Site, find_rule, resolve
 from ..graph.schedules.order import Order
 from ..graph.sections import weight_nodes
 from ..graph.sharding import REPLICATE, Placement, Shard, Sharding, why_illegal
+from ..graph.stage_programs import program_chunks
 from ..graph.stage_wires import list_turns_held
 from ..graph.stages import Stage
 from ..graph.strategy import Strategy, list_strategies
 from ..graph.tensor import Value, size_bytes
-from ..graph.turns import RECEIVE, SEND, count_microbatches, times_of
+from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .build import Shared, build_problem
 from .formulate import count_columns
 from .mixed import mix_answer, widen_answer
@@ -46,18 +49,21 @@ from .skeleton import Skeleton
 from .steer import Steer, names_some
 
 _MOST_COLUMNS = 400_000
+NO_CHUNKS: Mapping[str, int] = MappingProxyType({})  # a stage that runs one
 _SLACK, _MOST_BESIDE = 1e-3, 0.5  # shares of the limit: left free beside what is known to be too much; of what is held beside a program
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds of one stage: once before the turns, per turn forward, backward, and of the backward what only the weights need; once after."""
+    """Seconds of one stage: once before the turns, per turn forward, backward, and of the backward what only the weights need; once after. `chunks`: of a turn what each
+    chunk takes, where there are several."""
 
     prepare_s: float
     forward_s: float
     backward_s: float
     weight_s: float
     update_s: float
+    chunks: tuple[ChunkTimes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +170,7 @@ def solve_stage(
     mesh_of: Callable[[int], Mesh] | None = None,
     among: Among = ALONE,
     room_bytes: float | None = None,
+    chunk_of: Mapping[str, int] = NO_CHUNKS,
 ) -> StageAnswer:
     """Solve one stage.
 
@@ -175,6 +182,7 @@ def solve_stage(
         mesh_of: as of `crossing_choices`.
         among: where it is among other stages.
         room_bytes: of the limit, for what the program itself holds; None: all of it.
+        chunk_of: node of its graph -> its chunk, where the stage runs several.
     Raises:
         ConstraintError: the mesh cannot obey.
     """
@@ -234,8 +242,8 @@ def solve_stage(
         left, room = max(0.5, deadline - time.monotonic()), room - (memory.peak_bytes - limit_bytes) - _SLACK * limit_bytes
         if room < (1 - _MOST_BESIDE) * limit_bytes:
             return StageAnswer(case, _narrowed(replace(answer, status="infeasible"), answer.bound_s), None, None, None)
-        return solve_stage(case, mesh, asked, model, limit_bytes, in_flight, weight, left, cutoff_s, mesh_of, among, room)
-    times = time_program(mine, program, assignment, model, said == "full" and model.whole_blocks)
+        return solve_stage(case, mesh, asked, model, limit_bytes, in_flight, weight, left, cutoff_s, mesh_of, among, room, chunk_of)
+    times = time_program(mine, program, assignment, model, chunk_of, said == "full" and model.whole_blocks)
     return StageAnswer(case, answer, assignment, memory, times)
 
 
@@ -268,16 +276,17 @@ def stage_program(case: Case, assignment: Assignment) -> tuple[Case, Program]:
     return case, partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
 
 
-def time_stage(case: Case, assignment: Assignment, model: CostModel) -> StageTimes:
+def time_stage(case: Case, assignment: Assignment, model: CostModel, chunk_of: Mapping[str, int] = NO_CHUNKS) -> StageTimes:
     """The times of a stage by its program."""
-    return time_program(*stage_program(case, assignment), assignment, model)
+    return time_program(*stage_program(case, assignment), assignment, model, chunk_of)
 
 
-def time_program(case: Case, program: Program, assignment: Assignment, model: CostModel, whole_blocks: bool = False) -> StageTimes:
+def time_program(case: Case, program: Program, assignment: Assignment, model: CostModel, chunk_of: Mapping[str, int] = NO_CHUNKS, whole_blocks: bool = False) -> StageTimes:
     """The times of a stage.
 
     Args:
         case: with its copies (`stage_program`).
+        chunk_of: as of `solve_stage`.
         whole_blocks: the backward pass runs the forward pass of each block again, all of it.
     """
     strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, assignment)
@@ -286,18 +295,26 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
     turns = count_microbatches(program.graph)
     weights = weight_nodes(program.graph)
     total = {phase: 0.0 for phase in Phase}
-    weight_s = 0.0
+    numbers = program_chunks(program, chunk_of) if chunk_of else {}
+    parts = [{Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0} for _ in range(1 + max(chunk_of.values(), default=0))]  # of each chunk
+    weight_of = [0.0 for _ in parts]
     for node in program.graph.nodes:
-        once = (seconds[node.name] - hidden.get(node.name, 0.0)) / times_of(node.phase, turns)
+        once, number = (seconds[node.name] - hidden.get(node.name, 0.0)) / times_of(node.phase, turns), numbers.get(node.name, 0)
         total[node.phase] += once
-        weight_s += once if node.name in weights else 0.0
+        if node.phase in LOOP:
+            parts[number][node.phase] += once
+            weight_of[number] += once if node.name in weights else 0.0
     if whole_blocks:
-        total[Phase.BACKWARD] += rest_of_blocks_seconds(program, seconds) / turns
+        again_s = rest_of_blocks_seconds(program, seconds) / turns
+        total[Phase.BACKWARD] += again_s
+        for part in parts:
+            part[Phase.BACKWARD] += again_s * part[Phase.FORWARD] / total[Phase.FORWARD]
     if model.hides_ends:
         total[Phase.UPDATE] -= ends_hidden_seconds(model, program, seconds)
     if model.flat_states:
         total[Phase.UPDATE] -= flat_states_seconds(program, data_axes(program.mesh), seconds)
-    return StageTimes(total[Phase.PREPARE], total[Phase.FORWARD], total[Phase.BACKWARD], weight_s, total[Phase.UPDATE])
+    chunks = tuple(ChunkTimes(part[Phase.FORWARD], part[Phase.BACKWARD], weight_s) for part, weight_s in zip(parts, weight_of)) if chunk_of else ()
+    return StageTimes(total[Phase.PREPARE], total[Phase.FORWARD], total[Phase.BACKWARD], sum(weight_of), total[Phase.UPDATE], chunks)
 
 
 def align(stage: Stage, other: Stage) -> dict[str, str] | None:

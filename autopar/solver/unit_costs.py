@@ -7,7 +7,7 @@ those that only have a copy; so sums over units bound every stage, and every pla
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -307,18 +307,23 @@ def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Pr
 
 
 def weigh_phases(problem: Problem, weights: Mapping[Phase, float]) -> Problem:
-    """The problem in which each phase costs so many times as much; what is not named, nothing. What decides for several phases at once costs by the least of theirs."""
+    """The problem in which each phase costs so many times as much; what is not named, nothing."""
+    return weigh_problem(problem, lambda phase, names: weights.get(phase, 0.0))
+
+
+def weigh_problem(problem: Problem, weigh: Callable[[Phase, Sequence[str]], float]) -> Problem:
+    """The problem in which everything costs so many times as much. What decides for several classes of nodes at once costs by the least of theirs.
+
+    Args:
+        weigh: phase, names of nodes that are alike, or of values that are brought in it -> times, on average.
+    """
     nodes = problem.graph.nodes
 
-    def times(chooser: Chooser) -> float:
-        return min(weights.get(nodes[p.node].phase if p.node >= 0 else Phase.UPDATE, 0.0) for p in chooser.parts)
-
     def weighed(chooser: Chooser) -> Chooser:
-        weight = times(chooser)
+        weight = min(weigh(nodes[p.node].phase if p.node >= 0 else Phase.UPDATE, p.members) for p in chooser.parts)
         return chooser if weight == 1.0 else replace(chooser, seconds=chooser.seconds * weight if weight else np.zeros_like(chooser.seconds))
 
-    choosers = tuple(map(weighed, problem.choosers))
-    return replace(problem, choosers=choosers, groups=tuple(replace(g, times=g.times * weights.get(g.phase, 0.0)) for g in problem.groups))
+    return replace(problem, choosers=tuple(map(weighed, problem.choosers)), groups=tuple(replace(g, times=g.times * weigh(g.phase, g.names or (g.value.name,))) for g in problem.groups))
 
 
 def _once(problem: Problem, decisions: list[int]) -> float:

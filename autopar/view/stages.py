@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from ..graph.chunk_times import chunk_durations
 from ..graph.plan import CommPlan, ParamPlan, Pipeline, Plan, StagePlan
 from ..graph.schedules.known import build_order, build_schedule, chunk_ranks, splits_backward
 from ..graph.schedules.schedule import settle_slots
@@ -195,7 +196,5 @@ def schedule_boxes(plan: Plan) -> tuple[tuple[Box, ...], ...]:
 
 
 def pipeline_durations(p: Pipeline) -> Durations:
-    """Seconds of each chunk for one microbatch: the chunks of a stage share its seconds evenly."""
-    each = [p.stages[rank] for rank in chunk_ranks(p.kind, len(p.stages), p.chunks)]
-    weights = tuple(s.weight_s / p.chunks for s in each) if splits_backward(p.kind) else ()
-    return Durations(tuple(s.forward_s / p.chunks for s in each), tuple(s.backward_s / p.chunks for s in each), weights)
+    """Seconds of each chunk for one microbatch."""
+    return chunk_durations(p.stages, chunk_ranks(p.kind, len(p.stages), p.chunks), splits_backward(p.kind))

@@ -56,6 +56,12 @@ def _of(function, *shape):
     return Workload(Chain(function, shape[-1]), (torch.randn(*shape),), (), lambda y: (y * y).sum(), ADAMW)
 
 
+def _wide(function, *shape):
+    """With one scale for all columns: sums over rows of thousands of columns each take the interpreter a minute, and cases of two blocks of columns have them."""
+    torch.manual_seed(0)
+    return Workload(Chain(function, 1), (torch.randn(*shape),), (), lambda y: (y * y).sum(), ADAMW)
+
+
 class Rms(torch.nn.Module):
     """A residual, an RMS norm, a gated activation."""
 
@@ -212,8 +218,8 @@ CASES = {
     "dropout": lambda: _step(Dropout(21), 4, 5, 21),
     "softmax": lambda: _of(lambda x: torch.softmax(x, -1) + 1, 3, 5, 77),
     "log softmax": lambda: _of(lambda x: torch.log_softmax(x.sin(), -1).exp(), 6, 129),
-    "wide softmax": lambda: _of(lambda x: torch.softmax(x * 2, -1) + x, 3, 9001),
-    "wide norm": lambda: _of(lambda x: F.layer_norm(x * 2, (9001,)) + x, 2, 9001),
+    "wide softmax": lambda: _wide(lambda x: torch.softmax(x * 2, -1) + x, 3, 9001),
+    "wide norm": lambda: _wide(lambda x: F.layer_norm(x * 2, (9001,)) + x, 2, 9001),
     "row sums": lambda: _of(lambda x: x / (x.abs().sum(-1, keepdim=True) + 1) - x.amax(-1, keepdim=True), 4, 33),
     "clamp and where": lambda: _of(lambda x: torch.where(x > 0.3, x.clamp(-1, 1), x.square()) + x.sigmoid().log(), 7, 11),
     "momentum": lambda: _step(torch.nn.Linear(5, 3), 4, 5, optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
@@ -230,13 +236,13 @@ CASES = {
     "read again": lambda: _of(_again, 9, 9),
     "even rows": lambda: _step(Dropout(512), 4, 8, 512),
     "even blocks": lambda: _of(lambda x: x.sin() * 2, 64, 64),
-    "even walks": lambda: _of(lambda x: torch.softmax(x * 2, -1) + x.amax(-1, keepdim=True), 4, 9216),
+    "even walks": lambda: _wide(lambda x: torch.softmax(x * 2, -1) + x.amax(-1, keepdim=True), 4, 9216),
     "two widths": lambda: _step(Widths(10000, 9001), 7, 10000),
     "frozen norm": lambda: _step(torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.LayerNorm(12), torch.nn.Linear(12, 5)), 7, 6, optimizer=_matrices_only),
     "frozen rms norm": lambda: _step(torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.RMSNorm(12, eps=1e-6), torch.nn.Linear(12, 5)), 7, 6, optimizer=_matrices_only),
     "dropout beside": lambda: _step(Beside(), 5, 6),
     "one row of a norm": lambda: _step(Dropout(19), 1, 19),
-    "one wide row": lambda: _of(lambda x: F.layer_norm(x * 2, (9001,)) + x, 1, 9001),
+    "one wide row": lambda: _wide(lambda x: F.layer_norm(x * 2, (9001,)) + x, 1, 9001),
     "one column": lambda: _of(lambda x: F.layer_norm(x * 2, (1,)) + x, 5, 1),
     "one row": lambda: _of(lambda x: torch.softmax(x, -1) * x, 1, 19),
 }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from autopar.graph.schedules.known import build_order, why_impossible
+from autopar.graph.schedules.schedule import numbers_on_ranks
 from autopar.graph.schedules.timeline import Durations, critical_path, simulate
 from autopar.solver.joint_bound import bound_jointly
 
@@ -29,9 +30,9 @@ class Given:
 
 
 def step_seconds(order, chunks, stages):
-    durations = Durations(tuple(stages[r][1] / chunks for r in order.rank_of), tuple(stages[r][2] / chunks for r in order.rank_of))
-    line = simulate(order, durations)
-    return max(s[0] for s in stages) + max(end + s[3] for end, s in zip(line.end_s, stages))
+    places = list(zip(order.rank_of, numbers_on_ranks(order.rank_of)))
+    line = simulate(order, Durations(tuple(stages[r][1 + n] for r, n in places), tuple(stages[r][1 + chunks + n] for r, n in places)))
+    return max(s[0] for s in stages) + max(end + s[-1] for end, s in zip(line.end_s, stages))
 
 
 def draw_order(rng):
@@ -42,9 +43,9 @@ def draw_order(rng):
             return build_order(kind, stages, count, chunks), chunks
 
 
-def draw_plans(rng, most):
-    """Each shorter in one phase than another, longer in another one."""
-    return [tuple(rng.choice((0.0, 1.0, rng.random(), 10 * rng.random())) for _ in range(4)) for _ in range(rng.randint(1, most))]
+def draw_plans(rng, most, chunks):
+    """Each shorter in one phase of one chunk than another, longer in another one."""
+    return [tuple(rng.choice((0.0, 1.0, rng.random(), 10 * rng.random())) for _ in range(2 + 2 * chunks)) for _ in range(rng.randint(1, most))]
 
 
 def bound(order, chunks, kinds, enough_s=inf):
@@ -55,7 +56,7 @@ def bound(order, chunks, kinds, enough_s=inf):
 def test_no_choice_of_plans_is_faster(seed):
     rng = random.Random(seed)
     order, chunks = draw_order(rng)
-    few = [Given(draw_plans(rng, 3)) for _ in range(2)]
+    few = [Given(draw_plans(rng, 3, chunks)) for _ in range(2)]
     kinds = [rng.choice(few) for _ in range(max(order.rank_of) + 1)]
     every = min(step_seconds(order, chunks, choice) for choice in product(*(kind.rows for kind in kinds)))
     apart = step_seconds(order, chunks, [tuple(map(min, zip(*kind.rows))) for kind in kinds])
@@ -81,7 +82,7 @@ def test_one_plan_each_is_told_to_the_end():
     rng = random.Random(5)
     for _ in range(30):
         order, chunks = draw_order(rng)
-        kinds = [Given(draw_plans(rng, 1)) for _ in range(max(order.rank_of) + 1)]
+        kinds = [Given(draw_plans(rng, 1, chunks)) for _ in range(max(order.rank_of) + 1)]
         assert bound(order, chunks, kinds) == pytest.approx(step_seconds(order, chunks, [kind.rows[0] for kind in kinds]), rel=1e-6)
 
 

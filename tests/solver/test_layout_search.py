@@ -209,7 +209,7 @@ def test_a_known_plan_hides_no_faster_one_in_chunks(blocks, vocab, words):
 @pytest.mark.parametrize("last", [True, False])
 def test_what_had_too_little_time_is_solved_again_with_all_that_is_left(last, monkeypatch):
     """Unless another search follows, which needs the time, too."""
-    usual, hurried = run_search(make_search("cpu:2", LARGE, pp=2)).best, []
+    usual, hurried = run_search(make_search("cpu:2", LARGE, pp=2, vpp=3)).best, []
     solve = LayoutSolver.solve
 
     def solve_late(self, layout, costs, time_limit_s, cuts=None, all_time=False):
@@ -217,7 +217,7 @@ def test_what_had_too_little_time_is_solved_again_with_all_that_is_left(last, mo
         return solve(self, layout, costs, time_limit_s, cuts, all_time) if all_time else Unsolved("not in this time", proven=False)
 
     monkeypatch.setattr(LayoutSolver, "solve", solve_late)
-    search = make_search("cpu:2", LARGE, pp=2)
+    search = make_search("cpu:2", LARGE, pp=2, vpp=3)
     search.run(inf, last)
     found = search.result()
     again = [name for name, all_time in hurried if all_time]

@@ -128,6 +128,23 @@ def test_the_bound_of_chunks_holds_with_updates():
         check_bounds(*draw_pipeline(rng, "interleaved", True))
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_no_chunks_of_any_lengths_are_faster_than_the_bound_says(seed):
+    """Not where the first, or the last, of each rank have nothing to do; and it is no less than what bounds equal ones."""
+    rng = random.Random(seed)
+    stages, chunks = rng.randint(2, 6), rng.randint(2, 5)
+    turns = stages * rng.randint(1, 4)
+    layout, order = Layout(Place(stages, Mesh(())), turns, "interleaved", chunks), build_order("interleaved", stages, turns, chunks)
+    bound = least_seconds(layout, 1.0)
+    assert bound * (1 + 1e-12) >= 1 / (chunks * (1 - (1 - 1 / (chunks * turns)) ** stages))
+    for idle in (range(0), range(stages), range(stages * (chunks - 1), stages * chunks)):
+        for _ in range(20):
+            forward, backward = ([0.0 if c in idle else rng.random() ** rng.choice((1, 8)) for c in range(stages * chunks)] for _ in range(2))
+            whole = sum(forward) + sum(backward)
+            line = simulate(order, Durations(tuple(s / whole for s in forward), tuple(s / whole for s in backward)))
+            assert line.makespan_s >= bound * (1 - 1e-9)
+
+
 @pytest.mark.parametrize("kind", ["gpipe", "1f1b"])
 def test_bounds_hold_with_updates_beside_the_drain(kind):
     rng = random.Random(kind)
