@@ -31,6 +31,7 @@ ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3",
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
 EAGER = {"llmfoundry"}
+_EAGER_FRAMEWORK = "HF + "  # Hugging Face's GPT-2 under its Trainer
 # FlashAttention has no kernels for it (Turing and later: Dao-AILab/flash-attention, README), so attention was multiplied out, whatever framework ran.
 UNFUSED = "V100"
 # Composer feeds every microbatch's logits to the model's train metrics, under its precision's autocast (`Trainer`, composer/trainer/trainer.py);
@@ -42,6 +43,11 @@ _METRIC_BYTES = 14
 # All but these rerun a block whole under full recompute: Megatron-LM's CheckpointFunction, and torch.utils.checkpoint before its early stop (torch 2.1;
 # llm-foundry's rows are of 1.13 and 2.0, by the images in sweep.sh).
 EARLY_STOP = {"torchtitan"}
+# DeepSpeed's ZeRO-3 of 2021 sends nothing beside compute unless `overlap_comm` is set: it was off by default, for all stages (`ZERO_OPTIMIZATION_OVERLAP_COMM_DEFAULT`,
+# deepspeed/runtime/zero/constants.py), and the script of DeepSpeedExamples/Megatron-LM-v1.1.5-ZeRO3 does not set it, which BigScience ran
+# (experiments/gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16.slurm); PTD-P says no more than that it is the authors' integration into Megatron. BigScience's runs by
+# Hugging Face's Trainer set it (experiments/gpt2-hf-ds/hf_ds_gpt2_perf_n16.slurm).
+_HIDES_NOTHING = r"DeepSpeed ZeRO-3 no model parallel|Megatron \+ Deepspeed ZeRO"
 # Flags that hide the gradients' reduction and the parameters' gather behind the last backward and the next forward, as rows print them.
 HIDES_ENDS = "--overlap-grad-reduce --overlap-param-gather"
 # Megatron-Core sends gradients and parameters in buckets of so many elements at least, and as many millions as dp has ranks where that is more
@@ -149,8 +155,10 @@ class SearchPredictor:
             if run.source_id == "mcore_h100" and run.dp:
                 size = 2 * max(_MCORE_BUCKET, _MCORE_BUCKET_A_RANK * run.dp)
                 model = replace(model, bucket_bytes=size, state_bucket_bytes=size)
-            if run.source_id in EAGER:
+            if run.source_id in EAGER or run.framework.startswith(_EAGER_FRAMEWORK):
                 model = replace(model, fuses=False)
+            if re.match(_HIDES_NOTHING, run.framework):
+                model = replace(model, exposed_share=1.0)
             if run.source_id == "llmfoundry" and FLOAT32_GRADS in run.precision:
                 model = replace(model, grad_width=2)
             model = with_half_rates(model, narrow_share(run))

@@ -21,12 +21,8 @@ from ..graph.turns import count_microbatches
 from .model import CostModel
 
 
-def rest_of_blocks_seconds(program: Program, seconds: Mapping[str, float]) -> float:
-    """Seconds of all turns for what the forward pass of numbered blocks does and the backward pass does not do again; states are gathered there anyway.
-
-    Args:
-        seconds: of each node (`estimate.node_seconds`).
-    """
+def rest_of_blocks(program: Program) -> tuple[str, ...]:
+    """The nodes of the forward pass of numbered blocks that the backward pass does not run again; states are gathered there anyway."""
     values = value_table(program.graph)
     rows = list(zip(program.graph.nodes, program.origins))
     again = {origin.value or node.name for node, origin in rows if node.phase is Phase.BACKWARD}
@@ -37,8 +33,8 @@ def rest_of_blocks_seconds(program: Program, seconds: Mapping[str, float]) -> fl
         if origin.value and transfer_of(values[origin.value]) is not Transfer.BLOCKING:
             continue
         if (origin.value or node.name) + AGAIN not in again:
-            rest.append(seconds[node.name])
-    return fsum(rest)
+            rest.append(node.name)
+    return tuple(rest)
 
 
 def ends_hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, float]) -> float:

@@ -77,7 +77,7 @@ def make_tiles(medium: float, narrow: float, small: float, thin: float) -> Tiles
 
 _OF_SHEET = 0.9  # that float32 and float64 reach of the data sheet: an assumption, no table has them
 # Of Hopper's chip float32 was measured: 49.4, 50.2 and 51.1 of an H200's 67 TFLOP/s (forward, gradients of 4096 x 4096 x 4096; benchmarks/data/profile_h200_quick.json).
-_OF_SHEET_FLOAT32 = dict.fromkeys(("H100-80GB", "H100-PCIe", "H200"), 0.75)
+_HOPPER, _OF_SHEET_HOPPER_FLOAT32 = ("H100-80GB", "H100-PCIe", "H200"), 0.75
 
 
 def _levels(name: str, half: float, fp32: float, fp64: float) -> tuple[tuple[str, float], ...]:
@@ -86,7 +86,8 @@ def _levels(name: str, half: float, fp32: float, fp64: float) -> tuple[tuple[str
     Args:
         half: of 16 bits, as reached. fp32, fp64: as the data sheet has them.
     """
-    return (("bfloat16", half), ("float16", half), ("float32", _OF_SHEET_FLOAT32.get(name, _OF_SHEET) * fp32), ("float64", _OF_SHEET * fp64))
+    single = (_OF_SHEET_HOPPER_FLOAT32 if name in _HOPPER else _OF_SHEET) * fp32
+    return (("bfloat16", half), ("float16", half), ("float32", single), ("float64", _OF_SHEET * fp64))
 
 
 # Fitted by `benchmarks/kernel_fit.py` to two thirds of the (n, k) families of matmul_{a100,h100}_fp16.csv (data/kernels: microsoft/vidur

@@ -233,11 +233,11 @@ def _durations(plan: Plan, stages: Sequence[StagePasses], order: Order) -> Durat
     told = chunk_durations(plan.pipeline.stages, order.rank_of, splits_backward(plan.pipeline.kind))
 
     def scale(row: Sequence[float], phase: Phase, of_plan: Sequence[float]) -> tuple[float, ...]:
-        times = [stage.seconds(phase) / whole if whole else 0.0 for stage, whole in zip(stages, of_plan)]
-        return tuple(s * times[rank] for s, rank in zip(row, order.rank_of))
+        return tuple(s * stages[rank].seconds(phase) / of_plan[rank] if of_plan[rank] else stages[rank].seconds(phase) / plan.pipeline.chunks for s, rank in zip(row, order.rank_of))
 
     forwards, backwards = ([getattr(s, name) for s in plan.pipeline.stages] for name in ("forward_s", "backward_s"))
-    return Durations(scale(told.forward_s, Phase.FORWARD, forwards), scale(told.backward_s, Phase.BACKWARD, backwards), scale(told.weight_s, Phase.BACKWARD, backwards))
+    weights = tuple(s * stages[rank].seconds(Phase.BACKWARD) / backwards[rank] if backwards[rank] else 0.0 for s, rank in zip(told.weight_s, order.rank_of))
+    return Durations(scale(told.forward_s, Phase.FORWARD, forwards), scale(told.backward_s, Phase.BACKWARD, backwards), weights)
 
 
 def _print_action(order: Order, code: int, chunks: int) -> tuple[str, Phase]:

@@ -6,12 +6,15 @@ is in the last chunk of a stage, that chunk is longer than the others, and they 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from .schedules.schedule import numbers_on_ranks
 from .schedules.timeline import Durations
+
+NO_CHUNKS: Mapping[str, int] = MappingProxyType({})  # node -> its chunk, of a stage that runs one
 
 
 @dataclass(frozen=True, slots=True)

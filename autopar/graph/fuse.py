@@ -116,7 +116,7 @@ def _name_kernels(program: Program, cut: Sequence[Kernel], taken: Sequence[Kerne
         lies = layouts.get(number, Laid())
         there = node.op, lies
         if there not in laid:
-            kernel = replace(by_op[node.op], layouts=lies.layouts, inside=lies.inside)
+            kernel = replace(by_op[node.op], layouts=lies.layouts, roomy=lies.roomy)
             key = kernel_key(kernel)
             if key not in kernels:
                 kernels[key] = replace(kernel, name=fresh_name(kernel.name.partition(" ")[2], names))

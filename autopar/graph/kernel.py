@@ -37,7 +37,7 @@ class Kernel:
         any_shape: it works on tensors of any one shape, and scalars: `graph` has the shapes of the first place where it was found.
         sources: `file.py:91 add` of each of its nodes that does work, as it was first found.
         layouts: of its arguments and results those that do not lie row by row on a GPU, with their strides (`graph.layouts`).
-        inside: of these, arguments with rows to walk along that begin within a row of the memory which they are a view of: behind their last row there may be nothing.
+        roomy: of these, those with rows to walk along whose memory goes on behind each, the last one, too, until the next would begin: a kernel may read what is there, and leave anything there.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Kernel:
     any_shape: bool
     sources: tuple[str, ...]
     layouts: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    inside: tuple[str, ...] = ()
+    roomy: tuple[str, ...] = ()
 
 
 def cut_kernel(
@@ -117,8 +117,8 @@ def kernel_key(kernel: Kernel) -> object:
     nodes = tuple((n.op, n.args, tuple(number[i] for i in n.inputs), tuple(number[o] if o else -1 for o in n.outputs)) for n in graph.nodes)
     shapes = tuple((bool(v.shape) if kernel.any_shape else v.shape, v.dtype) for v in graph.values)
     layouts = tuple((number[name], strides) for name, strides in kernel.layouts)
-    inside = tuple(number[name] for name in kernel.inside)
-    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel), layouts, inside
+    roomy = tuple(number[name] for name in kernel.roomy)
+    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel), layouts, roomy
 
 
 def leaves_sums(kernel: Kernel) -> bool:

@@ -1,7 +1,7 @@
 """Layouts: how a program on a GPU leaves its values in memory, so that its kernels read them where they lie.
 
 In: a program whose groups are kernels. Out: the same, each kernel with the strides of those of its arguments and results that do not lie row by row (`Kernel.layouts`), and
-which of them begin within a row (`Kernel.inside`).
+which of them have memory of their own behind each of their rows (`Kernel.roomy`).
 
 * a view has strides of its own (attention reads `[batch, heads, seq, d]` of rows that hold all heads);
 * attention leaves what it makes as its query (key, value) lies;
@@ -36,10 +36,10 @@ _ATTENTION = {"autopar.attention": ("query",), "autopar.attention_backward": ("q
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """How arguments and results of a kernel lie, by their names in it: as `Kernel.layouts` and `Kernel.inside` say."""
+    """How arguments and results of a kernel lie, by their names in it: as `Kernel.layouts` and `Kernel.roomy` say."""
 
     layouts: tuple[tuple[str, Strides], ...] = ()
-    inside: tuple[str, ...] = ()
+    roomy: tuple[str, ...] = ()
 
 
 def row_pitch(width: int, dtype: str) -> int:
@@ -76,7 +76,7 @@ def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, Laid]:
     """
     values = value_table(graph)
     strides: dict[str, Strides] = {}  # of values that do not lie row by row
-    starts: dict[str, int] = {}  # elements of the memory before the first of a view, where there are some
+    places: dict[str, tuple[int, int]] = {}  # of views and of what does not lie row by row: elements of the memory before the first, and of all that memory
 
     def of(name: str) -> Strides:
         return strides.get(name) or packed(values[name].shape)
@@ -85,27 +85,32 @@ def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, Laid]:
         if found is not None and not alike(values[name].shape, found, packed(values[name].shape)):
             strides[name] = found
 
+    def place_of(name: str) -> tuple[int, int]:
+        return places.get(name) or (0, span(values[name].shape, of(name)))
+
     found: dict[int, Laid] = {}
     for number, node in enumerate(graph.nodes):
         if is_kernel(node.op):
             kernel = kernels[node.op]
             rows = [(own, strides[name]) for own, name in zip(kernel.graph.inputs, node.inputs) if name in strides and 0 not in strides[name]]
             rows = [] if takes_lists(kernel) or kernel.any_shape else rows
-            inside = tuple(own for own, name in zip(kernel.graph.inputs, node.inputs) if (own, strides.get(name)) in rows and _begins_inside(starts.get(name, 0), values[name].shape, strides[name]))
+            roomy = [own for own, name in zip(kernel.graph.inputs, node.inputs) if (own, strides.get(name)) in rows and _has_room(values[name].shape, strides[name], *place_of(name))]
             into = dict(kernel.into)
             for k, (own, name) in enumerate(zip(kernel.graph.outputs, node.outputs)):
                 first = next((n for n in node.inputs if values[n].shape == values[name].shape), "")
                 if rows and k not in into and first in strides and _is_distinct(values[name].shape, strides[first]):
                     rows.append((own, strides[first]))
                     strides[name] = strides[first]
-            found[number] = Laid(tuple(rows), inside)
+                    roomy += [own] * _has_room(values[name].shape, strides[name], *place_of(name))
+            found[number] = Laid(tuple(rows), tuple(roomy))
             continue
         packet = packet_of(node.op)
         if packet not in _VIEWS and packet not in _ATTENTION and packet != "autopar.linear":
             continue
         if packet in _VIEWS and node.inputs:
-            start = starts.get(node.inputs[0], 0) + _skipped(node, packet.partition(".")[2], of(node.inputs[0]), values[node.inputs[0]].shape)
-            starts |= dict.fromkeys((o for o in node.outputs if o), start) if start else {}
+            start, whole = place_of(node.inputs[0])
+            start += _skipped(node, packet.partition(".")[2], of(node.inputs[0]), values[node.inputs[0]].shape)
+            places |= dict.fromkeys((o for o in node.outputs if o), (start, whole))
         for out, wanted in _made_by(node, [of(name) for name in node.inputs], [values[name].shape for name in node.inputs], {o: values[o].shape for o in node.outputs if o}).items():
             keep(out, wanted)
         if packet == "autopar.linear":
@@ -164,9 +169,16 @@ def _skipped(node: Node, word: str, strides: Strides, base: tuple[int, ...]) -> 
     return min(max(first + base[dim] if first < 0 else first, 0), base[dim]) * strides[dim]
 
 
-def _begins_inside(start: int, shape: tuple[int, ...], strides: Strides) -> bool:
-    """True where rows are so wide that kernels walk along them, and so many elements are not whole rows: what lies behind the rows of such a view ends before its last row does."""
-    return len(shape) > 1 and shape[-1] > WIDEST_TILE and start % strides[-2] != 0
+def _has_room(shape: tuple[int, ...], strides: Strides, start: int, whole: int) -> bool:
+    """True where rows that kernels walk along lie one after the other, the last one's memory, too, as far as the next would begin.
+
+    Args:
+        start, whole: elements of the memory before the first, and of all that memory.
+    """
+    if len(shape) < 2 or shape[-1] <= WIDEST_TILE or strides[-1] != 1 or strides[-2] <= shape[-1]:
+        return False
+    rows = packed((*shape[:-1], strides[-2]))
+    return alike(shape, strides, rows) and start + num_elements(shape[:-1]) * strides[-2] <= whole
 
 
 def _reshaped(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> Strides | None:

@@ -17,6 +17,7 @@ from ..constraints import PIPELINE
 from ..errors import PlanError, ProgramError
 from .case import Case, build_case, copy_case, split_case
 from .choice import Assignment
+from .chunk_times import NO_CHUNKS
 from .graph import Graph, producer_table
 from .mesh import Mesh, MeshAxis
 from .node import Phase
@@ -174,8 +175,8 @@ def _chunk_table(graph: Graph, starts: Sequence[str], ranks: tuple[int, ...]) ->
     return {node.name: numbers[chunk] for node, chunk in zip(graph.nodes, table) if chunk >= 0}
 
 
-def crossing_chunks(turns: Graph, starts: Sequence[str], ranks: Sequence[int], graphs: Sequence[Graph]) -> tuple[dict[str, int], ...]:
-    """For each stage: node of its graph -> its chunk on that stage, sends and receives among them; () where each stage has one.
+def crossing_chunks(turns: Graph, starts: Sequence[str], ranks: Sequence[int], graphs: Sequence[Graph]) -> tuple[Mapping[str, int], ...]:
+    """For each stage: node of its graph -> its chunk on that stage, sends and receives among them; nothing where each stage has one.
 
     Args:
         turns: the graph in turns that was cut.
@@ -183,7 +184,7 @@ def crossing_chunks(turns: Graph, starts: Sequence[str], ranks: Sequence[int], g
         Others as of `build_stage_programs`.
     """
     if len(ranks) == len(graphs):
-        return ()
+        return (NO_CHUNKS,) * len(graphs)
     chunks = _chunk_table(turns, starts, tuple(ranks))
     return tuple(_chunk_of(graph, [node.name for node in graph.nodes], chunks) for graph in graphs)
 

@@ -21,7 +21,7 @@ from ..graph.stage_programs import crossing_chunks, stage_cases
 from .layout_guess import count_flying
 from .layout_solve import Staged, simulate_stages
 from .layouts import Layout, Place, layout_ranks
-from .stage_solve import NO_CHUNKS, StageAnswer, place_among, time_program
+from .stage_solve import StageAnswer, place_among, time_program
 
 
 def price_stages(case: Case, assignment: Assignment, layout: Layout, starts: Sequence[str], model: CostModel) -> Staged:
@@ -45,7 +45,7 @@ def price_stages(case: Case, assignment: Assignment, layout: Layout, starts: Seq
         part = replace(part, mesh=layout.place.stage_mesh(len(answers)))
         program = partition(mine.graph, mine.sites, mine.signatures, mine.cuts, part)
         own = build_case(stage.graph, turns.rules) if part.again else mine
-        answers.append(StageAnswer(own, None, part, estimate_memory(program, 0, held, place_among(graphs, number, order, number, chunks)), time_program(mine, program, part, model, chunks[number] if chunks else NO_CHUNKS)))
+        answers.append(StageAnswer(own, None, part, estimate_memory(program, 0, held, place_among(graphs, number, order, number, chunks)), time_program(mine, program, part, model, chunks[number])))
     return simulate_stages(layout, (), tuple(starts), tuple(answers), flying)
 
 

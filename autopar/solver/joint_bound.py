@@ -14,11 +14,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from math import floor, inf
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 
+from ..graph.chunk_times import NO_CHUNKS
 from ..graph.node import Phase
 from ..graph.schedules.order import Order
 from ..graph.schedules.schedule import numbers_on_ranks
@@ -54,9 +54,9 @@ class StagePlans:
         chunks: that it runs. chunk_of: node -> its chunk, where there are several.
     """
 
-    def __init__(self, problem: Problem, weight: float, time_limit_s: float, chunks: int = 1, chunk_of: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(self, problem: Problem, weight: float, time_limit_s: float, chunks: int = 1, chunk_of: Mapping[str, int] = NO_CHUNKS) -> None:
         self.problem, self.weight, self.chunks = problem, weight, chunks
-        self.chunk_of = {**_value_chunks(problem, chunk_of), **chunk_of}  # of nodes, and of values that one chunk alone has
+        self.chunk_of, self.readers = chunk_of, _reading_chunks(problem, chunk_of)
         self.relaxation = Relaxation(problem, time_limit_s)
         self.plans: list[Row] = []
         self.known: dict[Row, float] = {}
@@ -76,15 +76,18 @@ class StagePlans:
         turns = {Phase.FORWARD: times[1 : 1 + self.chunks], Phase.BACKWARD: times[1 + self.chunks : -1]}
         once = {Phase.PREPARE: times[0], Phase.UPDATE: times[-1]}
 
-        def weigh(phase: Phase, names: Sequence[str]) -> float:
+        def weigh_nodes(phase: Phase, names: Sequence[str]) -> float:
             if phase in once:
                 return once[phase]
-            if self.chunks == 1:
-                return turns[phase][0] / self.weight
-            counts = [turns[phase][self.chunk_of[n]] if n in self.chunk_of else min(turns[phase]) for n in names]
-            return sum(counts) / len(counts) / self.weight
+            counts = turns[phase]
+            return sum(counts[self.chunk_of[n]] if n in self.chunk_of else min(counts) for n in names) / len(names) / self.weight
 
-        return weigh_problem(self.problem, weigh)
+        def weigh_values(phase: Phase, names: Sequence[str]) -> float:
+            if phase in once:
+                return once[phase]
+            return sum(min(turns[phase][k] for k in self.readers.get((n, phase), range(self.chunks))) for n in names) / len(names) / self.weight
+
+        return weigh_problem(self.problem, weigh_nodes, weigh_values)
 
     def _keep(self, decisions: Sequence[int]) -> None:
         size = 2 + 2 * self.chunks
@@ -93,14 +96,17 @@ class StagePlans:
             self.plans.append(row)
 
 
-def _value_chunks(problem: Problem, chunk_of: Mapping[str, int]) -> dict[str, int]:
-    """Value -> the chunk that has it alone."""
-    found: dict[str, set[int]] = {}
-    for node in problem.graph.nodes if chunk_of else ():
-        for name in (*node.inputs, *node.outputs):
+def _reading_chunks(problem: Problem, chunk_of: Mapping[str, int]) -> dict[tuple[str, Phase], set[int]]:
+    """(value, phase) -> the chunks that read it then; those are left out of which a reader has none of its own."""
+    found: dict[tuple[str, Phase], set[int]] = {}
+    unknown: set[tuple[str, Phase]] = set()
+    for node in problem.graph.nodes:
+        for name in node.inputs:
             if node.name in chunk_of:
-                found.setdefault(name, set()).add(chunk_of[node.name])
-    return {name: next(iter(chunks)) for name, chunks in found.items() if len(chunks) == 1}
+                found.setdefault((name, node.phase), set()).add(chunk_of[node.name])
+            else:
+                unknown.add((name, node.phase))
+    return {key: chunks for key, chunks in found.items() if key not in unknown}
 
 
 def bound_jointly(order: Order, chunks: int, kinds: Sequence[Plans], enough_s: float, deadline: float) -> float:

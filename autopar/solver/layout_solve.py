@@ -16,7 +16,7 @@ from ..cost.model import CostModel, staged_model
 from ..errors import ConstraintError, MicrobatchError
 from ..graph.case import Case, build_case
 from ..graph.choice import Assignment
-from ..graph.chunk_times import chunk_durations
+from ..graph.chunk_times import NO_CHUNKS, chunk_durations
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh
 from ..graph.roles import Roles
@@ -32,7 +32,7 @@ from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .mixed import TWO_KINDS
-from .stage_solve import NO_CHUNKS, StageAnswer, align, crossing_choices, holds_as_many, place_among, solve_stage, stage_problem
+from .stage_solve import StageAnswer, align, crossing_choices, holds_as_many, place_among, solve_stage, stage_problem
 from .steer import Steer, names_some
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
@@ -155,7 +155,7 @@ class LayoutSolver:
             if (left := deadline - time.monotonic()) <= 0:
                 return 0.0
             weight = turn_weight(layout)
-            kinds.append(StagePlans(stage_problem(case, here.stage_mesh(number), steer, model, weight, here.stage_mesh), weight, max(1.0, left), layout.chunks, chunks[number] if chunks else NO_CHUNKS))
+            kinds.append(StagePlans(stage_problem(case, here.stage_mesh(number), steer, model, weight, here.stage_mesh), weight, max(1.0, left), layout.chunks, chunks[number]))
         order = build_order(layout.schedule, place.num_stages, count, layout.chunks)
         return bound_jointly(order, layout.chunks, [kinds[k] for k in short.place_of], enough_s, deadline)
 
@@ -248,7 +248,7 @@ class LayoutSolver:
         graphs = [stage.graph for stage in stages]
         turns = min(count, few_turns(layout.schedule, place.num_stages, count) + 2 * place.num_stages)  # interleaved: messages vary for longer than what is in flight
         few = build_order(layout.schedule, place.num_stages, turns, layout.chunks) if starts else order
-        chunks = crossing_chunks(whole.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks), graphs) if starts else ()
+        chunks = crossing_chunks(whole.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks), graphs) if starts else (NO_CHUNKS,)
         kinds: list[tuple[int, float, Among, StageAnswer]] = []
         answers: list[StageAnswer] = []
         inside = _place_here(place, place_of)
@@ -265,10 +265,10 @@ class LayoutSolver:
                         if (found.found.memory_rows == 0 and not found.found.heavy and found.found.how != TWO_KINDS) or flying == held:
                             known_s = -inf
             if like is not None and known_s > max(a.found.objective_s for a in answers) * (1 - _GAP) and known_s > like.found.bound_s * (1 + _STAGE_GAP):
-                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, like, chunks[here] if chunks else NO_CHUNKS)
+                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, like, chunks[here])
                 kinds.append((here, held, among, like))
             if like is None:
-                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, None, chunks[here] if chunks else NO_CHUNKS)
+                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, None, chunks[here])
                 if like.assignment is None:
                     unfit = like.found.status == "infeasible"
                     why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
@@ -283,7 +283,7 @@ class LayoutSolver:
         known: StageAnswer | None, chunk_of: Mapping[str, int],
     ) -> StageAnswer:
         """One stage; `inside`: the place of these stages; `known`: a plan that fits; `chunk_of`: as of `solve_stage`."""
-        key = (layout.place, inside, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None, self.shares)
+        key = (layout.place, inside, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None, self.shares, tuple(chunk_of.items()))
         if key in self.solved:
             return self.solved[key]
         self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, inside, model, held, among, known, chunk_of)

@@ -22,7 +22,7 @@ from ..graph.stage_programs import crossing_chunks
 from .given_stages import given_layout, price_stages
 from .layout_solve import Staged, simulate_stages
 from .layouts import inner_constraints, layout_ranks, turn_weight
-from .stage_solve import NO_CHUNKS, StageAnswer, StageTimes, place_among, solve_stage
+from .stage_solve import StageAnswer, StageTimes, place_among, solve_stage
 from .steer import Steer, refine_fold
 from .unit_costs import part_roles
 
@@ -116,5 +116,5 @@ def set_up_stages(plan: Plan, traced: Case, constraints: Constraints, model: Cos
         assert stage.assignment is not None
         inner = inner_constraints(constraints, layout.place.stage_mesh(number))
         case = replace(stage.case, fold=refine_fold(stage.case.graph, stage.case.fold, inner))
-        found.append(StageAgain(number, case, stage.assignment, Steer(inner, part_roles(roles, whole, case)), of_stages, staged, place_among(graphs, number, order, number, chunks), chunks[number] if chunks else NO_CHUNKS))
+        found.append(StageAgain(number, case, stage.assignment, Steer(inner, part_roles(roles, whole, case)), of_stages, staged, place_among(graphs, number, order, number, chunks), chunks[number]))
     return tuple(found)

@@ -11,17 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from types import MappingProxyType
 
 from ..constraints import DATA, SEQUENCE, Constraints
 from ..cost.estimate import hidden_seconds, node_seconds
-from ..cost.habits import ends_hidden_seconds, flat_states_seconds, rest_of_blocks_seconds
+from ..cost.habits import ends_hidden_seconds, flat_states_seconds, rest_of_blocks
 from ..cost.memory import ALONE, Among, Memory, estimate_memory
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..graph.case import Case, copy_case
 from ..graph.choice import Assignment
-from ..graph.chunk_times import ChunkTimes
+from ..graph.chunk_times import NO_CHUNKS, ChunkTimes
 from ..graph.graph import Graph, value_table
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.node import Node, Phase, Ref
@@ -49,7 +48,6 @@ from .skeleton import Skeleton
 from .steer import Steer, names_some
 
 _MOST_COLUMNS = 400_000
-NO_CHUNKS: Mapping[str, int] = MappingProxyType({})  # a stage that runs one
 _SLACK, _MOST_BESIDE = 1e-3, 0.5  # shares of the limit: left free beside what is known to be too much; of what is held beside a program
 
 
@@ -305,10 +303,9 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
             parts[number][node.phase] += once
             weight_of[number] += once if node.name in weights else 0.0
     if whole_blocks:
-        again_s = rest_of_blocks_seconds(program, seconds) / turns
-        total[Phase.BACKWARD] += again_s
-        for part in parts:
-            part[Phase.BACKWARD] += again_s * part[Phase.FORWARD] / total[Phase.FORWARD]
+        for name in rest_of_blocks(program):
+            total[Phase.BACKWARD] += seconds[name] / turns
+            parts[numbers.get(name, 0)][Phase.BACKWARD] += seconds[name] / turns
     if model.hides_ends:
         total[Phase.UPDATE] -= ends_hidden_seconds(model, program, seconds)
     if model.flat_states:

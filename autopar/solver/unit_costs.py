@@ -308,22 +308,36 @@ def least_of_phases(relaxation: Relaxation, phases: Sequence[Phase], problem: Pr
 
 def weigh_phases(problem: Problem, weights: Mapping[Phase, float]) -> Problem:
     """The problem in which each phase costs so many times as much; what is not named, nothing."""
-    return weigh_problem(problem, lambda phase, names: weights.get(phase, 0.0))
+    return weigh_problem(problem, lambda phase, names: weights.get(phase, 0.0), lambda phase, names: weights.get(phase, 0.0))
 
 
-def weigh_problem(problem: Problem, weigh: Callable[[Phase, Sequence[str]], float]) -> Problem:
-    """The problem in which everything costs so many times as much. What decides for several classes of nodes at once costs by the least of theirs.
+def weigh_problem(problem: Problem, weigh_nodes: Callable[[Phase, Sequence[str]], float], weigh_values: Callable[[Phase, Sequence[str]], float]) -> Problem:
+    """The problem in which everything costs so many times as much. What decides for several classes of nodes at once costs by the least of theirs; what runs again in the
+    backward does so there.
 
     Args:
-        weigh: phase, names of nodes that are alike, or of values that are brought in it -> times, on average.
+        weigh_nodes: phase, names of nodes that are alike (inputs: in the update) -> times, on average.
+        weigh_values: phase, names of values that are brought where they are read in it -> times, on average.
     """
     nodes = problem.graph.nodes
 
     def weighed(chooser: Chooser) -> Chooser:
-        weight = min(weigh(nodes[p.node].phase if p.node >= 0 else Phase.UPDATE, p.members) for p in chooser.parts)
-        return chooser if weight == 1.0 else replace(chooser, seconds=chooser.seconds * weight if weight else np.zeros_like(chooser.seconds))
+        phases = [nodes[p.node].phase if p.node >= 0 else Phase.UPDATE for p in chooser.parts]
+        first = min(weigh_nodes(phase, p.members) for phase, p in zip(phases, chooser.parts))
+        again = min(weigh_nodes(Phase.BACKWARD if phase is Phase.FORWARD else phase, p.members) for phase, p in zip(phases, chooser.parts))
+        kept, rest = chooser.seconds[: chooser.num_kept], chooser.seconds[chooser.num_kept :]
+        if first == 1.0 and (again == 1.0 or not len(rest)):
+            return chooser
+        if len(kept) == len(rest):
+            runs = kept
+        else:  # the first run of what is only there as made again: half of it, where that is so of all
+            runs = rest / 2 if all(p.again for p in chooser.parts) else rest * (first <= again)
+        known = np.isfinite(rest) & np.isfinite(runs)
+        both = np.full(len(rest), inf)
+        both[known] = runs[known] * first + (rest[known] - runs[known]) * again
+        return replace(chooser, seconds=np.concatenate((kept * first if first else np.zeros_like(kept), both)))
 
-    return replace(problem, choosers=tuple(map(weighed, problem.choosers)), groups=tuple(replace(g, times=g.times * weigh(g.phase, g.names or (g.value.name,))) for g in problem.groups))
+    return replace(problem, choosers=tuple(map(weighed, problem.choosers)), groups=tuple(replace(g, times=g.times * weigh_values(g.phase, g.names or (g.value.name,))) for g in problem.groups))
 
 
 def _once(problem: Problem, decisions: list[int]) -> float:

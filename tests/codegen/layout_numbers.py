@@ -33,13 +33,16 @@ def rotary() -> Workload:
 
 
 def drawn() -> Iterator[tuple[str, str, Kernel]]:
-    """(case, precision, kernel): as programs lay them out, wide rows that are apart in float32, and dims in any order."""
+    """(case, precision, kernel): as programs lay them out, wide rows that are apart in float32, or with rows of other samples between them, and dims in any order."""
     for case, workload in (("rotary", rotary()), ("wide", CASES["gpt with a wide vocabulary"]())):
         yield from ((case, "bf16", kernel) for kernel in kernels_of(workload, "bf16") if kernel.layouts)
     for kernel in kernels_of(CASES["gpt with a wide vocabulary"](), "fp32"):
         apart = [(v.name, (*(step // WIDE * (WIDE + 7) for step in packed(v.shape)[:-1]), 1)) for v in _ends(kernel) if v.shape[-1:] == (WIDE,) and len(v.shape) > 1]
         if apart:
-            yield "wide", "fp32", replace(kernel, layouts=tuple(apart))
+            yield "wide", "fp32", replace(kernel, layouts=tuple(apart), roomy=tuple(name for name, _ in apart))
+        turned = [(v.name, (WIDE, v.shape[0] * WIDE, 1)) for v in _ends(kernel) if len(v.shape) == 3 and v.shape[-1] == WIDE]
+        if turned:
+            yield "turned", "fp32", replace(kernel, layouts=tuple(turned))
     for number, case in enumerate(SWAPPED):
         for kernel in kernels_of(CASES[case](), "fp32"):
             if not takes_lists(kernel) and not kernel.any_shape:

@@ -79,9 +79,9 @@ def test_a_walk_goes_to_where_the_next_row_begins():
         lines = [line for line in print_triton(kernel).lines if key in line and "col" in line]
         assert ["(col < 9008)" in line for line in lines] == [False, True] and all("* 9008 + col" in line for line in lines), lines
     assert any("tl.where(col < 9001" in line for line in print_triton(loss).lines)
-    alone = [line for line in print_triton(replace(loss, inside=("linear",))).lines if "tl.load(linear_ptr + " in line and "col" in line]
+    alone = [line for line in print_triton(replace(loss, roomy=())).lines if "tl.load(linear_ptr + " in line and "col" in line]
     assert ["(col < 9001)" in line for line in alone] == [False, True] and all("* 9008 + col" in line for line in alone), "behind its last row there may be nothing"
-    packed = "\n".join(print_triton(replace(loss, layouts=())).lines)
+    packed = "\n".join(print_triton(replace(loss, layouts=(), roomy=())).lines)
     assert "9008" not in packed and "(col < 9001)" in packed
 
 

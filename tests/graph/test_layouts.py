@@ -245,22 +245,41 @@ def test_what_is_left_row_by_row(kept):
 
 
 @pytest.mark.parametrize(
-    ("base", "view", "columns", "pitch", "inside"),
+    ("base", "view", "shape", "strides", "roomy"),
     [
-        ((6, 10000), ("slice.Tensor", {"start": 0, "end": 9001}), 9001, 10000, ()),
-        ((6, 10000), ("slice.Tensor", {"start": 999, "end": 10000}), 9001, 10000, ("a", "b")),
-        ((6, 10000), ("slice.Tensor", {"start": -9001, "end": 10000}), 9001, 10000, ("a", "b")),
-        ((6, 3, 10000), ("select.int", {"index": 1}), 10000, 30000, ("a", "b")),
-        ((6, 3, 10000), ("select.int", {"index": 0}), 10000, 30000, ()),
-        ((6, 3, 100), ("select.int", {"index": 1}), 100, 300, ()),
+        ((6, 10000), ("slice.Tensor", {"dim": 1, "start": 0, "end": 9001}), (6, 9001), (10000, 1), True),
+        ((6, 10000), ("slice.Tensor", {"dim": 1, "start": 999, "end": 10000}), (6, 9001), (10000, 1), False),
+        ((6, 10000), ("slice.Tensor", {"dim": 1, "start": -9001, "end": 10000}), (6, 9001), (10000, 1), False),
+        ((5, 10000), ("slice.Tensor", {"dim": 0, "start": 0, "end": 5, "step": 2}), (3, 10000), (20000, 1), False),
+        ((6, 10000), ("slice.Tensor", {"dim": 0, "start": 0, "end": 5, "step": 2}), (3, 10000), (20000, 1), True),
+        ((6, 3, 10000), ("select.int", {"dim": 1, "index": 1}), (6, 10000), (30000, 1), False),
+        ((6, 3, 10000), ("select.int", {"dim": 1, "index": 0}), (6, 10000), (30000, 1), True),
+        ((6, 3, 100), ("select.int", {"dim": 1, "index": 0}), (6, 100), (300, 1), False),
+        ((2, 3, 10000), ("transpose.int", {"dim0": 0, "dim1": 1}), (3, 2, 10000), (10000, 30000, 1), False),
     ],
 )
-def test_what_begins_within_a_row_has_nothing_behind_its_last(base, view, columns, pitch, inside):
-    """A kernel walks along it to its own end alone. Of rows that no kernel walks along it is not said: so kernels of the thirds of one tensor are one."""
-    shape, kernel = (6, columns), _kernel("k", (6, columns))
-    steps = [(node(f"aten.{view[0]}", ("x",), "seen", dim=1, **view[1]), _half("seen", shape)), (_call(kernel, "seen", "seen", "made"), _half("made", shape))]
+def test_a_kernel_walks_on_behind_rows_that_have_memory_there(base, view, shape, strides, roomy):
+    """Not where a view begins within a row, where the last row ends the memory, or where rows of others lie between. Of rows that no kernel walks along it is not said: so
+    kernels of the thirds of one tensor are one."""
+    kernel = _kernel("k", shape)
+    steps = [(node(f"aten.{view[0]}", ("x",), "seen", **view[1]), _half("seen", shape)), (_call(kernel, "seen", "seen", "made"), _half("made", shape))]
     [found] = lay_out(make_graph([_half("x", base, Kind.BATCH)], steps), {"kernel.k": kernel}).values()
-    assert dict(found.layouts)["a"] == (pitch, 1) and found.inside == inside
+    assert dict(found.layouts)["a"] == strides and [name for name in found.roomy if name != "add"] == (["a", "b"] if roomy else [])
+    assert "add" not in found.roomy or dict(found.layouts)["add"] == strides
+
+
+def test_a_result_like_a_linear_has_room_behind_its_rows():
+    shape, pitch, kernel = (2, 3, 9001), 9008, _kernel("act", (2, 3, 9001))
+    steps = [
+        (node("autopar.linear", ("x", "w"), "linear", names=("input", "weight")), _half("linear", shape)),
+        (_call(kernel, "linear", "other", "act"), _half("act", shape)),
+        (node("aten.slice.Tensor", ("act",), "second", dim=0, start=1, end=2), _half("second", (1, 3, 9001))),
+        (_call(_kernel("next", (1, 3, 9001)), "second", "second", "end"), _half("end", (1, 3, 9001))),
+    ]
+    entering = [_half("x", (2, 3, 8), Kind.BATCH), _half("w", (9001, 8), Kind.PARAM), _half("other", shape, Kind.BATCH)]
+    first, second = lay_out(make_graph(entering, steps), {"kernel.act": kernel, "kernel.next": _kernel("next", (1, 3, 9001))}).values()
+    assert dict(first.layouts) == {"a": (3 * pitch, pitch, 1), "add": (3 * pitch, pitch, 1)} and first.roomy == ("a", "add")
+    assert dict(second.layouts)["a"] == (3 * pitch, pitch, 1) and second.roomy == ("a", "b", "add"), "its last row is the last of all"
 
 
 @pytest.mark.torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import replace
 from math import inf
@@ -17,6 +18,7 @@ from autopar.graph.check_plan import check_plan
 from autopar.graph.chunk_times import ChunkTimes, chunk_durations
 from autopar.graph.plan_json import plan_from_json, plan_to_json
 from autopar.graph.schedules.known import chunk_ranks
+from autopar.solver import layout_solve
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_prices import Tier
 from autopar.solver.pipeline import PipelineSearch
@@ -58,6 +60,43 @@ def test_a_chunk_takes_what_it_would_as_a_stage():
     assert max(durations.forward_s) > 1.2 * min(durations.forward_s)
 
 
+@pytest.mark.parametrize(
+    ("words", "cuts", "skips"),
+    [
+        ({"vpp": 2}, (3, 5, 8), ((0, 6),)),
+        ({"vpp": 2}, (2, 5, 8), ()),
+        ({"vpp": 2, "recompute": "full"}, (3, 5, 8), ()),
+        ({"vpp": 1, "schedule": "1f1b", "recompute": "full"}, (5,), ()),
+    ],
+    ids=["a skip between chunks", "chunks", "all again", "all again, one chunk"],
+)
+def test_what_a_stage_takes_at_least_is_no_more_than_its_plan(words, cuts, skips, monkeypatch):
+    """However often each phase of each chunk counts: a path may have more forwards of one than of another, and more of these than backwards."""
+    case, model = build_block_case(blocks=8, momentum=True, skips=skips), build_cost_model(parse_cluster("cpu:8"), None)
+    search = PipelineSearch(LayoutCases(case, constrain(pp=2, tp=2, dp=2, microbatches=4, **words)), model, 2**30, time.monotonic() + 60, lambda line: None, plain_too=True)
+    layout, kinds = next(each.layout for each in search.list_open()), []
+    monkeypatch.setattr(layout_solve, "bound_jointly", lambda order, chunks, given, enough_s, deadline: kinds.extend(given) or 0.0)
+    search.solver.bound(layout, cuts, 10, inf, time.monotonic() + 60)
+    found = search.solver.solve(layout, search.prices.costs(layout.place, 4, Tier.RUN, (layout.chunks,)).in_chunks(layout.chunks), 60, cuts)
+    rng = random.Random(0)
+    for kind, stage in zip(kinds, found.stages, strict=True):
+        chunks = stage.times.chunks or (stage.times,)
+        row = (stage.times.prepare_s, *(c.forward_s for c in chunks), *(c.backward_s for c in chunks), stage.times.update_s)
+        for times in ((1.0, *[4.0] * (len(row) - 2), 1.0), *(tuple(rng.choice((0.0, 1.0, 4.0)) for _ in row) for _ in range(8))):
+            assert kind.least(times) <= sum(t * s for t, s in zip(times, row)) * (1 + 1e-6), times
+
+
+def test_chunks_that_adjoin_are_told_apart():
+    """Where a schedule turns back two chunks of a stage are one run of units: cut elsewhere it has the same graph, and other chunks."""
+    case, model = build_block_case(blocks=ODD, momentum=True), build_cost_model(parse_cluster("cpu:2"), None)
+    search = PipelineSearch(LayoutCases(case, constrain(pp=2, microbatches=4, schedule="zbv")), model, 2**30, time.monotonic() + 60, lambda line: None, plain_too=True)
+    layout = next(each.layout for each in search.list_open())
+    costs = search.prices.costs(layout.place, 4, Tier.RUN, (2,)).in_chunks(2)
+    first, second = (search.solver.solve(layout, costs, 60, cuts).stages[1].times for cuts in ((2, 3, 5), (2, 4, 5)))
+    assert first.forward_s == pytest.approx(second.forward_s)
+    assert first.chunks[0].forward_s < 0.95 * second.chunks[0].forward_s and first.chunks[1].forward_s > 1.4 * second.chunks[1].forward_s
+
+
 @pytest.mark.parametrize("words", [{"pp": 2, "dp": 2, "microbatches": 4, "vpp": 2}, {"pp": 2, "tp": 2, "microbatches": 4, "schedule": "zbv"}])
 def test_the_plan_tells_its_chunks_and_is_simulated_by_them(words):
     plan, found = make_staged_plan("cpu:4", ODD, **words), find_staged("cpu:4", ODD, **words)
@@ -83,3 +122,7 @@ def test_chunks_that_do_not_add_up_are_refused():
     for chunks in (first.chunks[:1], (first.chunks[0], first.chunks[0]), (replace(first.chunks[0], forward_s=-1.0), first.chunks[1]), (replace(first.chunks[0], weight_s=float("nan")), first.chunks[1])):
         with pytest.raises(PlanError, match=r"pipeline\.stages\[0\]\.chunks: expected"):
             check_plan(with_chunks(*chunks))
+    more, less = (replace(chunk, weight_s=w) for chunk, w in zip(first.chunks, (first.weight_s, 0.0)))
+    if more.weight_s > more.backward_s:
+        with pytest.raises(PlanError, match=r"pipeline\.stages\[0\]\.chunks\[0\]\.weight_s: expected at most its backward_s"):
+            check_plan(with_chunks(more, less))

@@ -258,10 +258,10 @@ class Printer:
 
     def _room(self, name: str, index: Index) -> int:
         """Columns of a row, and where a program walks along it what lies between it and the next: so a device loads and stores several at once up to the end."""
-        shape, strides = self.values[name].shape, self.layouts.get(name, ())
-        if not self.walks or name in self.kernel.inside or len(shape) < 2 or shape[-1] != self.walked or not strides or strides[-1] != 1 or index != self.row() * self.walked + variable("col", self.walked):
+        shape = self.values[name].shape
+        if not self.walks or name not in self.kernel.roomy or shape[-1] != self.walked or index != self.row() * self.walked + variable("col", self.walked):
             return self.walked
-        return strides[-2]
+        return self.layouts[name][-2]
 
     def _limits_of(self, name: str, room: int | None = None) -> list[str]:
         """What a variable of every element of a block is asked for: nothing, where no block reaches beyond what there is.
