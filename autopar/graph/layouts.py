@@ -107,12 +107,11 @@ def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, Laid]:
         packet = packet_of(node.op)
         if packet not in _VIEWS and packet not in _ATTENTION and packet != "autopar.linear":
             continue
-        if packet in _VIEWS and node.inputs:
-            start, whole = place_of(node.inputs[0])
-            start += _skipped(node, packet.partition(".")[2], of(node.inputs[0]), values[node.inputs[0]].shape)
-            places |= dict.fromkeys((o for o in node.outputs if o), (start, whole))
         for out, wanted in _made_by(node, [of(name) for name in node.inputs], [values[name].shape for name in node.inputs], {o: values[o].shape for o in node.outputs if o}).items():
             keep(out, wanted)
+            if packet in _VIEWS and wanted is not None:
+                start, whole = place_of(node.inputs[0])
+                places[out] = start + _skipped(node, packet.partition(".")[2], of(node.inputs[0]), values[node.inputs[0]].shape), whole
         if packet == "autopar.linear":
             shape, dtype = values[node.outputs[0]].shape, values[node.outputs[0]].dtype
             pitch = row_pitch(shape[-1], dtype)

@@ -268,6 +268,19 @@ def test_a_kernel_walks_on_behind_rows_that_have_memory_there(base, view, shape,
     assert "add" not in found.roomy or dict(found.layouts)["add"] == strides
 
 
+def test_a_copy_has_memory_of_its_own():
+    """Of another size than what it was copied from: behind its last row there is nothing, though there was."""
+    kernel = _kernel("k", (3, 9001))
+    steps = [
+        (node("aten.slice.Tensor", ("x",), "part", dim=1, start=0, end=10000), _half("part", (6, 10000))),
+        (node("aten.reshape.default", ("part",), "copy", shape=(3, 20000)), _half("copy", (3, 20000))),
+        (node("aten.slice.Tensor", ("copy",), "seen", dim=1, start=10000, end=19001), _half("seen", (3, 9001))),
+        (_call(kernel, "seen", "seen", "made"), _half("made", (3, 9001))),
+    ]
+    [found] = lay_out(make_graph([_half("x", (6, 12000), Kind.BATCH)], steps), {"kernel.k": kernel}).values()
+    assert dict(found.layouts)["a"] == (20000, 1) and "a" not in found.roomy
+
+
 def test_a_result_like_a_linear_has_room_behind_its_rows():
     shape, pitch, kernel = (2, 3, 9001), 9008, _kernel("act", (2, 3, 9001))
     steps = [
