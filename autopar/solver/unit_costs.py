@@ -330,8 +330,10 @@ def weigh_problem(problem: Problem, weigh_nodes: Callable[[Phase, Sequence[str]]
             return chooser
         if len(kept) == len(rest):
             runs = kept
-        else:  # the first run of what is only there as made again: half of it, where that is so of all
-            runs = rest / 2 if all(p.again for p in chooser.parts) else rest * (first <= again)
+        elif all(p.again for p in chooser.parts):  # only there as made again, all of it: the first run is half
+            runs = rest / 2
+        else:  # whichever counts less
+            runs = rest if first <= again else np.zeros_like(rest)
         known = np.isfinite(rest) & np.isfinite(runs)
         both = np.full(len(rest), inf)
         both[known] = runs[known] * first + (rest[known] - runs[known]) * again
