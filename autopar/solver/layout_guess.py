@@ -114,9 +114,9 @@ def cut_evenly(costs: UnitCosts, ranks: tuple[int, ...]) -> tuple[int, ...] | No
 def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...]) -> float:
     """The step of these cuts, memory aside: what the slowest stage runs, after and before one turn of all others."""
     stages, table = layout.place.num_stages, likely_segments(costs)
-    once, loop, ranks = [0.0] * stages, [0.0] * stages, layout_ranks(layout)
+    once, loop, ranks, beside = [0.0] * stages, [0.0] * stages, layout_ranks(layout), once_seconds(layout, costs)
     for k, (a, b) in enumerate(zip((0, *cuts), (*cuts, len(costs.step_s)))):
-        first = _after_turns(layout, costs, a, b)
+        first = float(beside[b] - beside[a])
         once[ranks[k]] += first
         loop[ranks[k]] += max(0.0, float(table[a, b]) - first)
     turns = [s / layout.num_microbatches for s in loop]
@@ -135,21 +135,37 @@ def simulate_stages_guess(layout: Layout, costs: Sequence[UnitCosts], cuts: tupl
     Args:
         slower: what multiplies the seconds of each stage.
     """
+    return simulate_turns(layout, layout.num_microbatches, *chunk_seconds(layout, costs, cuts, slower))
+
+
+def chunk_seconds(layout: Layout, costs: Sequence[UnitCosts], cuts: tuple[int, ...], slower: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Of each chunk the seconds beside the turns, and those of one turn; arguments as of `simulate_stages_guess`."""
+    ends, rows = list(zip(layout_ranks(layout), (0, *cuts), (*cuts, len(costs[0].step_s)))), [once_seconds(layout, each) for each in costs]
+    once = [slower[r] * float(rows[r][b] - rows[r][a]) for r, a, b in ends]
+    return once, [max(0.0, slower[r] * float(likely_segments(costs[r])[a, b]) - s) / layout.num_microbatches for (r, a, b), s in zip(ends, once)]
+
+
+def simulate_turns(layout: Layout, count: int, once: Sequence[float], each: Sequence[float]) -> float:
+    """Seconds of so many turns, and of what is beside them, by chunks (`chunk_seconds`): a third of a turn is forward, where there is a backward."""
     stages, ranks = layout.place.num_stages, layout_ranks(layout)
-    ends = list(zip(ranks, (0, *cuts), (*cuts, len(costs[0].step_s))))
-    last = [slower[r] * _after_turns(layout, costs[r], a, b) for r, a, b in ends]
-    sums = [max(0.0, slower[r] * float(likely_segments(costs[r])[a, b]) - s) / layout.num_microbatches for (r, a, b), s in zip(ends, last)]
-    order = build_order(layout.schedule, stages, layout.num_microbatches, layout.chunks)
     share = 1 / 3 if runs_backward(layout.schedule) else 1.0
-    forward, backward = tuple(s * share for s in sums), tuple(s * (1 - share) for s in sums)
+    forward, backward = tuple(s * share for s in each), tuple(s * (1 - share) for s in each)
+    order = build_order(layout.schedule, stages, count, layout.chunks)
     line = simulate(order, Durations(forward, backward, forward if splits_backward(layout.schedule) else ()))
-    after = [sum(s for s, rank in zip(last, ranks) if rank == r) for r in range(stages)]
+    after = [sum(s for s, rank in zip(once, ranks) if rank == r) for r in range(stages)]
     return max(end + update for end, update in zip(line.end_s, after))
 
 
-def _after_turns(layout: Layout, costs: UnitCosts, first: int, end: int) -> float:
-    """Seconds of a chunk beside the turns of other stages. A single turn sums its gradients over dp in its backward, for which the stages before wait."""
-    return sum(costs.once_s[first:end]) if layout.num_microbatches > 1 or layout.place.num_stages == 1 else 0.0
+def once_seconds(layout: Layout, costs: UnitCosts) -> np.ndarray:
+    """Seconds of the units before each one, and of all, beside the turns of other stages. A single turn sums its gradients over dp in its backward, for which the
+    stages before wait."""
+    own = layout.num_microbatches > 1 or layout.place.num_stages == 1
+    return _once_sums(costs) if own else np.zeros(len(costs.once_s) + 1)
+
+
+@lru_cache(maxsize=256)
+def _once_sums(costs: UnitCosts) -> np.ndarray:
+    return np.concatenate([[0.0], np.cumsum(costs.once_s)])
 
 
 def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:

@@ -26,6 +26,7 @@ from ..graph.schedules.timeline import simulate
 from ..graph.stage_programs import crossing_chunks
 from ..graph.stages import Stage, cut_stages, list_units
 from ..graph.turns import RECEIVE, SEND
+from .chunk_cuts import hand_units_over
 from .infeasible import why_whole
 from .joint_bound import StagePlans, bound_jointly
 from .layout_cases import LayoutCases, Turned
@@ -103,6 +104,15 @@ class LayoutSolver:
         """The cost model with the link between the stages of a place."""
         return staged_model(self.model, place.num_stages, self.model.cluster.num_hosts * self.model.cluster.devices_per_host)
 
+    def first_cuts(self, layout: Layout, costs: UnitCosts) -> tuple[int, ...] | None:
+        """Cuts by the slowest chunk alone; None where none obey."""
+        return self.cut(costs, layout_ranks(layout))
+
+    def where_to_cut(self, layout: Layout, costs: UnitCosts) -> tuple[int, ...] | None:
+        """The best cuts by the costs of units, in chunks by their schedule, too; None where none obey."""
+        cuts = self.first_cuts(layout, costs)
+        return hand_units_over(layout, costs, cuts, self.limit_bytes) if cuts and layout.chunks > 1 and self.cut is cut_units else cuts
+
     def solve(self, layout: Layout, costs: UnitCosts, time_limit_s: float, cuts: tuple[int, ...] | None = None, all_time: bool = False) -> Staged | Unsolved:
         """The plan of a layout, each kind of stage solved on a graph with as few blocks as that takes; why there is none.
 
@@ -123,7 +133,7 @@ class LayoutSolver:
         chunks = place.num_stages * layout.chunks
         if chunks > len(costs.step_s):
             return Unsolved(f"the model has {len(costs.step_s)} units between which it may be cut", proven=True)
-        cuts = cuts if cuts is not None else self.cut(costs, layout_ranks(layout))
+        cuts = cuts if cuts is not None else self.where_to_cut(layout, costs)
         if cuts is None:
             return Unsolved(why_no_cuts(turns.case.graph, self.cases.constraints, layout_ranks(layout)), proven=True)
         if (short := self._shorten(layout, turns, cuts, len(costs.step_s))) is None:

@@ -286,8 +286,8 @@ class PipelineSearch:
             each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), each.is_own
 
     def _cuts(self, each: Open, costs: UnitCosts) -> tuple[int, ...] | None:
-        """Where a layout is cut, by the costs of units."""
-        return each.own_cuts or self.cut(costs, layout_ranks(each.layout))
+        """Where a layout is cut, by the costs of units: once it has its own run priced, as it is solved."""
+        return each.own_cuts or (self.solver.where_to_cut if each.tier is Tier.RUN else self.solver.first_cuts)(each.layout, costs)
 
     def _costs(self, place: OpenPlace, base: int, tier: Tier, chunks: int, count: int) -> UnitCosts | None:
         """In `count` microbatches by the graph of `base`; None where the place cannot obey, or the model not run in so many microbatches."""
