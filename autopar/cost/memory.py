@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from ..graph.chunk_times import NO_CHUNKS
+from ..graph.flying import flying_in, kept_by_chunk, list_kept
 from ..graph.graph import Graph, value_table
 from ..graph.liveness import held_bases, live_ranges
 from ..graph.node import Node, Phase, get_arg
 from ..graph.plan import Holder, Moment
 from ..graph.program import Program
 from ..graph.reshard import StepKind
+from ..graph.stage_programs import program_chunks
 from ..graph.stage_wires import TurnHeld
 from ..graph.tensor import STATE_KINDS, Kind, Value, size_bytes
 from ..graph.turns import LOOP, RECEIVE, SEND, loop_span
@@ -46,10 +49,12 @@ class Among:
     Args:
         given_bytes: of what other stages return: every rank has all outputs, whole, when the step ends.
         held: what it holds for other turns, in each of its actions.
+        chunk_of: (node of its graph, its chunk), where it runs several.
     """
 
     given_bytes: int = 0
     held: tuple[TurnHeld, ...] = ()
+    chunk_of: tuple[tuple[str, int], ...] = ()
 
 
 ALONE = Among()
@@ -108,13 +113,12 @@ def waiting_bytes(program: Program, in_flight: float) -> dict[str, int]:
     Args:
         in_flight: as of `estimate_memory`.
     """
-    graph = program.graph
-    span = loop_span(graph)
-    if span is None or in_flight <= 1:
-        return {}
-    turn = next((i for i, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD), len(graph.nodes))
-    lives = (life for life in list_lives(program) if span[0] <= life.first < turn <= life.last <= span[1])
-    return {life.name: ceil((in_flight - 1) * life.bytes) for life in lives}
+    return {name: ceil((in_flight - 1) * size) for name, size in list_kept(program.graph).items()} if in_flight > 1 else {}
+
+
+def kept_of_chunks(program: Program, among: Among) -> tuple[int, ...]:
+    """Bytes that each chunk of a stage keeps of one microbatch."""
+    return kept_by_chunk(program.graph, program_chunks(program, dict(among.chunk_of)) if among.chunk_of else NO_CHUNKS)
 
 
 def queued_bytes(program: Program, in_flight: float, among: Among) -> list[int]:
@@ -131,14 +135,14 @@ def queued_bytes(program: Program, in_flight: float, among: Among) -> list[int]:
         return found
     lives, base = {life.name: life for life in list_lives(program)}, held_bases(graph)
     waiting = waiting_bytes(program, in_flight)
-    kept = sum(waiting.values()) / (in_flight - 1) if in_flight > 1 else 0.0
+    chunks = kept_of_chunks(program, among)
     sizes = {name: size_bytes(values[graph.nodes[i].outputs[0]]) for name, i in at.items()}
     owners = {name: base[graph.nodes[i].inputs[0]] for name, i in at.items() if graph.nodes[i].op == SEND}
     for name, owner in owners.items():
         sizes[name] *= owner in lives  # a state is there anyway
     others: dict[tuple[Phase, tuple[str, ...]], int] = {}
     for row in among.held:
-        fewer = ceil((max(in_flight, 1.0) - max(row.in_flight, 1.0)) * kept) if row.phase in LOOP else 0
+        fewer = ceil((max(in_flight, 1.0) - max(flying_in(row, chunks), 1.0)) * sum(chunks)) if row.phase in LOOP and in_flight > 1 else 0
         bytes_ = sum(count * sizes[name] for name, count in row.messages if name in sizes and owners.get(name) not in waiting) - fewer
         others[row.phase, row.own] = max(bytes_, others.get((row.phase, row.own), bytes_))
     for (phase, own), bytes_ in others.items():

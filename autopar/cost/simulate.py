@@ -4,7 +4,7 @@ In: a `Plan` (nothing else: a saved plan is enough). Out: a `Simulation`: when e
 seconds of the step go. Invariant: the rows of `parts` add up to `step_s`.
 
     a pass         forward or backward of one microbatch, or what is done before or after all of them: `streams.run_pass`
-    the schedule   `graph.schedules`, with the seconds of the passes as they are once running: the second microbatch meets what the first left
+    the schedule   `graph.schedules`, with the seconds of the passes; of several microbatches each backward waits for what it reduces, for it is added up there
     the update     of a stage begins when its last backward is over and its trailing reductions are
 
 The solver adds the same prices by phase (docs/design/cost.md); the replay knows the order. How far the two differ is `step_s / planned_s`.
@@ -21,13 +21,14 @@ from ..graph.node import Phase
 from ..graph.plan import CommPlan, NodePlan, Plan
 from ..graph.repeats import block_of
 from ..graph.reshard import StepKind
+from ..graph.schedules.held import list_flying
 from ..graph.schedules.known import build_order, splits_backward
 from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, action_times
 from ..graph.tensor import STATE_KINDS, Kind
 from ..graph.turns import RECEIVE
 from .op_kinds import kind_of_op
-from .streams import Pass, Piece, Ran, Role, run_pass
+from .streams import TRAIL, Pass, Piece, Ran, Role, run_pass
 
 PHASES = (Phase.PREPARE, Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE)
 WAITS, UPDATE, BUBBLE = "communication", "update", "bubble"
@@ -122,7 +123,7 @@ def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
     mine = {n.name for n in nodes}
     before, after = _around(plan, nodes, [c for c in plan.comms if c.reader in mine or c.reader == "end"])
     together = _together(plan.comms)
-    labels: dict[str, str] = {}
+    labels = {TRAIL: "gradients that are still under way"}
     passes: dict[Phase, Pass] = {}
     backlog: tuple[tuple[str, float], ...] = ()
     for phase in PHASES:
@@ -143,10 +144,8 @@ def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
                     labels[row.name] = _print_comm(row, kinds) if role is not Role.COMPUTE else "cutting local pieces"
                 pieces.append(Piece(row.name, role, row.seconds / turns, block, together.get(row.name, (row.axis,)) if isinstance(row, CommPlan) else ("",)))
         if phase is Phase.UPDATE and backlog:  # the update reads what the reductions bring: they end first
-            pieces.insert(0, Piece("reductions that trail", Role.BLOCKING, max(seconds for _, seconds in backlog)))
-            labels["reductions that trail"] = "gradients that are still under way"
-        first = run_pass(pieces, share)
-        passes[phase] = run_pass(pieces, share, first.left) if turns > 1 and first.left else first
+            pieces.insert(0, Piece(TRAIL, Role.BLOCKING, max(seconds for _, seconds in backlog)))
+        passes[phase] = run_pass(pieces, share, waits_for_all=turns > 1)
         if phase is Phase.BACKWARD:
             backlog = passes[phase].left
     return StagePasses(tuple(passes[p] for p in PHASES)), labels
@@ -271,23 +270,38 @@ def _parts(plan: Plan, stages: Sequence[StagePasses], labels: Sequence[Mapping[s
 
 
 def _memory(plan: Plan, stages: Sequence[StagePasses], actions: Sequence[Action]) -> tuple[Held, ...]:
-    """Bytes over time: of one stage and one microbatch node by node; else what is always there, and what each microbatch in flight keeps."""
+    """Bytes over time: of one stage and one microbatch node by node; else what is always there, and in the turns what each microbatch in flight keeps and what its
+    work takes at most."""
     if plan.num_stages == 1 and plan.num_microbatches == 1:
-        at = _node_times(stages[0], actions)
-        return tuple(Held(0, at[m.node], m.bytes) for m in plan.cost.moments if m.node in at)
-    found = []
-    chunks = 1 if plan.pipeline is None else plan.pipeline.chunks
+        at, now, rows = _node_times(stages[0], actions), 0.0, list[Held]()
+        for moment in plan.cost.moments:
+            now = max(now, at.get(moment.node, now))  # what has no time of its own (a cut, a message that others take along) runs with what is before it
+            rows.append(Held(0, now, moment.bytes))
+        return tuple(rows)
+    found, order = [], _order_of(plan)
     for stage in range(plan.num_stages):
+        shares = _chunk_shares(plan, stage)
         in_flight = plan.pipeline.stages[stage].in_flight if plan.pipeline is not None else 1.0
         always = plan.cost.state_bytes[stage]
-        kept = plan.cost.activation_bytes[stage] / max(in_flight, 1.0) / chunks
+        kept = plan.cost.activation_bytes[stage] / max(in_flight, 1.0)
         top = plan.cost.peak_bytes[stage] - always - plan.cost.activation_bytes[stage]
-        flying = 0.0
-        for action in (a for a in actions if a.stage == stage and a.phase in (Phase.FORWARD, Phase.BACKWARD)):
-            flying += 1.0 if action.phase is Phase.FORWARD else 0.0
-            found.append(Held(stage, action.start_s, int(always + flying * kept + max(0, top))))
-            flying -= 1.0 if action.phase is Phase.BACKWARD and "W" not in action.name else 0.0
+        turns = [a for a in actions if a.stage == stage and a.phase in (Phase.FORWARD, Phase.BACKWARD)]
+        if turns and turns[0].start_s > 0:
+            found.append(Held(stage, 0.0, always))
+        for action, flying in zip(turns, list_flying(order, stage)):
+            found.append(Held(stage, action.start_s, round(always + kept * sum(n * share for n, share in zip(flying, shares)) + max(0, top))))
+        found.append(Held(stage, max((a.end_s for a in actions if a.stage == stage), default=0.0), always))
     return tuple(found)
+
+
+def _chunk_shares(plan: Plan, stage: int) -> tuple[float, ...]:
+    """Which part of what a microbatch keeps on a stage each of its chunks keeps; equal ones where nobody told."""
+    chunks = plan.pipeline.stages[stage].chunks if plan.pipeline is not None else ()
+    kept = [chunk.kept_bytes for chunk in chunks]
+    if sum(kept):
+        return tuple(size / sum(kept) for size in kept)
+    count = 1 if plan.pipeline is None else plan.pipeline.chunks
+    return (1 / count,) * count
 
 
 def _node_times(stage: StagePasses, actions: Sequence[Action]) -> dict[str, float]:

@@ -6,7 +6,7 @@ rules are those by which plans are priced (docs/design/cost.md), applied to the 
     compute    one after the other
     blocking   a collective that the next node waits for: starts when compute gets there, compute waits for its end
     prefetch   brings a stored state: may start as soon as compute enters the block before its reader's; the reader waits for its end
-    trailing   reduces a final gradient: starts when it is there, nobody waits for it before the pass is over
+    trailing   reduces a final gradient: starts when it is there, nobody waits for it before the pass is over; a pass that runs once a turn ends with it
 
 Collectives along one mesh axis run one after the other, in the order in which they may start; those of another axis have a stream of their own, as its process
 group has. While any runs beside compute, compute is slower by `share` of its time: a collective of t seconds that is wholly hidden lengthens the pass by share * t.
@@ -76,14 +76,17 @@ class Pass:
         return max((seconds for _, seconds in self.left), default=0.0)
 
 
-def run_pass(pieces: Sequence[Piece], share: float, backlog: Sequence[tuple[str, float]] = ()) -> Pass:
+TRAIL = "reductions that trail"
+
+
+def run_pass(pieces: Sequence[Piece], share: float, waits_for_all: bool = False) -> Pass:
     """Run a pass.
 
     Args:
         share: of a hidden collective's seconds that lengthen compute; 1: nothing hides.
-        backlog: (axis, seconds) that the collectives of the pass before still take at its begin.
+        waits_for_all: it ends when what trails is over, as programs do that add up what each turn brings.
     """
-    stream = CommStreams(share, backlog)
+    stream = CommStreams(share)
     early = _issue_places(pieces)
     now, done_at = 0.0, {}
     ran: list[Ran] = []
@@ -102,6 +105,8 @@ def run_pass(pieces: Sequence[Piece], share: float, backlog: Sequence[tuple[str,
             if end > now:
                 waits[piece.name] = waits.get(piece.name, 0.0) + end - now
                 now = end
+    if waits_for_all and stream.over_s() > now:
+        waits[TRAIL], now = stream.over_s() - now, stream.over_s()
     left = tuple((axis, free_s - now) for axis, free_s in stream.free_s.items() if free_s > now)
     return Pass(now, left, tuple(sorted((*ran, *stream.ran), key=lambda r: r.start_s)), tuple((n, s) for n, s in waits.items() if s > 0))
 
@@ -130,13 +135,11 @@ class CommStreams:
         free_s: of each, when it has nothing more to do.
     """
 
-    def __init__(self, share: float, backlog: Sequence[tuple[str, float]] = ()) -> None:
-        self.share, self.free_s = share, dict(backlog)
+    def __init__(self, share: float) -> None:
+        self.share, self.free_s = share, dict[str, float]()
         self.ran: list[Ran] = []
         self.busy: list[tuple[float, float, str]] = []  # when any of them runs, in order, nothing twice
         self.first = 0  # of `busy`, what compute has not passed yet
-        for _, seconds in backlog:
-            self._occupy(0.0, seconds, "what the pass before left")
 
     def start(self, piece: Piece, now: float) -> float:
         """Queue a collective that may start now; returns its end."""

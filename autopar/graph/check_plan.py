@@ -118,6 +118,8 @@ def _pipeline_faults(plan: Plan) -> Faults:
             if not (all(math.isfinite(part) and part >= 0 for part in parts) and math.isclose(sum(parts), getattr(s, field), rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-12)):
                 yield f"{place}.chunks", f"expected {field} of at least 0 which add up to the stage's {getattr(s, field)}, found {parts}"
         for k, chunk in enumerate(s.chunks):
+            if chunk.kept_bytes < 0:
+                yield f"{place}.chunks[{k}].kept_bytes", f"expected at least 0, found {chunk.kept_bytes}"
             if chunk.weight_s > chunk.backward_s * (1 + RELATIVE_TOLERANCE):
                 yield f"{place}.chunks[{k}].weight_s", f"expected at most its backward_s of {chunk.backward_s}, found {chunk.weight_s}"
         if s.weight_s > s.backward_s * (1 + RELATIVE_TOLERANCE):

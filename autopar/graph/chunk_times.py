@@ -19,11 +19,12 @@ NO_CHUNKS: Mapping[str, int] = MappingProxyType({})  # node -> its chunk, of a s
 
 @dataclass(frozen=True, slots=True)
 class ChunkTimes:
-    """Seconds of one chunk for one microbatch: forward, backward, and of the backward what only the weights need."""
+    """One chunk for one microbatch: seconds of forward, backward, and of the backward what only the weights need; bytes that it keeps from forward to backward."""
 
     forward_s: float
     backward_s: float
     weight_s: float
+    kept_bytes: int = 0
 
 
 class Timed(Protocol):

@@ -260,7 +260,7 @@ class StagePlan:
         num_params: elements of its parameters, whole.
         prepare_s, update_s: once a step. forward_s, backward_s: of one microbatch, all its chunks; weight_s: of the backward, what is for the
             weights alone and may wait.
-        in_flight: microbatches between their forward and their backward, at most (all chunks of one count as one).
+        in_flight: microbatches between their forward and their backward, at most (of several chunks each counts as much as it keeps).
         holders, peak: who holds its peak, and when that is.
         axes: the roles of the mesh's axes on this stage (`dp`, `tp`), where they are not the same on all stages; else ().
         chunks: of forward_s, backward_s and weight_s what each chunk takes; () where there is one.

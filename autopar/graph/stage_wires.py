@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from .graph import Graph
 from .node import Node, Phase, get_arg
+from .schedules.held import list_flying
 from .schedules.order import Order
 from .schedules.schedule import numbers_on_ranks
 from .schedules.under_way import Wire, count_under_way
@@ -21,13 +22,13 @@ class TurnHeld:
     """What a stage holds while it runs an action of this phase.
 
     Args:
-        in_flight: microbatches between their forward and their backward, the one at hand included.
+        in_flight: of each of its chunks the microbatches between their forward and their backward, the one at hand included.
         messages: (send or receive node, how many of its messages are held for other turns or for this one, before they are received).
         own: the sends and receives of the action itself.
     """
 
     phase: Phase
-    in_flight: float
+    in_flight: tuple[int, ...]
     messages: tuple[tuple[str, int], ...]
     own: tuple[str, ...]
 
@@ -138,14 +139,8 @@ def _code(order: Order, phase: Phase, chunk: int, microbatch: int) -> int:
     return (phase is Phase.BACKWARD) * size + chunk * order.num_microbatches + microbatch
 
 
-def _list_flying(order: Order, rank: int) -> list[tuple[Phase, int, float]]:
-    """(phase, number of the chunk, microbatches in flight) of each action of a rank, and after them."""
-    count, size = order.num_microbatches, order.num_stages * order.num_microbatches
-    numbers, share = numbers_on_ranks(order.rank_of), order.rank_of.count(rank)
-    waits = any(code >= size for row in order.rows for code in row)
-    found, flying = [], 0
-    for code in order.rows[rank]:
-        flying += code < size
-        found.append((Phase.FORWARD if code < size else Phase.BACKWARD, numbers[code % size // count], flying / share))
-        flying -= code >= 2 * size or (code >= size and code not in order.split) or not waits
-    return [*found, (Phase.UPDATE, 0, flying / share)]
+def _list_flying(order: Order, rank: int) -> list[tuple[Phase, int, tuple[int, ...]]]:
+    """(phase, number of the chunk, microbatches of each chunk in flight) of each action of a rank, and after them."""
+    count, size, numbers = order.num_microbatches, order.num_stages * order.num_microbatches, numbers_on_ranks(order.rank_of)
+    actions = [(Phase.FORWARD if code < size else Phase.BACKWARD, numbers[code % size // count]) for code in order.rows[rank]]
+    return [(phase, chunk, flying) for (phase, chunk), flying in zip([*actions, (Phase.UPDATE, 0)], list_flying(order, rank))]

@@ -21,7 +21,7 @@ from ..graph.stage_programs import crossing_chunks, stage_cases
 from .layout_guess import count_flying
 from .layout_solve import Staged, simulate_stages
 from .layouts import Layout, Place, layout_ranks
-from .stage_solve import StageAnswer, place_among, time_program
+from .stage_solve import StageAnswer, flying_of, place_among, time_program
 
 
 def price_stages(case: Case, assignment: Assignment, layout: Layout, starts: Sequence[str], model: CostModel) -> Staged:
@@ -36,17 +36,20 @@ def price_stages(case: Case, assignment: Assignment, layout: Layout, starts: Seq
     """
     turns = split_case(case, layout.num_microbatches)
     order = build_order(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)
-    flying = count_flying(order, layout.chunks)
     answers: list[StageAnswer] = []
+    flying: list[float] = []
     parts = stage_cases(turns, assignment, starts, layout_ranks(layout))
     graphs = [stage.graph for stage, _, _ in parts]
     chunks = crossing_chunks(turns.graph, starts, layout_ranks(layout), graphs)
-    for number, ((stage, mine, part), held) in enumerate(zip(parts, flying)):
+    for number, ((stage, mine, part), held) in enumerate(zip(parts, count_flying(order, layout.chunks))):
         part = replace(part, mesh=layout.place.stage_mesh(len(answers)))
         program = partition(mine.graph, mine.sites, mine.signatures, mine.cuts, part)
         own = build_case(stage.graph, turns.rules) if part.again else mine
-        answers.append(StageAnswer(own, None, part, estimate_memory(program, 0, held, place_among(graphs, number, order, number, chunks)), time_program(mine, program, part, model, chunks[number])))
-    return simulate_stages(layout, (), tuple(starts), tuple(answers), flying)
+        among = place_among(graphs, number, order, number, chunks)
+        answer = StageAnswer(own, None, part, None, time_program(mine, program, part, model, chunks[number]))
+        flying.append(flying_of(answer, among, held))
+        answers.append(replace(answer, memory=estimate_memory(program, 0, flying[-1], among)))
+    return simulate_stages(layout, (), tuple(starts), tuple(answers), tuple(flying))
 
 
 def given_layout(assignment: Assignment, pipeline: Pipeline) -> Layout:

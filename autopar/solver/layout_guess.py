@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from ..graph.schedules.held import peak_held
+from ..graph.schedules.held import list_flying, peak_held
 from ..graph.schedules.known import build_order, is_grid, runs_backward, splits_backward
 from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, simulate
@@ -176,12 +176,14 @@ def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit
 
 def stage_memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], stage: int, limit_bytes: int) -> float:
     """`memory_factor` of one stage."""
-    held = _held(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)[stage]
-    always = waiting = passing = 0.0
+    always, waiting, passing = 0.0, list[float](), 0.0
     for a, b, rank in zip((0, *cuts), (*cuts, len(costs.step_s)), layout_ranks(layout)):
         if rank == stage:
-            always, waiting, passing = always + sum(costs.always[a:b]), waiting + sum(costs.waiting[a:b]), max(passing, *costs.passing[a:b])
-    need, least = always + held * waiting + passing, always + _KEPT_SHARE * held * waiting + passing
+            always, passing = always + sum(costs.always[a:b]), max(passing, *costs.passing[a:b])
+            waiting.append(sum(costs.waiting[a:b]))
+    flying = _most_flying(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)[stage]
+    held = max(sum(n * size for n, size in zip(row, waiting)) for row in flying)
+    need, least = always + held + passing, always + _KEPT_SHARE * held + passing
     if need <= limit_bytes:
         return 1.0
     share = min(1.0, (need - limit_bytes) / (need - least)) if need > least else 1.0
@@ -193,9 +195,9 @@ def count_flying(order: Order, chunks: int) -> tuple[float, ...]:
     return tuple(max(1.0, held) for held in peak_held(order, [1.0 / chunks] * order.num_stages))
 
 
-def _held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
-    """Microbatches in flight per stage."""
-    return _peak_held(schedule, stages, few_turns(schedule, stages, count), chunks) if stages > 1 else (1.0,)
+def _most_flying(schedule: str, stages: int, count: int, chunks: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """Per stage: of each of its chunks the microbatches in flight, wherever there are no more of all of them."""
+    return _maximal_flying(schedule, stages, few_turns(schedule, stages, count), chunks) if stages > 1 else (((1,) * chunks,),)
 
 
 def few_turns(schedule: str, stages: int, count: int) -> int:
@@ -204,5 +206,12 @@ def few_turns(schedule: str, stages: int, count: int) -> int:
 
 
 @lru_cache(maxsize=1 << 12)
-def _peak_held(schedule: str, stages: int, count: int, chunks: int) -> tuple[float, ...]:
-    return count_flying(build_order(schedule, stages, count, chunks), chunks)
+def _maximal_flying(schedule: str, stages: int, count: int, chunks: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    order, found = build_order(schedule, stages, count, chunks), []
+    for rank in range(stages):
+        kept: list[tuple[int, ...]] = []
+        for row in sorted(set(list_flying(order, rank)), reverse=True):
+            if not any(all(a >= b for a, b in zip(other, row)) for other in kept):
+                kept.append(row)
+        found.append(tuple(kept))
+    return tuple(found)

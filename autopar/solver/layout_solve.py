@@ -6,7 +6,7 @@ In: a layout, the seconds of its units. Out: a `Staged` plan of a graph with as 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
@@ -17,6 +17,7 @@ from ..errors import ConstraintError, MicrobatchError
 from ..graph.case import Case, build_case
 from ..graph.choice import Assignment
 from ..graph.chunk_times import NO_CHUNKS, chunk_durations
+from ..graph.flying import kept_by_chunk, least_flying, most_flying
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh
 from ..graph.roles import Roles
@@ -33,7 +34,7 @@ from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .mixed import TWO_KINDS
-from .stage_solve import StageAnswer, align, crossing_choices, holds_as_many, place_among, solve_stage, stage_problem
+from .stage_solve import StageAnswer, align, crossing_choices, flying_of, holds_as_many, place_among, solve_stage, stage_problem
 from .steer import Steer, names_some
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
@@ -254,58 +255,64 @@ class LayoutSolver:
         num_here = place.num_stages if place_of is None else max(place_of) + 1
         stages = cut_stages(whole.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks)) if starts else (Stage(whole.graph, (), ()),)
         order = build_order(layout.schedule if place.num_stages > 1 else "gpipe", place.num_stages, count, layout.chunks)
-        in_flight = count_flying(order, layout.chunks) if place.num_stages > 1 else (1.0,)
+        equal = count_flying(order, layout.chunks) if place.num_stages > 1 else (1.0,)  # of one chunk; of several, were they alike
         graphs = [stage.graph for stage in stages]
         turns = min(count, few_turns(layout.schedule, place.num_stages, count) + 2 * place.num_stages)  # interleaved: messages vary for longer than what is in flight
         few = build_order(layout.schedule, place.num_stages, turns, layout.chunks) if starts else order
         chunks = crossing_chunks(whole.graph, starts, chunk_ranks(layout.schedule, num_here, layout.chunks), graphs) if starts else (NO_CHUNKS,)
         kinds: list[tuple[int, float, Among, StageAnswer]] = []
         answers: list[StageAnswer] = []
+        in_flight: list[float] = []
+        kept = [kept_by_chunk(stage.graph, chunk_of) for stage, chunk_of in zip(stages, chunks)]  # whole: about how the chunks of a stage compare
         inside = _place_here(place, place_of)
         around = [_meshes_around(stage.graph, inside, k) for k, stage in enumerate(stages)]
-        for number, held in enumerate(in_flight):
+        for number, alike in enumerate(equal):
             here = number if place_of is None else place_of[number]
             among = place_among(graphs, here, few, number, chunks)
+            held = most_flying(among.held, kept[here]) if among.chunk_of else alike
             like, known_s = None, inf
             for other, flying, beside, found in kinds:
-                if flying >= held and holds_as_many(beside, among) and around[other] == around[here]:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
+                if flying >= (own := flying_of(found, among, alike)) and holds_as_many(beside, among) and around[other] == around[here]:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
                     mine = found if other == here else _transfer(stages[other], stages[here], found, self.cases)
                     if mine is not None and mine.found.objective_s < known_s:
                         like, known_s = mine, mine.found.objective_s
-                        if (found.found.memory_rows == 0 and not found.found.heavy and found.found.how != TWO_KINDS) or flying == held:
+                        if (found.found.memory_rows == 0 and not found.found.heavy and found.found.how != TWO_KINDS) or flying == own:
                             known_s = -inf
             if like is not None and known_s > max(a.found.objective_s for a in answers) * (1 - _GAP) and known_s > like.found.bound_s * (1 + _STAGE_GAP):
-                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, like, chunks[here])
-                kinds.append((here, held, among, like))
+                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, like)
+                kinds.append((here, flying_of(like, among, alike), among, like))
             if like is None:
-                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, None, chunks[here])
+                like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, None)
+                if like.assignment is None and like.found.status == "infeasible" and among.chunk_of:  # whatever its chunks keep?
+                    like = self._solve_stage(here, stages, whole, roles, layout, inside, model, least_flying(among.held), among, None)
                 if like.assignment is None:
                     unfit = like.found.status == "infeasible"
                     why = f"stage {number}: {'nothing fits the memory' if unfit else 'no plan was found in its time'}"
                     whole_states = why_whole(stages[here].graph, inside.stage_mesh(here)) if unfit else ""
                     return Unsolved(f"{why}; {whole_states}" if whole_states else why, number, unfit)
-                kinds.append((here, held, among, like))
+                kinds.append((here, flying_of(like, among, alike), among, like))
             answers.append(like)
+            in_flight.append(flying_of(like, among, alike))
         return simulate_stages(layout, cuts, starts, tuple(answers), tuple(in_flight))
 
     def _solve_stage(
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, inside: Place, model: CostModel, held: float, among: Among,
-        known: StageAnswer | None, chunk_of: Mapping[str, int],
+        known: StageAnswer | None,
     ) -> StageAnswer:
-        """One stage; `inside`: the place of these stages; `known`: a plan that fits; `chunk_of`: as of `solve_stage`."""
-        key = (layout.place, inside, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None, self.shares, tuple(chunk_of.items()))
+        """One stage; `inside`: the place of these stages; `known`: a plan that fits."""
+        key = (layout.place, inside, layout.num_microbatches, layout.chunks, number, stages[number].graph, held, among, turn_weight(layout), known is None, self.shares)
         if key in self.solved:
             return self.solved[key]
-        self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, inside, model, held, among, known, chunk_of)
+        self.solved[key] = found = self._solve_fresh(number, stages, whole, roles, layout, inside, model, held, among, known)
         return found
 
     def _solve_fresh(
         self, number: int, stages: Sequence[Stage], whole: Case, roles: Roles, layout: Layout, inside: Place, model: CostModel, held: float, among: Among,
-        known: StageAnswer | None, chunk_of: Mapping[str, int],
+        known: StageAnswer | None,
     ) -> StageAnswer:
         case, steer = self._stage_case(number, stages[number].graph, whole, roles, inside)
         left = max(3.0, (self.deadline - time.monotonic()) / self.shares)
-        found = solve_stage(case, inside.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=inside.stage_mesh, among=among, chunk_of=chunk_of)
+        found = solve_stage(case, inside.stage_mesh(number), steer, model, self.limit_bytes, held, turn_weight(layout), left, mesh_of=inside.stage_mesh, among=among)
         better = found.assignment is not None and (known is None or found.found.objective_s < known.found.objective_s)
         return found if known is None or better else known
 

@@ -6,7 +6,6 @@ stage, so what a stage gains while others are slower is not counted as a gain. I
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..constraints import Constraints
@@ -22,7 +21,7 @@ from ..graph.stage_programs import crossing_chunks
 from .given_stages import given_layout, price_stages
 from .layout_solve import Staged, simulate_stages
 from .layouts import inner_constraints, layout_ranks, turn_weight
-from .stage_solve import StageAnswer, StageTimes, place_among, solve_stage
+from .stage_solve import StageAnswer, StageTimes, flying_of, place_among, solve_stage
 from .steer import Steer, refine_fold
 from .unit_costs import part_roles
 
@@ -56,7 +55,6 @@ class StageAgain:
     model: CostModel
     staged: Staged
     among: Among
-    chunk_of: Mapping[str, int]
 
     @property
     def step_s(self) -> float:
@@ -74,7 +72,7 @@ class StageAgain:
         tensors = None if limit_bytes is None else limit_bytes - self.model.reserve_bytes
         found = solve_stage(
             self.case, layout.place.stage_mesh(number), demands, self.model, tensors, self.staged.in_flight[number], turn_weight(layout), time_limit_s,
-            mesh_of=layout.place.stage_mesh, among=self.among, chunk_of=self.chunk_of,
+            mesh_of=layout.place.stage_mesh, among=self.among,
         )  # fmt: skip
         if found.assignment is None:
             raise StageShortage(number, found.found.status == "infeasible")
@@ -84,7 +82,8 @@ class StageAgain:
         """The whole plan with this stage exchanged."""
         old = self.staged
         stages = (*old.stages[: self.number], mine, *old.stages[self.number + 1 :])
-        return simulate_stages(old.layout, old.cuts, old.starts, stages, old.in_flight)
+        held = flying_of(mine, self.among, old.in_flight[self.number])
+        return simulate_stages(old.layout, old.cuts, old.starts, stages, (*old.in_flight[: self.number], held, *old.in_flight[self.number + 1 :]))
 
     def _bound_s(self, found: StageAnswer) -> float:
         """The others alone; and the turns of this stage after the first forward of those before: its objective counts a turn `turn_weight` times."""
@@ -116,5 +115,5 @@ def set_up_stages(plan: Plan, traced: Case, constraints: Constraints, model: Cos
         assert stage.assignment is not None
         inner = inner_constraints(constraints, layout.place.stage_mesh(number))
         case = replace(stage.case, fold=refine_fold(stage.case.graph, stage.case.fold, inner))
-        found.append(StageAgain(number, case, stage.assignment, Steer(inner, part_roles(roles, whole, case)), of_stages, staged, place_among(graphs, number, order, number, chunks), chunks[number]))
+        found.append(StageAgain(number, case, stage.assignment, Steer(inner, part_roles(roles, whole, case)), of_stages, staged, place_among(graphs, number, order, number, chunks)))
     return tuple(found)

@@ -15,12 +15,13 @@ from math import inf
 from ..constraints import DATA, SEQUENCE, Constraints
 from ..cost.estimate import hidden_seconds, node_seconds
 from ..cost.habits import ends_hidden_seconds, flat_states_seconds, rest_of_blocks
-from ..cost.memory import ALONE, Among, Memory, estimate_memory
+from ..cost.memory import ALONE, Among, Memory, estimate_memory, kept_of_chunks
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..graph.case import Case, copy_case
 from ..graph.choice import Assignment
 from ..graph.chunk_times import NO_CHUNKS, ChunkTimes
+from ..graph.flying import kept_by_chunk, most_flying
 from ..graph.graph import Graph, value_table
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.node import Node, Phase, Ref
@@ -168,7 +169,6 @@ def solve_stage(
     mesh_of: Callable[[int], Mesh] | None = None,
     among: Among = ALONE,
     room_bytes: float | None = None,
-    chunk_of: Mapping[str, int] = NO_CHUNKS,
 ) -> StageAnswer:
     """Solve one stage.
 
@@ -176,11 +176,11 @@ def solve_stage(
         case: of the stage's graph.
         steer: the constraints inside of the stage, with its roles; what crosses is added here.
         limit_bytes: for tensors.
+        in_flight: microbatches in flight, at most; where it runs several chunks, about: what they keep is known afterwards.
         weight: what one turn counts (`layouts.turn_weight`).
         mesh_of: as of `crossing_choices`.
         among: where it is among other stages.
         room_bytes: of the limit, for what the program itself holds; None: all of it.
-        chunk_of: node of its graph -> its chunk, where the stage runs several.
     Raises:
         ConstraintError: the mesh cannot obey.
     """
@@ -203,8 +203,9 @@ def solve_stage(
     def build_program(assignment: Assignment) -> tuple[Case, Program, Memory]:
         if assignment not in measured:
             mine, program = stage_program(case, assignment)
+            held = most_flying(among.held, kept_of_chunks(program, among)) if among.chunk_of else in_flight
             measured.clear()
-            measured[assignment] = mine, program, estimate_memory(program, 0, in_flight, among)
+            measured[assignment] = mine, program, estimate_memory(program, 0, held, among)
         return measured[assignment]
 
     def measure(assignment: Assignment) -> int:
@@ -240,8 +241,8 @@ def solve_stage(
         left, room = max(0.5, deadline - time.monotonic()), room - (memory.peak_bytes - limit_bytes) - _SLACK * limit_bytes
         if room < (1 - _MOST_BESIDE) * limit_bytes:
             return StageAnswer(case, _narrowed(replace(answer, status="infeasible"), answer.bound_s), None, None, None)
-        return solve_stage(case, mesh, asked, model, limit_bytes, in_flight, weight, left, cutoff_s, mesh_of, among, room, chunk_of)
-    times = time_program(mine, program, assignment, model, chunk_of, said == "full" and model.whole_blocks)
+        return solve_stage(case, mesh, asked, model, limit_bytes, in_flight, weight, left, cutoff_s, mesh_of, among, room)
+    times = time_program(mine, program, assignment, model, dict(among.chunk_of), said == "full" and model.whole_blocks)
     return StageAnswer(case, answer, assignment, memory, times)
 
 
@@ -250,11 +251,21 @@ def _narrowed(answer: MeshAnswer, bound_s: float) -> MeshAnswer:
     return replace(answer, bound_s=bound_s, status="unknown" if answer.status == "infeasible" else answer.status)
 
 
+def flying_of(answer: StageAnswer, among: Among, in_flight: float) -> float:
+    """Microbatches in flight of a stage that has a plan, at most.
+
+    Args:
+        in_flight: where it runs one chunk.
+    """
+    chunks = answer.times.chunks if answer.times is not None else ()
+    return most_flying(among.held, [chunk.kept_bytes for chunk in chunks]) if chunks and among.held else in_flight
+
+
 def place_among(stages: Sequence[Graph], here: int, order: Order, number: int, chunks: Sequence[Mapping[str, int]] = ()) -> Among:
     """Where a stage is among others. Args: as of `list_turns_held`."""
     others = [(graph, value_table(graph)) for k, graph in enumerate(stages) if k != here]
     given = sum(size_bytes(values[name]) for graph, values in others for name in graph.outputs)
-    return Among(given, list_turns_held(stages, here, order, number, chunks) if len(stages) > 1 else ())
+    return Among(given, list_turns_held(stages, here, order, number, chunks), tuple(chunks[here].items()) if chunks else ()) if len(stages) > 1 else Among(given)
 
 
 def holds_as_many(mine: Among, other: Among) -> bool:
@@ -284,7 +295,7 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
 
     Args:
         case: with its copies (`stage_program`).
-        chunk_of: as of `solve_stage`.
+        chunk_of: node of its graph -> its chunk, where the stage runs several.
         whole_blocks: the backward pass runs the forward pass of each block again, all of it.
     """
     strategies = assigned_strategies(case.graph, case.sites, case.signatures, case.cuts, assignment)
@@ -310,7 +321,8 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
         total[Phase.UPDATE] -= ends_hidden_seconds(model, program, seconds)
     if model.flat_states:
         total[Phase.UPDATE] -= flat_states_seconds(program, data_axes(program.mesh), seconds)
-    chunks = tuple(ChunkTimes(part[Phase.FORWARD], part[Phase.BACKWARD], weight_s) for part, weight_s in zip(parts, weight_of)) if chunk_of else ()
+    kept = kept_by_chunk(program.graph, numbers) if chunk_of else ()
+    chunks = tuple(ChunkTimes(part[Phase.FORWARD], part[Phase.BACKWARD], weight_s, size) for part, weight_s, size in zip(parts, weight_of, kept)) if chunk_of else ()
     return StageTimes(total[Phase.PREPARE], total[Phase.FORWARD], total[Phase.BACKWARD], sum(weight_of), total[Phase.UPDATE], chunks)
 
 

@@ -54,9 +54,8 @@ def trace_events(simulation: Simulation, name: str) -> dict[str, Any]:
 
 def _pieces(simulation: Simulation, action: Action) -> list[dict[str, Any]]:
     """What runs in an action, stretched to its length: an action may be one chunk of several, or half of a backward pass."""
-    ran, axes = list_ran(simulation, action), _axes(simulation, action.stage)
-    end = max((r.end_s for r in ran if r.piece.role in (Role.COMPUTE, Role.BLOCKING, Role.PREFETCH)), default=0.0)
-    scale = (action.end_s - action.start_s) / end if end > 0 else 0.0
+    ran, axes, whole = list_ran(simulation, action), _axes(simulation, action.stage), simulation.stages[action.stage].seconds(action.phase)
+    scale = (action.end_s - action.start_s) / whole if whole > 0 else 0.0
     return [
         _event(
             r.piece.name, r.piece.role.value, action.stage, 1 if r.piece.role is Role.COMPUTE else len(_ROWS) + axes.index(r.piece.axes[0]),

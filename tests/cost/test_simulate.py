@@ -44,6 +44,38 @@ def test_what_hides_is_replayed():
     assert compute <= fast.step_s <= slow.step_s
 
 
+@pytest.mark.parametrize("words", [{"dp": 2, "tp": 2, "zero": 2, "microbatches": 4}, {"dp": 4, "zero": 3, "microbatches": 2}, {"dp": 2, "pp": 2, "zero": 3, "microbatches": 4}])
+def test_a_link_carries_one_thing_at_a_time(words):
+    """No step is shorter than what is sent along one axis, however many turns; and no row of the trace has two things at once."""
+    plan = make_staged_plan("cpu:4", **words)
+    found = simulate_plan(replace(plan, cluster=replace(plan.cluster, exposed_share=0.0)))
+    stages, rows = {t.name: t.stage for t in plan.tensors}, {}
+    for event in trace_events(found, "blocks")["traceEvents"]:
+        if event["ph"] == "X" and event["tid"] > 1:
+            rows.setdefault((event["pid"], event["tid"]), []).append((event["ts"] * 1e-6, event["dur"] * 1e-6))
+    for stage in range(plan.num_stages):
+        sent = sum(c.seconds for c in plan.comms if c.axis == "dp" and c.kind not in ("slice", "keep") and stages[c.value] == stage)
+        assert 0 < sent <= found.step_s
+        drawn = max((sum(s for _, s in spans) for (pid, _), spans in rows.items() if pid == stage), default=0.0)
+        assert drawn <= found.step_s * (1 + 1e-9)
+    for spans in rows.values():
+        spans.sort()
+        assert all(a + s <= b + 1e-9 for (a, s), (b, _) in zip(spans, spans[1:]))
+
+
+@pytest.mark.parametrize("words", [*ASKED, {"dp": 4, "zero": 3, "microbatches": 1}], ids=lambda w: "-".join(f"{k}{v}" for k, v in w.items()))
+def test_memory_over_time_reaches_the_peak_that_is_printed(words):
+    """In every schedule, and ends with what stays."""
+    plan = make_staged_plan("cpu:4", **words)
+    found = simulate_plan(plan)
+    for stage in range(plan.num_stages):
+        rows = [h for h in found.memory if h.stage == stage]
+        assert max(h.bytes for h in rows) == pytest.approx(plan.cost.peak_bytes[stage], rel=1e-3)
+        if plan.num_microbatches > 1:
+            assert rows[-1].bytes == plan.cost.state_bytes[stage]
+        assert [h.time_s for h in rows] == sorted(h.time_s for h in rows)
+
+
 def test_the_trace_has_every_action_in_its_place(tmp_path):
     plan = make_staged_plan("cpu:4", **ASKED[0])
     found = simulate_plan(plan)

@@ -32,6 +32,19 @@ def count_held(order: Order) -> tuple[int, ...]:
     return tuple(most)
 
 
+def list_flying(order: Order, rank: int) -> tuple[tuple[int, ...], ...]:
+    """In each action of a rank, and after them: of each of its stages the microbatches between their forward and the end of their backward, the one at hand included."""
+    count, size, waits = order.num_microbatches, order.num_stages * order.num_microbatches, _waits(order)
+    place = {stage: k for k, stage in enumerate(stage for stage, own in enumerate(order.rank_of) if own == rank)}
+    found, flying = [], [0] * len(place)
+    for code in order.rows[rank]:
+        mine = place[code % size // count]
+        flying[mine] += code < size
+        found.append(tuple(flying))
+        flying[mine] -= code >= 2 * size or (code >= size and code not in order.split) or not waits
+    return (*found, tuple(flying))
+
+
 def _waits(order: Order) -> bool:
     """True where forwards have backwards."""
     return any(code >= order.num_stages * order.num_microbatches for row in order.rows for code in row)
