@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from .cluster import Cluster, num_devices, parse_cluster, ports_per_device
+from .cache import cache_folder
+from .cluster import Cluster, num_devices, parse_cluster, ports_per_device, rate_of
 from .codegen.cuda_graph import check_capturable
 from .codegen.emit import ModelFacts, emit_files
 from .codegen.emit_stages import emit_stage_files
@@ -59,7 +60,8 @@ from .trace.discovery.discover import CACHE_PATH, NOT_THE_SAME, find_rows
 from .trace.discovery.homes import find_homes
 from .view.shown import ShownOpportunities, ShownPlan, load_plan, show_opportunities, show_plan
 
-PROFILE_PATH = Path.home() / ".cache" / "autopar" / "profile-cpu.json"
+PROFILE_PATH = cache_folder() / "profile-cpu.json"
+_DTYPES = {"bf16": "bfloat16", "fp64": "float64"}
 _INLINE_ELEMENTS = 4096  # a constant buffer up to this size is written into the program's text
 Report = Callable[[str], None]
 
@@ -317,6 +319,8 @@ def plan_workload(
     began = time.perf_counter()
 
     say(f"tracing {workload.name or type(workload.model).__name__} in {precision}")
+    if why := _no_rate(cluster, precision):
+        say(why)
     traced = trace_step(workload, precision)
     graph = traced.graph
     check_graph(graph)
@@ -489,6 +493,13 @@ def answer_of(
     return replace(answered, plan=replace(answered.plan, rules=rows))
 
 
+def _no_rate(cluster: Cluster, precision: str) -> str:
+    """What is said where a device has no figure for the matmuls of a precision; nothing where it has."""
+    dtype = _DTYPES.get(precision, "float32")
+    lacks = [part.name for part in cluster.device.parts or (cluster.device,) if dtype not in dict(part.flops_per_s)]
+    return f"{' and '.join(dict.fromkeys(lacks))}: no figure for {dtype}: its matmuls are counted at {rate_of(cluster.device, dtype) / 1e12:.4g} TFLOP/s" if lacks else ""
+
+
 def model_info(case: Case, workload: Workload, precision: str, source: ModelInfo | None) -> ModelInfo:
     """The plan's record of the model."""
     info = ModelInfo(workload.name or case.graph.name, count_params(case.graph), graph_hash(case.graph), precision, norm_turns=workload.norm_turns, sequences=case.graph.sequences)
@@ -498,11 +509,9 @@ def model_info(case: Case, workload: Workload, precision: str, source: ModelInfo
 def cluster_info(cluster: Cluster, model: CostModel, options: Options, precision: str) -> ClusterInfo:
     """The plan's record of the cluster."""
     device = cluster.device
-    rates = dict(device.flops_per_s)
-    dtype = {"bf16": "bfloat16", "fp64": "float64"}.get(precision, "float32")
     return ClusterInfo(
         cluster.spec, num_devices(cluster), cluster.num_hosts, device.name, options.memory_bytes or device.memory_bytes,
-        rates.get(dtype) or rates["float32"], device.memory_bytes_per_s,
+        rate_of(device, _DTYPES.get(precision, "float32")), device.memory_bytes_per_s,
         cluster.inside.latency_s, cluster.inside.bandwidth_bytes_per_s,
         cluster.across.latency_s, cluster.across.bandwidth_bytes_per_s * ports_per_device(cluster),
         model.source, model.exposed_share,

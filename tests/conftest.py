@@ -15,6 +15,7 @@ import pytest
 _HOME = "AUTOPAR_TEST_HOME"
 if _HOME not in os.environ:  # workers and processes that tests start have that of the first
     os.environ[_HOME] = os.environ["HOME"] = tempfile.mkdtemp(prefix="autopar-tests-")
+    os.environ.pop("XDG_CACHE_HOME", None)
     atexit.register(shutil.rmtree, os.environ[_HOME], ignore_errors=True)
 
 

@@ -17,14 +17,19 @@ def find_device_rates(device: Device) -> MatmulRates | None:
     """The rates of a preset, scaled by its power; of a mixed cluster those of the slowest level, with the least of each figure.
 
     Returns:
-        None of a device of the user's own, or where one is among the parts.
+        None of a device of the user's own, whatever its name, or where one is among the parts.
     """
     parts = device.parts or (device,)
-    known = {preset.name for preset in list_devices()}
-    if any(part.name not in known for part in parts):
+    presets = {_figures(preset) for preset in list_devices()}
+    if any(_figures(part) not in presets for part in parts):
         return None
     found = [_at_power(find_matmul_rates(part.name), power_share(part)) for part in parts]
     return found[0] if len(found) == 1 else _slowest(found)
+
+
+def _figures(device: Device) -> Device:
+    """The device at full power, whoever described it."""
+    return replace(device, power_w=None, source="")
 
 
 def nominal_flops(device: Device, share: float) -> Rates:

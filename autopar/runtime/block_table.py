@@ -1,7 +1,7 @@
 """Block tables: the sizes of a kernel's blocks with which a device was fastest, measured when a kernel is first launched there and kept in a file per device.
 
 In: a kernel's key, the sizes that the rule gives (`fused.blocks`), a function that times one launch and one that compiles for it. Out: the sizes to launch with. The file is JSON with a line per kernel
-(`~/.cache/autopar/blocks/DEVICE.json`); it may be read, edited and deleted. Invariant: without a file, or where a size does not run, the rule's sizes are what is used.
+(`~/.cache/autopar/blocks/DEVICE.json`, or where `$XDG_CACHE_HOME` says); it may be read, edited and deleted. Invariant: without a file, or where a size does not run, the rule's sizes are what is used.
 
 Sizes decide in which order a kernel adds up, so ranks that hold the same thing may only differ in sizes where nothing is added up; `fused.block_sizes` sees to that.
 """
@@ -17,11 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from ..cache import cache_folder
 from ..graph.blocks import LARGEST, MORE_ROWS
 
 Sizes = dict[str, int]
 
-FOLDER = Path.home() / ".cache" / "autopar" / "blocks"
+FOLDER = cache_folder() / "blocks"
 _FASTER = 0.97  # of the rule's time: less is noise
 _REPEATS = 5
 _WARPS = (1, 16)

@@ -31,6 +31,15 @@ def bus(model, kind, ranks, per_host, size=BIG):
     return size * bus_factor(kind, ranks) / float(collective_seconds(model.links, kind, ranks, per_host, size))
 
 
+def test_a_table_counts_whatever_its_name(model_of):
+    """Of a device of the user's own that is called as a preset is, no figure is the preset's."""
+    table = "memory_bytes = 80e9\nflops_per_s = { bfloat16 = 100e12, float32 = 12e12 }\nmemory_bytes_per_s = 0.5e12\nsource = \"my bench\"\n"
+    links = '[links]\ninside = "nvlink4"\nacross = "ib-400"\n'
+    found = [model_of(f'[devices."{name}"]\n{table}[[hosts]]\ncount = 2\ndevices = 8\ndevice = "{name}"\n{links}') for name in ("mine", "H100-80GB")]
+    assert found[0].flops_per_s == found[1].flops_per_s and found[0].rates is None and found[1].rates is None
+    assert model_of(HOSTS).rates is not None
+
+
 # --- power ----------------------------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.cluster import list_devices, num_devices, parse_cluster
+from autopar.cluster import list_devices, num_devices, parse_cluster, rate_of
 from autopar.errors import ClusterError
 
 FORMS = "cpu:4, 2x8xH100-80GB (hosts x devices x type), 8xH100-80GB (one host), 2xDGX-H100 (hosts x machine), or the path of a TOML file"
@@ -229,3 +229,13 @@ def test_a_binary_file_is_not_toml(tmp_path):
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ClusterError, match="not valid TOML"):
         parse_cluster(path)
+
+
+def test_a_device_without_float32_has_the_rate_of_its_slowest_dtype(tmp_path):
+    """A dtype that is not listed runs as float32; where there is no figure for that either, at the slowest."""
+    path = tmp_path / "c.toml"
+    path.write_text(
+        '[devices.mine]\nmemory_bytes = 24e9\nflops_per_s = { bfloat16 = 100e12, float16 = 90e12 }\nmemory_bytes_per_s = 1e12\nsource = "s"\n[[hosts]]\ncount = 1\ndevices = 1\ndevice = "mine"\n'
+    )
+    device = parse_cluster(path).device
+    assert [rate_of(device, dtype) for dtype in ("bfloat16", "float16", "float32", "float64")] == [100e12, 90e12, 90e12, 90e12]

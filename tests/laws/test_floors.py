@@ -7,11 +7,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2] / "autopar"
 FLOOR = {
-    "errors": -2, "collector": -2, "constraints": -1, "options": 0, "cluster": 0, "graph": 1, "trace": 2, "cost": 2, "solver": 3, "codegen": 3, "runtime": 3,
+    "errors": -2, "collector": -2, "cache": -2, "constraints": -1, "options": 0, "cluster": 0, "graph": 1, "trace": 2, "cost": 2, "solver": 3, "codegen": 3, "runtime": 3,
     "api": 4, "alternatives": 4, "nearest": 4, "cli": 4, "view": 4, "demo": 4, "verify": 4, "zoo": 4,
 }  # fmt: skip
-TORCH_FREE = {"errors", "collector", "constraints", "options", "cluster", "graph", "solver"}
-STANDARD_ONLY = {"errors", "collector", "constraints", "options", "cluster"}
+TORCH_FREE = {"errors", "collector", "cache", "constraints", "options", "cluster", "graph", "solver"}
+STANDARD_ONLY = {"errors", "collector", "cache", "constraints", "options", "cluster"}
 
 
 def imports_of(path: Path) -> list[tuple[int, str]]:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
+from ...cache import cache_folder
 from ...graph.registry import RuleRow
 from ..lowering.draft import resolve_op
 from ..private import source_file
 
-CACHE_PATH = Path.home() / ".cache" / "autopar" / "rules"
+CACHE_PATH = cache_folder() / "rules"
 
 
 def kept_path(folder: Path, op: str, key: object) -> Path | None:
