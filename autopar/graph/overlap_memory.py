@@ -7,7 +7,7 @@ In: a program, the section of each node. Out: its peak by the law of `graph.live
     reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
     all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once, and so in a bucket that was opened before (`graph.open_buckets`);
                       on gloo what is large has no room in that until it is made
-    update            `codegen.parcels` keeps two buckets under way beside the lot at hand
+    update            `codegen.parcels` keeps one bucket of reductions and one of gathers under way beside the lot at hand, of one kind of parameters at a time
     backend           gloo works on copies of its own: of what a gather makes and of what a reduce-scatter reads, from where they start (torch 2.13, measured)
 
 It counts no buffer that a blocking collective packs into: that is the same with and without overlap.
@@ -15,6 +15,7 @@ It counts no buffer that a blocking collective packs into: that is the same with
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -79,20 +80,16 @@ def _flights(program: Program, backend_copies: bool) -> list[tuple[int, int, int
     waited = {node.inputs[0]: i for i, node in enumerate(graph.nodes) if node.op == WAIT}
     uses = use_table(graph)
     begun = [(i, node) for i, node in enumerate(graph.nodes) if node.op in STARTS]
-    late: dict[int, int] = {}  # of an update, by its size: equal ones go a lot at a time, one kind after the other
-    for _, node in begun:
-        if node.phase is Phase.UPDATE:
-            own = _sent_bytes(node, values)
-            late[own] = late.get(own, 0) + own + (_copied_bytes(node, values) if backend_copies else 0)
+    late = [node for _, node in begun if node.phase is Phase.UPDATE]
+    counts = Counter(_kind(node, values) for node in late)  # equal ones go a lot at a time, one kind after the other
+    sent = {(node.op, _piece(node, values)): _sent_bytes(node, values) for node in late}
     found = []
     alone: dict[object, int] = {}  # axis -> the next reduction that goes alone
     if backend_copies:
         found += [(i, i, _copied_bytes(node, values)) for i, node in enumerate(graph.nodes) if node.op in _COPIED and not _comes_packed(program.mesh, node, values)]
     for i, node in reversed(begun):
         if node.phase is Phase.UPDATE:
-            own = _sent_bytes(node, values)
-            copies = backend_copies and _copied_bytes(node, values) > 0
-            found.append((i, min(waited[out] for out in node.outputs), min(late[own], 2 * max(BUCKET_BYTES, own) * (2 if copies else 1))))
+            found.append((i, min(waited[out] for out in node.outputs), _update_flight(node, values, counts[_kind(node, values)], sent, backend_copies)))
         elif node.op == "comm.start_all_reduce":
             found += _reduce_flight(graph, values, makers, i, backend_copies)
         else:
@@ -106,6 +103,33 @@ def _flights(program: Program, backend_copies: bool) -> list[tuple[int, int, int
             if node.op == "comm.start_reduce_scatter":
                 alone[get_arg(node, "axis")] = i
     return found
+
+
+def _kind(node: Node, values: Mapping[str, Value]) -> object:
+    """What parameters have in common that go together."""
+    return node.op, node.args, tuple((a.shape, a.dtype, b.shape, b.dtype) for a, b in _ends(node, values))
+
+
+def _piece(node: Node, values: Mapping[str, Value]) -> object:
+    """The part of a parameter that one rank updates: what a gather sends, what a reduction brings."""
+    return [(values[name].shape, values[name].dtype) for name in (node.inputs if node.op == "comm.start_all_gather" else node.outputs)][0]
+
+
+def _update_flight(node: Node, values: Mapping[str, Value], count: int, sent: Mapping[tuple[str, object], int], backend_copies: bool) -> int:
+    """What the lots of one kind hold beside a parameter that is updated alone. Of gathers: all results of a lot, for which its gradients are gone by then; the new
+    pieces of the next lot, while the one before is under way. Of reductions: what they read, packed, and what they bring; and as much for the lot that is
+    updated meanwhile.
+
+    Args:
+        count: of the parameters.
+        sent: (op, `_piece`) -> bytes that travel for one parameter: of a lot all of them fill a bucket (`codegen.parcels`).
+    """
+    own, copied = _sent_bytes(node, values), _copied_bytes(node, values) if backend_copies else 0
+    lot = min(count, max(1, BUCKET_BYTES // sum(size for (_, piece), size in sent.items() if piece == _piece(node, values))))
+    if node.op == "comm.start_all_gather":
+        return (lot - 1) * own + lot * copied + (lot * sum(size_bytes(values[name]) for name in node.inputs) if count > lot else 0)
+    brought = sum(size_bytes(values[name]) for name in node.outputs)
+    return lot * (own + copied) + (lot - 1) * brought + (lot * brought if count > lot else 0)
 
 
 def _comes_packed(mesh: Mesh, node: Node, values: Mapping[str, Value]) -> bool:

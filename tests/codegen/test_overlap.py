@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autopar.graph import messages, overlap, overlap_memory, own, small_reductions  # noqa: E402
+from autopar.graph.liveness import bytes_over_time, live_ranges  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
@@ -191,6 +192,21 @@ def test_on_gloo_a_reduction_in_pieces_is_copied_from_where_it_starts():
         sent = sum(size_bytes(values[name]) for name in graph.nodes[i].inputs)
         assert copied[i] - plain[i] >= sent > 0
     assert len(starts) == 2 and copied[starts[-1]] - plain[starts[-1]] == 2 * sent  # the one before is waited for once this one starts
+
+
+@pytest.mark.parametrize(("bucket", "lot"), [(2**40, BLOCKS), (1, 1), (2 * WIDTH * WIDTH * 8, 2)], ids=["one lot", "each alone", "two lots"])
+def test_of_an_update_one_lot_is_under_way(monkeypatch, bucket, lot):
+    """All its results, whose gradients are gone, and on gloo a copy of each; the new pieces of the next lot, where there is one."""
+    program = overlapped(zero_program(1))
+    graph, whole = program.graph, WIDTH * WIDTH * 8
+    monkeypatch.setattr(overlap_memory, "BUCKET_BYTES", bucket)
+    gathers = [i for i, n in enumerate(graph.nodes) if n.op == "comm.start_all_gather" and n.phase is Phase.UPDATE]
+    rows = bytes_over_time(graph, live_ranges(graph)), held_over_time(program), held_over_time(program, backend_copies=True)
+    alone, plain, copied = ([row[i] for i in gathers] for row in rows)
+    following = lot * whole // 2 if lot < BLOCKS else 0
+    assert len(gathers) == BLOCKS
+    assert [b - a for a, b in zip(alone, plain)] == [(lot - 1) * whole + following] * BLOCKS
+    assert [b - a for a, b in zip(plain, copied)] == [lot * whole] * BLOCKS
 
 
 def test_new_parameters_are_gathered_while_the_next_are_updated():
