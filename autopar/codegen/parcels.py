@@ -52,10 +52,15 @@ def print_lots(frame: Frame, title: str, part: Part, nodes: tuple[int, ...], doc
     return "\n".join([f"def {title}(comm, grads, names):", *(f"    {line}" for line in lines)])
 
 
+def start_title(title: str) -> str:
+    """`start_0` of `update_0`, `start_measure_0` of `measure_0`."""
+    return title.replace("update", "start") if title.startswith("update") else f"start_{title}"
+
+
 def print_loop(frame: Frame, title: str, group: tuple[Part, ...], split: Parcels, names: str) -> list[str]:
     """The lines that call the functions."""
     lines = [f"for {'ahead' if split.starts else '_'}, here, {'before' if split.finish else '_'} in ops.parcels(state, {names}, {_most_bytes(frame, group)}):"]
-    lines += [f"    {title.replace('update', 'start')}(comm, grads, ahead)"] if split.starts else []
+    lines += [f"    {start_title(title)}(comm, grads, ahead)"] if split.starts else []
     lines.append(f"    {title}(comm, state, grads, here)")
     if split.finish:
         lines += ["    for name in before:", f"        {title.replace('update', 'finish')}(comm, state, grads, name)"]

@@ -23,7 +23,7 @@ from .folded import fold_in_order, fold_names
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
 from .list_writer import ListWriter
 from .loops import beside_param, grad_text, group_parts, split_update
-from .parcels import Parcels, name_crossing, print_loop, print_lots
+from .parcels import Parcels, name_crossing, print_loop, print_lots, start_title
 from .writer import Writer, wish_of
 
 
@@ -155,10 +155,11 @@ def _print_tail(frame: Frame, writer: Writer) -> None:
 
 
 def _shared(graph: Graph, rest: list[int], groups: list[tuple[Part, ...]]) -> frozenset[str]:
-    """What several of the parts of the update read."""
+    """What several of the parts of the update take from others."""
     counts: dict[str, int] = {}
     for nodes in (rest, *(part.nodes for group in groups for part in group)):
-        for name in {name for i in nodes for name in graph.nodes[i].inputs}:
+        made = {out for i in nodes for out in graph.nodes[i].outputs}
+        for name in {name for i in nodes for name in graph.nodes[i].inputs} - made:
             counts[name] = counts.get(name, 0) + 1
     return frozenset(name for name, count in counts.items() if count > 1)
 
@@ -177,7 +178,7 @@ def _print_split(frame: Frame, title: str, part: Part, split: Parcels, shared: f
     found = []
     if split.starts:
         stays = shared.union(*(frame.graph.nodes[i].inputs for i in split.update))
-        found.append(print_lots(frame, title.replace("update", "start"), part, split.starts, "Start to reduce the gradients of these parameters.", stays))
+        found.append(print_lots(frame, start_title(title), part, split.starts, "Start to reduce the gradients of these parameters.", stays))
     found.append(_print_parts(frame, title, replace(part, nodes=split.update), shared))
     if split.gathers:
         found.append(print_lots(frame, title.replace("update", "gather"), part, split.gathers, "Start to bring the new states of these parameters together.", shared))

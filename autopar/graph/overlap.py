@@ -21,7 +21,7 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
                is none, of its own), where the sum then is made.
     meeting    small reductions of numbers (`small_reductions`), along one axis or several, that stand one after the other, before the first reader of any: they start where the last
                one stands, and are waited for where they are read. What an earlier phase has reduced is not reduced again.
-    update     in the update of one parameter alone, the reduction of a sum over the turns, and the gather of a new state that is only written: both stand
+    update     in the update the reduction of a sum over the turns, and the gather of a new state that is only written: both stand
                where they stood. As the updates of equal parameters are one function called in a loop, codegen puts the loop around them (`codegen.parcels`):
                the reductions of the next parameters start first, the gathers of these are waited for after the next.
 
@@ -44,7 +44,6 @@ from .sections import Section
 from .small_reductions import find_meetings, reduce_once
 from .tensor import STATE_KINDS, Value, size_bytes
 from .turns import ACCUMULATE, LOOP
-from .update_parts import update_parts
 
 # As `cost.model`: torch's `DistributedDataParallel(bucket_cap_mb=25)`. What is larger is bound by bandwidth, and packing it costs a copy.
 BUCKET_BYTES = 25 * 2**20
@@ -237,7 +236,7 @@ def _waits_late(
 
 
 def _in_updates(graph: Graph, places: Sequence[tuple]) -> list[_Hiding]:
-    """Reductions of what earlier phases made, and gathers of what is only written, each of one parameter's own update."""
+    """Reductions of what earlier phases made, and gathers of what is only written."""
     uses, leaving = use_table(graph), {graph.loss, *graph.outputs}
     apart = set(leaving)  # what the user gets comes first
     late = [i for i, node in enumerate(graph.nodes) if node.phase is Phase.UPDATE]
@@ -245,24 +244,19 @@ def _in_updates(graph: Graph, places: Sequence[tuple]) -> list[_Hiding]:
         if apart.intersection(graph.nodes[i].outputs):
             apart.update(graph.nodes[i].inputs)
     made = {out for i in late for out in graph.nodes[i].outputs}
-    parts, _ = update_parts(graph, frozenset(i for i in late if apart.intersection(graph.nodes[i].outputs)))
-    found = []
-    for part in parts:
-        nodes = [graph.nodes[i] for i in part.nodes]
-        taken: set[int] = set()
-        for i, node in zip(part.nodes, nodes):
-            if i in taken or node.op not in (*_REDUCES, "comm.all_gather"):
-                continue
-            chain = find_chain(graph, uses, i, places)
-            out = graph.nodes[chain[-1]].outputs[0]
-            if node.op in _REDUCES and node.inputs[0] not in made:
-                found.append(_Hiding(chain, chain[-1], chain[-1], ("update", i)))
-                taken.update(chain)
-            elif node.op not in _REDUCES and node.inputs[0] in made:
-                if [graph.nodes[k].op for k, _ in uses[out]] == ["state.write"] and out not in leaving:
-                    found.append(_Hiding(chain, chain[-1], chain[-1], ("update", i)))
-                    taken.update(chain)
-    return sorted(found, key=lambda one: one.node)
+    found: list[_Hiding] = []
+    taken: set[int] = set()
+    for i in late:
+        node = graph.nodes[i]
+        if i in taken or node.op not in (*_REDUCES, "comm.all_gather") or apart.intersection(node.outputs):
+            continue
+        chain = find_chain(graph, uses, i, places)
+        out = graph.nodes[chain[-1]].outputs[0]
+        written = out not in leaving and [graph.nodes[k].op for k, _ in uses[out]] == ["state.write"]
+        if node.inputs[0] not in made if node.op in _REDUCES else node.inputs[0] in made and written:
+            found.append(_Hiding(chain, chain[-1], chain[-1], ("update", i)))
+            taken.update(chain)
+    return found
 
 
 def _fill_buckets(graph: Graph, values: Mapping[str, Value], hiding: Sequence[_Hiding]) -> list[tuple[_Hiding, ...]]:

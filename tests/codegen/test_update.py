@@ -87,6 +87,22 @@ def test_a_clipped_update_does_not_grow_with_the_model():
     assert re.search(r"kernels\.update_param_exp_avg_exp_avg_sq\(grad, \[grad_2\] \* len\(names\), ", update) and update.count("def ") == 3
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_clipped_update_of_shards_reduces_one_number(zero, turns):
+    """The norm's parts are added up where they lie; gradients come and new parameters go by the bucket, as without clipping."""
+    options = Options(constraints=autopar.constrain(dp=2, zero=zero, microbatches=turns), price=False)
+    text = compile_workload(_workload(2), "cpu:2", options, cache_path=None).files["program.py"]
+    update = text[min(text.index(f"def {name}") for name in ("measure_", "start_measure_") if f"def {name}" in text) :].partition("def step(")[0]
+    assert update.count("comm.all_reduce(") == turns, "of several turns the loss is reduced there, too"
+    assert "comm.all_gather(" not in update and "comm.reduce_scatter(" not in update
+    assert ("comm.start_all_gather(" in update) is (zero < 3)
+    assert ("comm.start_reduce_scatter(" in update) is (zero == 1 and turns > 1)
+    assert 'grads[f"{name}~scattered"]' not in update, "its last reader takes it"
+    report = verify_workload(_workload(2), "cpu:2", options)
+    assert not describe_failure(report), describe_failure(report)
+
+
 class ClippedAdam(torch.optim.Adam):
     """Without decay the update reads a gradient first where it multiplies it by the norm."""
 

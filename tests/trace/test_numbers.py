@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
 from compare import worst_differences
 from zoo import ADAMW, bert, gpt2, llama, mlp, resnet, tied, vit
+
+from autopar.graph.node import Phase
+from autopar.graph.tensor import Kind
+from autopar.trace import trace_step
 
 pytestmark = pytest.mark.torch
 TOLERANCE = 1e-10
@@ -44,9 +49,16 @@ def muon(params):
 class Clipped(torch.optim.AdamW):
     """AdamW that clips the global norm first."""
 
+    order = 2.0
+
     def step(self, closure=None):
-        torch.nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], 0.05)
+        torch.nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], 0.05, self.order)
         return super().step(closure)
+
+
+def clipped(order):
+    """`Clipped` by a norm of this order."""
+    return type("ClippedBy", (Clipped,), {"order": order})
 
 
 class CountsInPython(torch.optim.Optimizer):
@@ -83,8 +95,29 @@ OPTIMIZERS = {
     "adadelta": torch.optim.Adadelta,
     "muon": muon,
     "clipped": Clipped,
+    **{f"clipped_{order:g}": clipped(order) for order in (1.0, 3.0, math.inf)},
     "own": CountsInPython,
 }
+
+
+@pytest.mark.parametrize(("order", "root", "count"), [(2.0, "aten.sqrt.default", 1), (3.0, "aten.pow.Tensor_Scalar", 7), (1.0, "aten.abs.default", 6), (math.inf, "aten.abs.default", 6)])
+def test_a_norm_of_norms_is_that_of_all(order, root, count):
+    """The norm of all gradients, made of one per parameter, takes one root: what is summed of a parameter may wait for the others. Of the third order each of six
+    gradients is raised once, and the sum of all has one root; of the others what is put together are no roots."""
+    graph = trace_step(mlp(clipped(order)), "fp32").graph
+    makers = {out: node for node in graph.nodes for out in node.outputs}
+    assert len(graph.grads) == 6
+    late = [node for node in graph.nodes if node.phase is Phase.UPDATE]
+    states = {v.name for v in graph.values if v.kind is Kind.OPTIM}
+    before = [n for n in late if n.op == root and not _comes_from(n, makers, states)]
+    assert len(before) == count
+    [joined] = [n for n in late if n.op == "aten.cat.default"]
+    assert {makers[makers[name].inputs[0]].op for name in joined.inputs} == {"aten.amax.default" if order == math.inf else "aten.sum.dim_IntList"}
+
+
+def _comes_from(node, makers, states) -> bool:
+    """Whether a node is made of any of these states."""
+    return any(name in states or (name in makers and _comes_from(makers[name], makers, states)) for name in node.inputs)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

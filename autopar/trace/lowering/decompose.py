@@ -193,18 +193,46 @@ def _norm(b: Draft, a: dict) -> object:
     dims = _axes(x, a.get("dim"))
     if a.get("dtype") is not None:
         x = b.cast(x, b.specs[0][1])
+    joined = _join_roots(b, x, order)
     if order == 2:
-        thin = b.call("aten.sqrt.default", b.sum(b.mul(x, x), dims))
+        thin = b.call("aten.sqrt.default", b.sum(b.mul(x, x) if joined is None else joined, dims))
     elif order == 1:
-        thin = b.sum(b.call("aten.abs.default", x), dims)
+        thin = b.sum(b.call("aten.abs.default", x) if joined is None else joined, dims)
     elif order in (math.inf, -math.inf):
-        thin = b.call("aten.amax.default" if order > 0 else "aten.amin.default", b.call("aten.abs.default", x), dims)
+        thin = b.call("aten.amax.default" if order > 0 else "aten.amin.default", b.call("aten.abs.default", x) if joined is None else joined, dims)
     elif order == 0:
         thin = b.cast(b.sum(b.call("aten.ne.Scalar", x, 0), dims), b.specs[0][1])
     else:
-        power = b.call("aten.pow.Tensor_Scalar", b.call("aten.abs.default", x), order)
+        power = b.call("aten.pow.Tensor_Scalar", b.call("aten.abs.default", x), order) if joined is None else joined
         thin = b.call("aten.pow.Tensor_Scalar", b.sum(power, dims), 1.0 / order)
     return _keep(b, thin, x, dims, a.get("keepdim", False))
+
+
+_ROOTS = {2: "aten.sqrt.default", 1: "aten.sum.dim_IntList", math.inf: "aten.amax.default", -math.inf: "aten.amin.default"}  # what a norm ends with
+
+
+def _join_roots(b: Draft, x: Val, order: float) -> Val | None:
+    """Of norms that were put together, what they are the roots of; None where they are not. A norm of norms is the norm of all (the clipping of gradients): summed as
+    it is, each device adds up what it has, and all of it is reduced once."""
+    if order == 0 or x.node is None or x.node.op != "aten.cat.default":
+        return None
+    args = dict(x.node.args)
+    parts = [_under_root(part, order) for part in args["tensors"]]
+    if any(part is None for part in parts):
+        return None
+    return b.call("aten.cat.default", [b.view(part, whole.shape) for part, whole in zip(parts, args["tensors"])], args.get("dim", 0))
+
+
+def _under_root(x: Val, order: float) -> Val | None:
+    """What a norm of this order is the root of, seen through views."""
+    while x.node is not None and x.node.op == "aten.view.default":
+        x = dict(x.node.args)["self"]
+    if x.node is None or x.node.op != _ROOTS.get(order, "aten.pow.Tensor_Scalar"):
+        return None
+    args = dict(x.node.args)
+    if order in (1, math.inf, -math.inf):  # the sum itself, of magnitudes
+        return x if args["self"].node is not None and args["self"].node.op == "aten.abs.default" else None
+    return args["self"] if order == 2 or args["exponent"] == 1.0 / order else None
 
 
 def _all_dims(op: str):
