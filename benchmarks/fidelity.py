@@ -56,6 +56,8 @@ def main(words: Sequence[str] | None = None, predict: Predictor = predict_nothin
     except PublishedError as error:
         print(error, file=sys.stderr)
         return 1
+    for note in tables.notes:
+        print(note, file=sys.stderr)
     if asked.predict:
         from benchmarks.fidelity_predict import SearchPredictor
 

@@ -50,7 +50,8 @@ def _step(run: Run, said: Prediction, with_scalar: bool) -> Judged:
     if measured.seconds is None:
         return Judged(run.row_id, None, None, "s", measured.how, note=describe(run))
     if found is None:
-        return Judged(run.row_id, measured.seconds, None, "s", said.why or "the predictor says no seconds", note=describe(run))
+        no_scalar = f"no microbenchmark of {run.hardware} has been run, so there is no scalar for it"
+        return Judged(run.row_id, measured.seconds, None, "s", no_scalar if said.seconds is not None else said.why or "the predictor says no seconds", note=describe(run))
     band = (found * max(0.0, 1 - said.band), found * (1 + said.band)) if said.band is not None else None
     return Judged(run.row_id, measured.seconds, found, "s", band=band)
 

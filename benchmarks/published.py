@@ -1,14 +1,14 @@
 """Published tables as typed rows: training runs, memory, bubble rates, closed forms.
 
 In: the folder of the tables. Out: frozen rows, numbers as numbers. A row, or a column, that is not there is no error: what a row does not
-print is None ("" for text), and so is a number that does not read as one. A folder or a table that is not there is one.
+print is None ("" for text). So is a number that does not read as one, or that no run can have, but `Published.notes` says so; as it does of columns that are not
+there and of names that come twice. A folder or a table that is not there is an error.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
@@ -146,13 +146,14 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The tables, in the order of their rows."""
+    """The tables, in the order of their rows. `notes`: what of them does not read as it should."""
 
     runs: tuple[Run, ...] = ()
     image_runs: tuple[ImageRun, ...] = ()
     memory: tuple[MemoryCell, ...] = ()
     bubbles: tuple[BubbleRate, ...] = ()
     formulas: tuple[Formula, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 _Row = TypeVar("_Row", Run, ImageRun, MemoryCell, BubbleRate, Formula)
@@ -166,44 +167,61 @@ def load_published(folder: Path = DATA) -> Published:
     """
     if not folder.is_dir():
         raise PublishedError(f"published tables: expected a folder at {folder}, found none; name it with --data DIR")
+    notes: list[str] = []
     return Published(
-        _read(folder / "throughput.csv", Run),
-        _read(folder / "throughput_cnn.csv", ImageRun),
-        _read(folder / "memory.csv", MemoryCell),
-        _read(folder / "pipeline_bubbles.csv", BubbleRate),
-        _read(folder / "formulas.csv", Formula),
+        _read(folder / "throughput.csv", Run, notes),
+        _read(folder / "throughput_cnn.csv", ImageRun, notes),
+        _read(folder / "memory.csv", MemoryCell, notes),
+        _read(folder / "pipeline_bubbles.csv", BubbleRate, notes),
+        _read(folder / "formulas.csv", Formula, notes),
+        tuple(notes),
     )
 
 
-def _read(path: Path, kind: type[_Row]) -> tuple[_Row, ...]:
+def _read(path: Path, kind: type[_Row], notes: list[str]) -> tuple[_Row, ...]:
     if not path.is_file():
         raise PublishedError(f"published tables: expected {path.name} in {path.parent}, found none; name the folder with --data DIR")
-    columns = {f.name: _READERS[str(f.type)] for f in fields(kind)}
+    columns = {f.name: str(f.type) for f in fields(kind)}
     key = next(iter(columns))
     with path.open(newline="", encoding="utf-8") as file:
         table = csv.DictReader(file)
         if key not in (table.fieldnames or ()):
             raise PublishedError(f"{path}: expected a column {key}, found {', '.join(table.fieldnames or ()) or 'no header'}")
-        rows = []
+        lacks = [name for name in columns if name not in (*table.fieldnames, "value_text")]
+        if lacks:
+            notes.append(f"{path.name}: no column {', '.join(lacks)}: read as not printed in any row")
+        rows: list[_Row] = []
+        seen: set[str] = set()
         for line in table:
             cells = {name: (text or "").strip() for name, text in line.items() if name is not None and not isinstance(text, list)}
             cells["value_text"] = cells.get("value", "")
             if cells[key]:
-                rows.append(kind(**{name: read(cells.get(name, "")) for name, read in columns.items()}))
+                where = f"{path.name}: {cells[key]}"
+                if cells[key] in seen:
+                    notes.append(f"{where}: the name comes again; expected one row of a name")
+                seen.add(cells[key])
+                rows.append(kind(**{name: _read_cell(cells.get(name, ""), of, name, where, notes) for name, of in columns.items()}))  # type: ignore[arg-type]
     return tuple(rows)
 
 
-def _number(text: str) -> float | None:
+_ZERO = {"samples_per_s_total", "value", "bubble_rate", "TW_ms", "Tcomm_ms"}  # printed with few places, or nothing of it
+_MOST = {"tflops_per_gpu": 1e5, "mfu_pct": 100.0, "hfu_pct": 100.0}
+
+
+def _read_cell(text: str, of: str, name: str, where: str, notes: list[str]) -> object:
+    """What a cell says; None, with a note, where it is no number that it may be."""
+    if of == "str":
+        return text
+    if not text:
+        return None
     try:
         found = float(text)
     except ValueError:
+        found = math.nan
+    whole, most = of == "int | None", _MOST.get(name, math.inf)
+    good = math.isfinite(found) and 0 <= found <= most and (found > 0 or name in _ZERO) and not (whole and found != int(found))
+    if not good:
+        limit = f" of at most {most:g}" if most < math.inf else ""
+        notes.append(f"{where}: {name}: expected a {'whole ' if whole else ''}number {'of at least' if name in _ZERO else 'above'} 0{limit}, found {text!r}: read as not printed")
         return None
-    return found if math.isfinite(found) else None
-
-
-def _count(text: str) -> int | None:
-    found = _number(text)
-    return int(found) if found is not None and found == int(found) else None
-
-
-_READERS: dict[str, Callable[[str], object]] = {"str": str, "int | None": _count, "float | None": _number}
+    return int(found) if whole else found

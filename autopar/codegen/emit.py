@@ -32,6 +32,7 @@ from ..options import opens_buckets
 from .body import Body, print_bodies
 from .expression import print_literal
 from .folded import fold_names
+from .imports import print_used
 from .kernels.emit_kernels import FILE as KERNELS_FILE
 from .kernels.emit_kernels import print_kernels
 
@@ -125,12 +126,12 @@ def print_files(
     fused = Fused(program, sections, ()) if local == "ops" else fuse_program(program, sections, segments=local == "inductor")
     program = fused.program
     body = print_bodies(program, graph.grads, notes, fused.sections, count_microbatches(program.graph) > 1, fused.kernels)
-    header = _HEADER.format(
-        name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=print_imports(facts, bool(fused.kernels), cuda_graph), padding=explain_padding(program)
-    )
-    parts = [header, *print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
+    parts = [*print_homes(facts), _print_tables(program, facts), *("\n" + f for f in body.functions), "\n" + _print_step(program, body)]
     parts += ["\n" + _REPLAYED] if cuda_graph else []
-    text = "\n".join(part.rstrip() + "\n" for part in parts)
+    header = _HEADER.format(
+        name=name, cluster=cluster, mesh=print_mesh(program.mesh), summary=wrap(summary), imports=print_imports("\n".join(parts)), padding=explain_padding(program)
+    )
+    text = "\n".join(part.rstrip() + "\n" for part in [header, *parts])
     return {"program.py": text, **kernel_files(fused.kernels, local)}
 
 
@@ -139,11 +140,9 @@ def kernel_files(kernels: Sequence[Kernel], local: str) -> dict[str, str]:
     return {KERNELS_FILE: print_kernels(kernels, local == "inductor")} if kernels else {}
 
 
-def print_imports(facts: ModelFacts, has_kernels: bool, cuda_graph: bool = False) -> str:
-    """What a file of the program imports beside torch."""
-    replayed = ["Replayed"] if cuda_graph else []
-    names = ", ".join(["Batch", *replayed, "State", "expand_names", "expand_states", *(["load_ops"] if facts.homes else []), "ops"])
-    return f"from autopar.runtime import {names}" + ("\n\nimport kernels" if has_kernels else "")
+def print_imports(text: str) -> str:
+    """What a file of the program imports beside torch, by the text below."""
+    return "\n".join(print_used(text, {"autopar.runtime": ("Batch", "Replayed", "State", "expand_names", "expand_states", "load_ops", "ops"), "kernels": ()}))
 
 
 def plan_notes(plan: Plan) -> dict[str, str]:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from ..graph.fuse import fuse_program
 from ..graph.graph import Graph, entering_values
 from ..graph.in_place import add_in_place
-from ..graph.kernel import Kernel, is_kernel
+from ..graph.kernel import Kernel
 from ..graph.mesh import Mesh, print_mesh
 from ..graph.node import Phase, get_arg
 from ..graph.overlap_memory import overlap_within
@@ -251,11 +251,6 @@ def _mesh_words(mesh: Mesh) -> str:
 
 def _print_stage(stage: StageProgram, body: Body, number: int, count: int, name: str, modules: str, also: str, facts: ModelFacts) -> str:
     program = stage.program
-    imports = print_imports(facts, any(is_kernel(node.op) for node in program.graph.nodes))
-    header = _STAGE_HEADER.format(
-        number=number, count=count, name=name, modules=modules, also=also and f"\n\n{also.strip()}", mesh=_mesh_words(program.mesh).removeprefix("mesh "), imports=imports,
-        padding=explain_padding(program),
-    )
     copies = tuple(sorted({v.storage for v in entering_values(program.graph) if v.kind in STATE_KINDS and COPY in v.name}))
     tables = [
         *print_states(program, facts), "", *print_batch(program), "",
@@ -265,8 +260,12 @@ def _print_stage(stage: StageProgram, body: Body, number: int, count: int, name:
     sections = [s for s in body.sections if s.phase is not Phase.PREPARE]
     table = ", ".join(f'"{s.name}": {s.name}' for s in sections)
     step = _print_step(program.graph, body, sections)
-    parts = [header, *print_homes(facts), "\n".join(tables), *("\n" + f for f in body.functions), f"\nSECTIONS = {{{table}}}  # those that the schedule asks for", "\n" + step]
-    return "\n".join(part.rstrip() + "\n" for part in parts)
+    parts = [*print_homes(facts), "\n".join(tables), *("\n" + f for f in body.functions), f"\nSECTIONS = {{{table}}}  # those that the schedule asks for", "\n" + step]
+    header = _STAGE_HEADER.format(
+        number=number, count=count, name=name, modules=modules, also=also and f"\n\n{also.strip()}", mesh=_mesh_words(program.mesh).removeprefix("mesh "),
+        imports=print_imports("\n".join(parts)), padding=explain_padding(program),
+    )  # fmt: skip
+    return "\n".join(part.rstrip() + "\n" for part in [header, *parts])
 
 
 def _print_messages(body: Body) -> list[str]:

@@ -13,7 +13,7 @@ from benchmarks.fidelity_bubbles import chunks_of, judge_bubbles, judge_rate
 from benchmarks.fidelity_memory import judge_memory
 from benchmarks.fidelity_predict import SearchPredictor, band_of, narrow_gain, narrow_share, side_bytes, side_seconds
 from benchmarks.fidelity_runs import Prediction, cover, describe, family_of, global_batch, is_close, measured_seconds, missing_of, row_of
-from benchmarks.fidelity_steps import judge_steps, rank
+from benchmarks.fidelity_steps import _step, judge_steps, rank
 from benchmarks.fidelity_table import (
     ABSOLUTE,
     EXACT,
@@ -56,6 +56,40 @@ def test_rows_are_typed_and_what_is_not_there_is_none(tmp_path):
     assert (a.layers, a.params_b, a.zero_stage, a.iter_time_s) == (24, 1.5, "Pos", None)
     assert (b.layers, b.params_b, b.iter_time_s, b.hidden, b.model) == (None, None, 2.5, None, "")
     assert (c.layers, c.params_b) == (None, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "expected"),
+    [
+        ("dp", "sixteen", "a whole number above 0, found 'sixteen'"),
+        ("layers", "24.5", "a whole number above 0, found '24.5'"),
+        ("layers", "-4", "a whole number above 0, found '-4'"),
+        ("iter_time_s", "0", "a number above 0, found '0'"),
+        ("hidden", "nan", "a whole number above 0, found 'nan'"),
+        ("tflops_per_gpu", "163e12", "a number above 0 of at most 100000, found '163e12'"),
+        ("samples_per_s_total", "-1", "a number of at least 0, found '-1'"),
+    ],
+)
+def test_a_number_that_no_run_can_have_is_told(tmp_path, capsys, column, cell, expected):
+    """Not counted, nor taken for one that is not printed without a word."""
+    folder = write_tables(tmp_path, throughput=f"row_id,{column}\na,{cell}\n")
+    tables = load_published(folder)
+    assert getattr(tables.runs[0], column) is None
+    assert f"throughput.csv: a: {column}: expected {expected}: read as not printed" in tables.notes
+    assert main(["steps", "--data", str(folder)]) == 0 and expected in capsys.readouterr().err
+
+
+def test_columns_that_are_not_there_and_names_that_come_twice_are_told(tmp_path):
+    notes = load_published(write_tables(tmp_path, throughput="row_id,layers,samples_per_s_total\na,2,0.0\na,3,1\n")).notes
+    assert "throughput.csv: a: the name comes again; expected one row of a name" in notes
+    [lacks] = [note for note in notes if note.startswith("throughput.csv: no column")]
+    assert " tp," in lacks and "layers" not in lacks and not any("0.0" in note for note in notes)
+
+
+def test_a_prediction_without_a_scalar_says_so():
+    run = Run("x", "ptdp", model="m", hardware="A100-80GB", iter_time_s=1.0)
+    judged = _step(run, Prediction(seconds=1.1, why="dp=2, 1 microbatch"), True)
+    assert judged.predicted is None and judged.why == "no microbenchmark of A100-80GB has been run, so there is no scalar for it"
 
 
 def test_a_printed_number_keeps_its_places(tmp_path):

@@ -1,20 +1,19 @@
 """Activations and their gradients as Triton expressions: one row per op, as in `pointwise`.
 
-Formulas are those of torch's own kernels (ATen/native/cuda/Activation*.cu); {names} are operands and numbers by schema name. Where two pieces of a function meet, each takes
-the side that torch takes.
+Formulas are those of torch's own kernels (ATen/native/cuda/Activation*.cu), or equal ones that lose less where a result is small; {names} are operands and numbers by schema
+name. Where two pieces of a function meet, each takes the side that torch takes.
 """
 
 from __future__ import annotations
 
 SIGMOID = "(1.0 / (1.0 + tl.exp(-({x}))))"
-TANH = "(2.0 / (1.0 + tl.exp(-2.0 * ({x}))) - 1.0)"
 
 _SELF = "{self}"
-_MISH = TANH.format(x="formulas.softplus({self})")
+_MISH = "formulas.tanh_softplus({self})"
 _SHRUNK = "({self} >= -({lambd})) & ({self} <= {lambd})"
 
 ACTIVATIONS = {
-    "aten.tanh.default": TANH.format(x=_SELF),
+    "aten.tanh.default": "formulas.tanh({self})",
     "aten.sigmoid.default": SIGMOID.format(x=_SELF),
     "aten.silu.default": "{self} * " + SIGMOID.format(x=_SELF),
     "aten.relu.default": "tl.where({self} <= 0, 0, {self})",
@@ -41,7 +40,7 @@ ACTIVATIONS = {
     "aten.mish_backward.default": "{grad_output} * (" + _MISH + " + {self} * formulas.sigmoid({self}) * (1.0 - " + _MISH + " * " + _MISH + "))",
     "aten.hardshrink_backward.default": f"tl.where({_SHRUNK}, 0, {{grad_out}})",
     "aten.softshrink_backward.default": f"tl.where({_SHRUNK}, 0, {{grad_output}})",
-    "aten.native_dropout_backward.default": "tl.where({mask}, {grad_output} * {scale}, 0)",
+    "aten.native_dropout_backward.default": "{grad_output} * tl.where({mask}, {scale}, 0.0)",
 }  # fmt: skip
 
 DEFAULTS = {

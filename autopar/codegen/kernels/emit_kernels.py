@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from ...graph.kernel import Kernel, leaves_sums, takes_lists
+from ..imports import print_used
 from .adam import adam_of, print_adam, print_adam_lists
 from .parts import Part, print_parts
 from .reductions import UnsupportedError, list_statistics
@@ -27,8 +28,7 @@ from __future__ import annotations
 
 import torch
 
-from autopar.runtime import formulas, fused, ops, together
-from autopar.runtime.fused import more_exps, row_exps, row_sums, tl, uniform
+{imports}
 
 aten = torch.ops.aten
 '''
@@ -41,11 +41,12 @@ from __future__ import annotations
 
 import torch
 
-from autopar.runtime import fused, ops, together
-from autopar.runtime.fused import tl
+{imports}
 
 aten = torch.ops.aten
 '''
+
+_IMPORTS = {"autopar.runtime": ("formulas", "fused", "ops", "together"), "autopar.runtime.fused": ("more_exps", "row_exps", "row_sums", "tl", "uniform")}
 
 
 def print_kernels(kernels: Sequence[Kernel], compiled: bool = False) -> str:
@@ -55,7 +56,9 @@ def print_kernels(kernels: Sequence[Kernel], compiled: bool = False) -> str:
         compiled: `torch.compile` makes what runs.
     """
     header, show = (_COMPILED_HEADER, _print_compiled) if compiled else (_HEADER, _print_kernel)
-    return "\n".join([header, *("\n" + text for kernel in kernels for text in (_print_lists(kernel, compiled) if takes_lists(kernel) else show(kernel)))])
+    body = "\n".join("\n" + text for kernel in kernels for text in (_print_lists(kernel, compiled) if takes_lists(kernel) else show(kernel)))
+    imports = "\n".join(print_used(body, _IMPORTS))
+    return f"{header.format(imports=imports)}\n{body}"
 
 
 def _print_compiled(kernel: Kernel) -> list[str]:

@@ -2,7 +2,8 @@
 
 In: a `Kernel`. Out: its `Part`s in the order in which they run, each a kernel of some of its results, with its text. A group whose results do not fit one function (results of
 several sizes, reductions along rows of several kinds, a sum over rows that is read again) is cut: a part ends at a reduction that another part reads, or has the results
-that fit one function together. What is pointwise is made again in each part that needs it. Invariant: one after the other the parts make the kernel's results.
+that fit one function together. What is pointwise is made again in each part that needs it, but for what is compared with its own extremes, which is handed on beside them.
+Invariant: one after the other the parts make the kernel's results.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, replace
 from ...graph.graph import Graph, producer_table
 from ...graph.kernel import Kernel
 from ...graph.node import packet_of
-from .reductions import REDUCING, UnsupportedError
+from .pointwise import COMPARISONS
+from .reductions import EXTREMES, REDUCING, UnsupportedError, keeps_numbers
 from .triton_text import TritonText, print_triton
 
 
@@ -59,16 +61,38 @@ def _find_ends(kernel: Kernel) -> set[str]:
     ends, known, todo = set(kernel.graph.outputs), set[str](), list(kernel.graph.outputs)
     while todo:
         name = todo.pop()
+        new = set[str]()
         try:
             print_triton(_cut(kernel, [name], known - {name}, "part"))
         except UnsupportedError:
             new = _nearest_reductions(kernel.graph, makers, name, known)
             if not new:
                 raise
-            known |= new
-            todo += [name, *(n for n in new if n not in ends)]
-            ends |= new
+            todo.append(name)
+        new |= set() if todo else _compared(kernel.graph, makers, ends | known | new) - known
+        known |= new
+        todo += [n for n in new if n not in ends]
+        ends |= new
     return ends
+
+
+def _compared(graph: Graph, makers: dict[str, tuple[int, int]], known: Collection[str]) -> set[str]:
+    """The values that are compared with their own known extremes: made again in another part they might be a rounding away from each of them."""
+    found = set()
+    for node in graph.nodes:
+        roots = {_root(graph, makers, name) for name in node.inputs} if node.op in COMPARISONS else set()
+        for name in roots.intersection(known):
+            extreme = graph.nodes[makers[name][0]]
+            if packet_of(extreme.op) in EXTREMES:
+                found |= roots & {_root(graph, makers, extreme.inputs[0])} & makers.keys()
+    return found
+
+
+def _root(graph: Graph, makers: dict[str, tuple[int, int]], name: str) -> str:
+    """The value whose elements these are, where they were first made."""
+    while name in makers and keeps_numbers(node := graph.nodes[makers[name][0]]):
+        name = node.inputs[0]
+    return name
 
 
 def _nearest_reductions(graph: Graph, makers: dict[str, tuple[int, int]], name: str, known: Collection[str]) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .activations import ACTIVATIONS, DEFAULTS, TANH
+from .activations import ACTIVATIONS, DEFAULTS
 
 # op -> text; {self}, {other}, ... are operands and numbers by schema name
 TEXTS = {
@@ -33,7 +33,7 @@ TEXTS = {
     "aten.sinh.default": "0.5 * (formulas.expm1({self}) - formulas.expm1(-({self})))",
     "aten.cosh.default": "0.5 * (tl.exp({self}) + tl.exp(-({self})))",
     "aten.erf.default": "tl.erf({self})",
-    "aten.erfc.default": "1.0 - tl.erf({self})",
+    "aten.erfc.default": "formulas.erfc({self})",
     "aten.abs.default": "tl.abs({self})",
     "aten.floor.default": "tl.floor({self})",
     "aten.ceil.default": "tl.ceil({self})",
@@ -44,14 +44,14 @@ TEXTS = {
     "aten.fmod.Tensor": "{self} % {other}",
     "aten.rsub.Tensor": "{other} - {self}",
     "aten.lerp.Tensor": "tl.where(tl.abs({weight}) < 0.5, {self} + {weight} * ({end} - {self}), {end} - (1.0 - {weight}) * ({end} - {self}))",
-    "aten.hypot.default": "tl.sqrt({self} * {self} + {other} * {other})",
+    "aten.hypot.default": "formulas.hypot({self}, {other})",
     "aten.xlogy.Tensor": "tl.where(({self} == 0) & ({other} == {other}), 0.0, {self} * tl.log({other}))",
-    "aten.logaddexp.default": "tl.maximum({self}, {other}) + formulas.log1p(tl.exp(-tl.abs({self} - {other})))",
+    "aten.logaddexp.default": "formulas.logaddexp({self}, {other})",
     "aten.sign.default": "tl.where({self} > 0, 1.0, tl.where({self} < 0, -1.0, 0.0))",
     "aten.sgn.default": "tl.where({self} > 0, 1.0, tl.where({self} < 0, -1.0, 0.0))",
     "aten.square.default": "{self} * {self}",
-    "aten.maximum.default": "tl.where({self} != {self}, {self}, tl.where({other} != {other}, {other}, tl.maximum({self}, {other})))",
-    "aten.minimum.default": "tl.where({self} != {self}, {self}, tl.where({other} != {other}, {other}, tl.minimum({self}, {other})))",
+    "aten.maximum.default": "tl.maximum({self}, {other}, propagate_nan=tl.PropagateNan.ALL)",
+    "aten.minimum.default": "tl.minimum({self}, {other}, propagate_nan=tl.PropagateNan.ALL)",
     "aten.where.self": "tl.where({condition}, {self}, {other})",
     "aten.masked_fill.Scalar": "tl.where({mask}, {value}, {self})",
     "aten.addcmul.default": "{self} + {value} * {tensor1} * {tensor2}",
@@ -120,8 +120,8 @@ def pointwise_text(op: str, operands: dict[str, str], options: dict[str, object]
     elif op in ("aten.clamp.default", "aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor", "aten.clamp_min.default", "aten.clamp_max.default"):
         text = names["self"]
         for key, bound in (("min", "tl.maximum"), ("max", "tl.minimum")):
-            text = f"{bound}({text}, {names[key]})" if key in names else text
-        return f"tl.where({names['self']} != {names['self']}, {names['self']}, {text})"
+            text = f"{bound}({text}, {names[key]}, propagate_nan=tl.PropagateNan.ALL)" if key in names else text
+        return text
     text = TEXTS.get(op)
     if text is None:
         return None
@@ -139,12 +139,12 @@ def _gelu(op: str, names: dict[str, str], tanh: bool, literal: Callable[[float],
         if not backward:
             return f"{x} * ({cdf})"
         return f"{names['grad_output']} * ({cdf} + {x} * tl.exp(-0.5 * {x} * {x}) * {literal(1 / math.sqrt(2 * math.pi))})"
-    root = literal(math.sqrt(2 / math.pi))  # Hendrycks and Gimpel 2016, "Gaussian error linear units"
-    inner = TANH.format(x=f"({root} * ({x} + {literal(0.044715)} * {x} * {x} * {x}))")
+    root = literal(2 * math.sqrt(2 / math.pi))  # Hendrycks and Gimpel 2016, "Gaussian error linear units"; (1 + tanh(u)) / 2 is the sigmoid of 2 u
+    part = f"formulas.sigmoid({root} * ({x} + {literal(0.044715)} * {x} * {x} * {x}))"
     if not backward:
-        return f"0.5 * {x} * (1.0 + {inner})"
+        return f"{x} * {part}"
     slope = f"{root} * (1.0 + {literal(3 * 0.044715)} * {x} * {x})"
-    return f"{names['grad_output']} * (0.5 * (1.0 + {inner}) + 0.5 * {x} * (1.0 - {inner} * {inner}) * ({slope}))"
+    return f"{names['grad_output']} * ({part} + {x} * {part} * (1.0 - {part}) * ({slope}))"
 
 
 def _elu_backward(names: dict[str, str], of_result: bool) -> str:
@@ -161,13 +161,25 @@ def _rounded_quotient(x: str, y: str, mode: str, is_float: bool) -> str:
 
 
 def _power(x: str, exponent: object, literal: Callable[[float], str], is_float: bool) -> str | None:
-    whole = {2: f"{x} * {x}", 3: f"{x} * {x} * {x}", 4: f"{x} * {x} * {x} * {x}", 0.5: f"tl.sqrt({x})", -0.5: f"1.0 / tl.sqrt({x})", 1: x, -1: f"1.0 / {x}"}
-    if not isinstance(exponent, (int, float)) or exponent in whole or not is_float:
-        return whole.get(exponent) if isinstance(exponent, (int, float)) and (is_float or exponent in (1, 2, 3, 4)) else None
-    size = f"tl.exp2({literal(exponent)} * tl.log2(" + (f"tl.abs({x})))" if exponent == int(exponent) else f"{x}))")
+    if not isinstance(exponent, (int, float)) or not math.isfinite(exponent):
+        return None
+    if exponent == 0:
+        return f"tl.zeros_like({x}) + {1.0 if is_float else 1}"
+    product = " * ".join([x] * int(abs(exponent))) if exponent in (1, 2, 3, 4, -1, -2, -3, -4) else ""
+    if product and (exponent > 0 or is_float):
+        return product if exponent > 0 else f"1.0 / {x}" if exponent == -1 else f"1.0 / ({product})"
+    if not is_float:
+        return None
+    if exponent in (0.5, -0.5):
+        return f"tl.sqrt({x})" if exponent > 0 else f"1.0 / tl.sqrt({x})"
+    if exponent != int(exponent):
+        return f"formulas.fraction_power({x}, {literal(exponent)})"
+    size = f"tl.exp2({literal(exponent)} * tl.log2(tl.abs({x})))"
     return f"tl.where({x} < 0, -{size}, {size})" if exponent % 2 == 1 else size
 
 
 def _scalar_power(base: object, exponent: str, literal: Callable[[float], str]) -> str | None:
     """`base ** x` as exp2(x log2(base)): exact to the rounding of the exponent."""
-    return f"tl.exp2({exponent} * {literal(math.log2(base))})" if isinstance(base, (int, float)) and base > 0 else None
+    if not isinstance(base, (int, float)) or not 0 < base < math.inf:
+        return None
+    return f"tl.zeros_like({exponent}) + 1.0" if base == 1 else f"tl.exp2({exponent} * {literal(math.log2(base))})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...graph.graph import Graph
+from ...graph.liveness import is_view
 from ...graph.node import Node, Ref, get_arg, packet_of
 from ...graph.tensor import Value, num_elements
 from .index import Index, place_in_row, row_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .triton_text import Printer
 
 _PLAIN = {"aten.sum": "sum", "aten.amax": "max", "aten.amin": "min"}
+EXTREMES = ("aten.amax", "aten.amin")
 _NORMS = ("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data")
 _LONGEST_WALK = 2**17  # elements along which one program goes alone: as wide as a row of `graph.fusion`
@@ -82,9 +84,9 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
     if mask:
         raise UnsupportedError("a reduction inside of a concatenation")
     if packet in _PLAIN:
-        value = node.inputs[0]
+        value, dtype = node.inputs[0], printer.values[node.outputs[0]].dtype
         if reduced is None:  # over dims of size 1
-            return printer.at(value, index)
+            return printer.in_type(value, index, dtype)
         if index.variables() - {"row"}:
             raise UnsupportedError("a row's sum that is wanted at several rows at once")
         cols, inner = reduced.cols, reduced.inner
@@ -92,7 +94,9 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
         if exps is not None:
             names = (node.outputs[0], (node.name, index)), (exps.outputs[0], (exps.name, index))
             return printer.reduce_exps(*names, cols, lambda col: printer.at(value, place_in_row(index, col, cols, inner)))
-        return printer.reduce(_PLAIN[packet], node.outputs[0], cols, lambda col: printer.at(value, place_in_row(index, col, cols, inner)), (node.name, index))
+        kind = _PLAIN[packet]
+        text = printer.reduce(kind, node.outputs[0], cols, lambda col: printer.in_type(value, place_in_row(index, col, cols, inner), dtype), (node.name, index), dtype)
+        return text if kind == "sum" else printer.rounded(text, value)
     if packet in _CLASSES:
         return _classes(printer, node, packet.removeprefix("autopar."), index)
     row = _Row(printer, node, index)
@@ -103,6 +107,11 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
     if packet in ("aten.native_layer_norm_backward", "aten._fused_rms_norm_backward"):
         return _norm_backward(row)
     return _softmax(row, packet)
+
+
+def keeps_numbers(node: Node) -> bool:
+    """True for what has the elements of its first input, in another place or type."""
+    return is_view(node.op) or packet_of(node.op) in ("aten._to_copy", "aten.clone")
 
 
 def list_statistics(graph: Graph) -> frozenset[str]:
@@ -140,11 +149,13 @@ def _plain(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
     name, value = node.outputs[0], node.inputs[0]
 
     def element(printer: Printer, output: str, index: Index) -> str:
-        return printer.at(value, index)
+        return printer.in_type(value, index, values[name].dtype)
 
     if not over:
         return []
     kind, size = _PLAIN[packet_of(node.op)], num_elements(shape)
+    if kind == "sum" and values[name].dtype == "bool":
+        raise UnsupportedError("a sum of bools as a bool")
     first, last = min(over), max(over)
     if any(first < d < last for d in kept):
         raise UnsupportedError("a reduction over dims that do not lie side by side")
@@ -314,7 +325,7 @@ def _softmax(row: _Row, packet: str) -> str:
     if packet == "aten._log_softmax_backward_data":
         whole = row.sum("whole", here, lambda i: row.at("grad_output", i))
         return f"{row.at('grad_output')} - tl.exp({row.at('output')}) * {whole}"
-    peak = row.sum("peak", here, lambda i: row.at("self", i), "max")
+    peak = row.sum("peak", here, lambda i: row.at("self", i), "peak")
     total = row.sum("total", here, lambda i: f"tl.exp({row.at('self', i)} - {peak})")
     if packet == "aten._softmax":
         return f"tl.exp({row.at('self')} - {peak}) / {total}"

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from math import inf
 
 from ...graph.blocks import EIGHT, LARGEST, WIDEST_TILE, block_cols, most_rows
 from ...graph.fusion import DRAWS
@@ -29,16 +28,13 @@ from ...graph.layouts import span
 from ...graph.node import Const, Node, Ref, get_arg, packet_of
 from ...graph.tensor import num_elements, power_of_two
 from .index import Index, broadcast, coordinates, flatten, in_memory, place_in_row, variable, view_source
+from .literals import FLOATS, HALVES, LOWEST, SMALL, TYPES, identity_of, number_text, type_text
 from .placed import placed_text
 from .pointwise import COMPARISONS, pointwise_text
-from .reductions import Reduced, UnsupportedError, list_reductions, list_statistics, row_text
+from .reductions import Reduced, UnsupportedError, keeps_numbers, list_reductions, list_statistics, row_text
 
-_TYPES = {"float64": "tl.float64", "float32": "tl.float32", "bfloat16": "tl.float32", "float16": "tl.float32", "int64": "tl.int64", "int32": "tl.int32",
-          "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1"}  # fmt: skip
 _ANY_SIZE = (1024,)  # stands for all shapes
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a mantissa, as `runtime.random` draws them
-_LOWEST = {"float64": "-1.7976931348623157e+308", "float32": "-3.4028234663852886e+38"}  # at or below any logit that is a number
-_FLOATS = ("float64", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,7 @@ class Printer:
         self.makers = producer_table(self.graph)
         self.layouts, self.statistics = dict(kernel.layouts), list_statistics(self.graph)
         for value in self.graph.values:
-            if value.dtype not in _TYPES:
+            if value.dtype not in TYPES:
                 raise UnsupportedError(f"{value.dtype} values")
             if not num_elements(value.shape):
                 raise UnsupportedError("a tensor without elements")
@@ -245,7 +241,7 @@ class Printer:
         if mask and not index.terms:
             place += " + row * 0"  # as many pointers as the mask has places
         text = f"tl.load({place}{f'{_mask(limits)}, other=0' if limits else ''})"
-        if dtype in ("bfloat16", "float16"):
+        if dtype in HALVES:
             text += ".to(tl.float32)"
         elif dtype == "bool":
             text += ".to(tl.int1)"
@@ -289,7 +285,7 @@ class Printer:
 
     def _pointwise(self, node: Node, name: str, index: Index, mask: str) -> str:
         out = self.values[name]
-        wanted = out.dtype if out.dtype in _FLOATS or node.op not in COMPARISONS else ""
+        wanted = out.dtype if out.dtype in FLOATS or node.op not in COMPARISONS else ""
         operands: dict[str, str] = {}
         options: dict[str, object] = {}
         for key, arg in node.args:
@@ -297,16 +293,36 @@ class Printer:
                 source = self.values[node.inputs[arg.index]]
                 text = self.at(source.name, broadcast(index, out.shape, source.shape), mask)
                 keep = key in ("condition", "mask") or not wanted
-                operands[key] = text if keep or _TYPES[source.dtype] == _TYPES[wanted] else f"{text}.to({_TYPES[wanted]})"
+                text = text if keep or TYPES[source.dtype] == TYPES[wanted] else f"{text}.to({TYPES[wanted]})"
+                operands[key] = self.rounded(text, source.name) if node.op in COMPARISONS else text
             elif isinstance(arg, (int, float)) and not isinstance(arg, bool):
                 options[key] = arg
                 operands[key] = number_text(arg, out.dtype)
             elif not isinstance(arg, Const) and arg is not None:
                 options[key] = arg
-        found = pointwise_text(node.op, operands, options, lambda number: number_text(number, out.dtype), out.dtype in _FLOATS)
+        found = pointwise_text(node.op, operands, options, lambda number: number_text(number, out.dtype), out.dtype in FLOATS)
         if found is None:
             raise UnsupportedError(f"{node.op} has no Triton text")
         return found
+
+    def rounded(self, text: str, name: str) -> str:
+        """The text of a value that is compared, or that may be compared with what another kernel or part reads: what is made here as a half is the half's number, whatever float it
+        is converted to. Else a row's largest element, read where it was rounded, were equal to none of the row."""
+        asked = self.values[name].dtype
+        while name in self.makers and asked in FLOATS:
+            node, dtype = self.graph.nodes[self.makers[name][0]], self.values[name].dtype
+            source = node.inputs[0] if keeps_numbers(node) else ""
+            if dtype in HALVES and (not source or self.values[source].dtype != dtype):
+                return f"{text}.to(tl.{dtype}).to({TYPES[asked]})"
+            if not source:
+                return text
+            name = source
+        return text
+
+    def in_type(self, name: str, index: Index, dtype: str) -> str:
+        """The text of a value's element in the type in which values of another dtype are computed."""
+        text = self.at(name, index)
+        return text if TYPES[self.values[name].dtype] == TYPES[dtype] else f"{text}.to({TYPES[dtype]})"
 
     def number(self, number: float | int, like: str) -> str:
         """A literal of the type in which a value is computed."""
@@ -323,31 +339,41 @@ class Printer:
 
     # --- reductions
 
-    def reduce(self, kind: str, wish: str, width: int, element: Callable[[Index], str], key: object) -> str:
+    def reduce(self, kind: str, wish: str, width: int, element: Callable[[Index], str], key: object, dtype: str = "") -> str:
         """The name of a reduction along rows of `width` elements: `element(col index)` is the text of one element.
 
         Args:
-            kind: `sum`, `max` or `min`.
+            kind: `sum`; `max` or `min`, which are no number where an element is none; `peak`: the largest that is a number.
+            dtype: of the elements and of the result; by default the type in which the kernel has its floats.
         """
         known = self.known(key)
         if known:
             return known
-        identity = {"sum": "0.0", "max": 'float("-inf")', "min": 'float("inf")'}[kind]
+        dtype = dtype or ("float64" if self._is_double() else "float32")
+        identity, careful = identity_of(kind, dtype), kind in ("max", "min") and dtype in FLOATS
+        name = "max" if kind == "peak" else kind
+
+        def along(text: str) -> str:
+            """The reduction of a block, of whole numbers in their own type: Triton has small ones in int32."""
+            body = f"formulas.row_{name}({text})" if careful else f"tl.{name}({text}, axis=1)[:, None]"
+            return f"{body}.to({TYPES[dtype]})" if dtype in SMALL else body
+
         if not self.walks:
             col = self.col(width)
             text = element(col)
             where = text if not col.terms or width & (width - 1) == 0 else f"tl.where({col.text()} < {width}, {text}, {identity})"
-            body = f"tl.{kind}({where}, axis=1)[:, None]" if col.terms else where
-            return self.named(self.outer, key, wish, body)
+            return self.named(self.outer, key, wish, along(where) if col.terms else where)
         total = self.fresh(f"{wish}_parts")
 
         def add_block() -> list[str]:
             part = self._in_row(element(variable("col", width)), width, identity)
-            return [f"{total} += {part}" if kind == "sum" else f"{total} = tl.{kind}imum({total}, {part})"]
+            if kind == "sum":
+                return [f"{total} += {part}"]
+            return [f"{total} = tl.{name}imum({total}, {part}{', propagate_nan=tl.PropagateNan.ALL' if careful else ''})"]
 
-        dtype = "tl.float64" if self._is_double() else "tl.float32"
-        self.outer.lines += [f"{total} = tl.full([ROWS, COLS], {identity}, {dtype})", *self._walk(width, add_block)]
-        return self.named(self.outer, key, wish, f"tl.{kind}({total}, axis=1)[:, None]")
+        kept = "tl.int32" if dtype in SMALL else TYPES[dtype]
+        self.outer.lines += [f"{total} = tl.full([ROWS, COLS], {identity}, {kept})", *self._walk(width, add_block)]
+        return self.named(self.outer, key, wish, along(total))
 
     def sum_both(self, first: tuple[str, Callable[[Index], str], object], second: tuple[str, Callable[[Index], str], object], width: int) -> tuple[str, str]:
         """The names of two sums along rows of `width` elements, which programs that hold whole rows make together.
@@ -382,7 +408,7 @@ class Printer:
             part = self._in_row(element(variable("col", width)), width, 'float("-inf")')
             return [f"{', '.join(parts)} = more_exps({part}, {', '.join(parts)})"]
 
-        self.outer.lines += [f"{parts[0]} = tl.full({block.format(_LOWEST['float64' if self._is_double() else 'float32'])})", f"{parts[1]} = tl.full({block.format('0.0')})"]
+        self.outer.lines += [f"{parts[0]} = tl.full({block.format(LOWEST['float64' if self._is_double() else 'float32'])})", f"{parts[1]} = tl.full({block.format('0.0')})"]
         self.outer.lines += [*self._walk(width, add_block), f"{', '.join(names)} = row_exps({', '.join(parts)})"]
         self.outer.names.update({peak[1]: names[0], sum_exp[1]: names[1]})
         return names[0]
@@ -461,8 +487,8 @@ class Printer:
         index = self._lies(name, index)
         dtype = self.values[name].dtype
         target = self._target(name)
-        kept = f"{target}.dtype.element_ty" if name in self.statistics else _type_text(dtype)
-        cast = f"{text}.to({kept})" if dtype in ("bfloat16", "float16") else text
+        kept = f"{target}.dtype.element_ty" if name in self.statistics else type_text(dtype)
+        cast = f"{text}.to({kept})" if dtype in HALVES else self.rounded(text, name)
         place = f"{target} + {index.text()}" if index.terms or index.start else target if self.shape == "flat" else f"{target} + row * 0"  # a block of places for a block of values
         return f"tl.store({place}, {cast}{_mask(limits)})"
 
@@ -475,7 +501,8 @@ class Printer:
         """What a block of rows adds to a sum over rows, and how many columns that has."""
         size = reduced.rows * reduced.cols
         if self.walks and reduced.along == "all" and size == self.rows * self.cols:
-            total = self.reduce("sum", name, self.cols, lambda col: reduced.element(self, name, place_in_row(self.row(), col, self.cols, self.inner)), (name, "all"))
+            dtype = self._sum_type(self.values[name].dtype)
+            total = self.reduce("sum", name, self.cols, lambda col: reduced.element(self, name, place_in_row(self.row(), col, self.cols, self.inner)), (name, "all"), dtype)
             return _where(self._limits_of("row"), total), 1
         if size % self.rows or self.walks and size != self.rows:
             raise UnsupportedError("a sum over rows beside rows of another kind")
@@ -537,7 +564,7 @@ class Printer:
         if self.kernel.any_shape:
             lines += ["row = tl.load(part + 1) * ROWS + tl.arange(0, ROWS)", "SIZE = tl.multiple_of(tl.load(entry), ALIGN)"]
         for number, (name, value) in enumerate(told, 1):
-            place = f"tl.load(entry + {number}).to(tl.pointer_type({_type_text(value.dtype)}))"
+            place = f"tl.load(entry + {number}).to(tl.pointer_type({type_text(value.dtype)}))"
             lines.append(f"{name} = {f'tl.multiple_of({place}, ALIGN)' if value.shape else place}")
         lines += [*body, *(f"{total} = {text}" for total, text, _ in accumulated), *finals]
         arguments = ["parts", "table", *(name for name in outs if name in sums), "ROWS: tl.constexpr", "ALIGN: tl.constexpr"]
@@ -552,7 +579,7 @@ class Printer:
 
     def _sum_type(self, dtype: str) -> str:
         """In which a sum over rows is kept."""
-        return dtype if dtype in ("float64", "int64") else "float32" if dtype in _FLOATS else "int64"
+        return dtype if dtype in ("float64", "int64") else "float32" if dtype in FLOATS else "int64"
 
 
 def _mask(limits: list[str]) -> str:
@@ -567,19 +594,3 @@ def _where(limits: list[str], text: str) -> str:
 def _of_any_size(graph: Graph) -> Graph:
     """A graph that works on tensors of any one shape, on a shape that is nothing special."""
     return replace(graph, values=tuple(replace(v, shape=_ANY_SIZE) if v.shape else v for v in graph.values))
-
-
-def number_text(number: float | int, dtype: str) -> str:
-    """A literal of a kernel: in float64 as such, for a bare one is rounded to float32."""
-    if isinstance(number, float) and number in (inf, -inf):
-        text = f'float("{"-" if number < 0 else ""}inf")'
-    elif number != number:
-        text = 'float("nan")'
-    else:
-        text = repr(float(number) if dtype in _FLOATS else number)
-    return f"tl.full((), {text}, tl.float64)" if dtype == "float64" else text
-
-
-def _type_text(dtype: str) -> str:
-    """In Triton; of what an address is a bool has one bit."""
-    return "tl.int1" if dtype == "bool" else f"tl.{dtype}"
