@@ -7,33 +7,66 @@ elsewhere it is a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from ..graph.graph import value_table
+from ..graph.graph import producer_table, value_table
 from ..graph.liveness import bytes_over_time, live_ranges
-from ..graph.node import Node
+from ..graph.node import Node, get_arg
 from ..graph.overlap_memory import held_over_time, overlap_within
 from ..graph.program import OPEN, STARTS, WAIT, Program
 from ..graph.sections import Section
 from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
-from ..graph.turns import loop_span
+from ..graph.turns import count_microbatches, loop_span, times_of
 from .memory import scratch_bytes, waiting_bytes
 
+NO_SECONDS: Mapping[str, float] = MappingProxyType({})
 _LOGITS = {"autopar.sum_exp": 0, "autopar.cross_entropy_backward": 1}  # place of the logits among the inputs
 
 
-def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False, opens: bool = True) -> int:
+def under_way_bytes(
+    program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False, opens: bool = True, seconds: Mapping[str, float] = NO_SECONDS
+) -> int:
     """By how much the peak of what runs is above `estimate_memory`'s.
 
     Args:
         room_bytes, opens: as of `overlap_within`.
         in_flight: as of `estimate_memory`.
         on_cpu: whether collectives run on gloo, and groups of ops one after the other.
+        seconds: of each node of the program, over all turns; nothing: collectives may run until they are waited for.
     """
     overlapped = overlap_within(program, sections, room_bytes, opens)[0]
     waiting = sum(waiting_bytes(program, in_flight).values())
     plain = _peak(program, bytes_over_time(program.graph, live_ranges(program.graph)), waiting)
-    return max(0, _peak(overlapped, held_over_time(overlapped, on_cpu), waiting, on_cpu) - plain)
+    return max(0, _peak(overlapped, held_over_time(overlapped, on_cpu, list_done(program, overlapped, seconds) if seconds else {}), waiting, on_cpu) - plain)
+
+
+def list_done(program: Program, overlapped: Program, seconds: Mapping[str, float]) -> dict[int, int]:
+    """Index of a gather's start -> that of the node beside which it ends: those of one axis run one after the other, and get on by as much as the ops beside them."""
+    makers, turns = producer_table(program.graph), count_microbatches(program.graph)
+    nodes = overlapped.graph.nodes
+    comes = {node.inputs[0]: node.outputs[0] for node in nodes if node.op == WAIT}
+    known = {node.name: seconds[node.name] / times_of(node.phase, turns) for node in program.graph.nodes}
+    queues: dict[object, list[tuple[int, float]]] = {}  # axis -> (start, seconds that it still takes) of what runs, and what waits behind it
+    begun: dict[str, tuple[int, object]] = {}
+    found: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        if node.op in STARTS:
+            axis, whole = get_arg(node, "axis"), [makers.get(comes.get(out, "")) for out in node.outputs]
+            queues.setdefault(axis, []).append((i, sum(known[program.graph.nodes[place[0]].name] for place in whole if place is not None)))
+            begun.update((out, (i, axis)) for out in node.outputs)
+        elif node.op == WAIT and node.inputs[0] in begun:  # it, and all before it, are there
+            start, axis = begun[node.inputs[0]]
+            queues[axis] = [row for row in queues[axis] if row[0] > start]
+        else:
+            for queue in queues.values():
+                left = known.get(node.name, 0.0)
+                while queue and left >= queue[0][1]:
+                    left -= queue[0][1]
+                    found[queue.pop(0)[0]] = i
+                if queue:
+                    queue[0] = queue[0][0], queue[0][1] - left
+    return found
 
 
 def _peak(program: Program, held: Sequence[int], waiting: int, on_cpu: bool = False) -> int:

@@ -4,7 +4,7 @@ In: a program, the section of each node. Out: its peak by the law of `graph.live
 
     all_gather        what is sent, packed, until the first of its tensors is waited for; the packed result until the last is, beside those that are
                       unpacked by then. One tensor alone is not packed, and unpacked only where its split is not outermost
-    reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
+    reduce_scatter    what it reads until it is done: before the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
     all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once, and so in a bucket that was opened before (`graph.open_buckets`);
                       on gloo what is large has no room in that until it is made
     update            `codegen.parcels` keeps one bucket of reductions and one of gathers under way beside the lot at hand, of one kind of parameters at a time
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from .graph import Graph, producer_table, use_table, value_table
@@ -56,15 +57,16 @@ def extra_bytes(program: Program, overlapped: Program) -> int:
     return max(held_over_time(overlapped)) - max(held_over_time(program))
 
 
-def held_over_time(program: Program, backend_copies: bool = False) -> list[int]:
+def held_over_time(program: Program, backend_copies: bool = False, done: Mapping[int, int] = MappingProxyType({})) -> list[int]:
     """Bytes held while each node runs, with what is under way.
 
     Args:
         backend_copies: whether collectives run on gloo.
+        done: index of a gather's start -> that of the last node beside which it runs, where that is known; else it may run until it is waited for.
     """
     held = bytes_over_time(program.graph, live_ranges(program.graph))
     change = [0] * (len(held) + 1)
-    for first, last, size in _flights(program, backend_copies):
+    for first, last, size in _flights(program, backend_copies, done):
         change[first] += size
         change[min(len(held) - 1, last) + 1] -= size
     total = 0
@@ -74,7 +76,7 @@ def held_over_time(program: Program, backend_copies: bool = False) -> list[int]:
     return held
 
 
-def _flights(program: Program, backend_copies: bool) -> list[tuple[int, int, int]]:
+def _flights(program: Program, backend_copies: bool, done: Mapping[int, int]) -> list[tuple[int, int, int]]:
     """(first node, last node, bytes) of what collectives under way hold beside their results."""
     graph, values, makers = program.graph, value_table(program.graph), producer_table(program.graph)
     waited = {node.inputs[0]: i for i, node in enumerate(graph.nodes) if node.op == WAIT}
@@ -97,9 +99,9 @@ def _flights(program: Program, backend_copies: bool) -> list[tuple[int, int, int
             for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], node.op == "comm.start_all_gather", backend_copies):
                 unpacked = len(places) == 1 and _is_outermost(program.mesh, node, values, places[0])
                 if node.op == "comm.start_all_gather":
-                    found += _gather_flight(graph, values, i, places, unpacked, waited, uses, backend_copies)
+                    found += _gather_flight(graph, values, i, places, unpacked, waited, uses, backend_copies, done.get(i, len(graph.nodes)))
                 else:
-                    found += _scatter_flight(node, values, i, places, unpacked, min(until, *(waited[out] for out in node.outputs)), backend_copies)
+                    found += _scatter_flight(node, values, i, places, unpacked, until, min(waited[out] for out in node.outputs), backend_copies)
             if node.op == "comm.start_reduce_scatter":
                 alone[get_arg(node, "axis")] = i
     return found
@@ -143,17 +145,18 @@ def _ends(node: Node, values: Mapping[str, Value]) -> list[tuple[Value, Value]]:
 
 
 def _gather_flight(
-    graph: Graph, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, waited: Mapping[str, int], uses: Mapping[str, Sequence[tuple[int, int]]], backend_copies: bool
+    graph: Graph, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, waited: Mapping[str, int], uses: Mapping[str, Sequence[tuple[int, int]]], backend_copies: bool, done: int
 ) -> list[tuple[int, int, int]]:
     """Of the tensors at these places, which are one message.
 
     Args:
         unpacked: whether it is one tensor that comes as it lies.
+        done: the last node beside which it runs: then the backend's copy is gone.
     """
     node = graph.nodes[start]
     outs = [node.outputs[k] for k in places]
     waits, sizes = [waited[out] for out in outs], [size_bytes(values[out]) for out in outs]
-    found = [(start, min(waits), sum(sizes))] if backend_copies else []
+    found = [(start, min(*waits, done), sum(sizes))] if backend_copies else []
     if len(places) == 1:
         return found if unpacked else [*found, (waits[0], waits[0], sizes[0])]
     found.append((start, min(waits), sum(size_bytes(values[node.inputs[k]]) for k in places)))
@@ -166,11 +169,15 @@ def _gather_flight(
     return found
 
 
-def _scatter_flight(node: Node, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, done: int, backend_copies: bool) -> list[tuple[int, int, int]]:
-    """Of the tensors at these places, which are one message, done at that node at the latest."""
+def _scatter_flight(node: Node, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, until: int, wait: int, backend_copies: bool) -> list[tuple[int, int, int]]:
+    """Of the tensors at these places, which are one message.
+
+    Args:
+        until, wait: the next one's start, before which it is finished, and where it is waited for: what it has read goes with the first of them; a thread of the backend may hold its copy a little longer.
+    """
     sent = sum(size_bytes(values[node.inputs[k]]) for k in places)
     copied = sent if backend_copies else 0
-    return [(start + 1, done, sent + copied), (start, start, copied + (0 if unpacked else sent))]
+    return [(start + 1, min(until - 1, wait), sent), (start + 1, min(until, wait), copied), (start, start, copied + (0 if unpacked else sent))]
 
 
 def _reduce_flight(graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], start: int, on_gloo: bool) -> list[tuple[int, int, int]]:

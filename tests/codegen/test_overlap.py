@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autopar.cost.under_way import list_done  # noqa: E402
 from autopar.graph import messages, overlap, overlap_memory, own, small_reductions  # noqa: E402
 from autopar.graph.liveness import bytes_over_time, live_ranges  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
@@ -207,6 +208,26 @@ def test_of_an_update_one_lot_is_under_way(monkeypatch, bucket, lot):
     assert len(gathers) == BLOCKS
     assert [b - a for a, b in zip(alone, plain)] == [(lot - 1) * whole + following] * BLOCKS
     assert [b - a for a, b in zip(plain, copied)] == [lot * whole] * BLOCKS
+
+
+def test_a_gather_that_is_done_holds_no_copy():
+    """It gets on by as much as what is computed beside it; one that takes longer than all of that runs until it is waited for."""
+    program = zero_program(3)
+    after = overlapped(program)
+    nodes = after.graph.nodes
+    starts = [i for i, n in enumerate(nodes) if n.op == "comm.start_all_gather" and n.phase is not Phase.UPDATE]
+    comm = {n.name for n in program.graph.nodes if n.op.startswith("comm.")}
+
+    def done(seconds):
+        return list_done(program, after, {n.name: seconds if n.name in comm else 1.0 for n in program.graph.nodes})
+
+    assert done(1e9) == {} and held_over_time(after, True, done(1e9)) == held_over_time(after, True)
+    soon, later = done(0.5), done(1.5)
+    assert any(later.get(i, len(nodes)) > soon[i] for i in starts if i in soon) and all(later.get(i, len(nodes)) >= soon[i] for i in soon)
+    for i in soon.keys() & set(starts):
+        assert i < soon[i] and not any(n.op == "comm.wait" and n.inputs[0] in nodes[i].outputs for n in nodes[i : soon[i]])
+    held, plain = held_over_time(after, True, soon), held_over_time(after, True)
+    assert all(a <= b for a, b in zip(held, plain)) and sum(held) < sum(plain)
 
 
 def test_new_parameters_are_gathered_while_the_next_are_updated():
