@@ -269,7 +269,7 @@ class LayoutSolver:
         for number, alike in enumerate(equal):
             here = number if place_of is None else place_of[number]
             among = place_among(graphs, here, few, number, chunks)
-            held = most_flying(among.held, kept[here]) if among.chunk_of else alike
+            held = most_flying(among.held, kept[here]) if among.chunk_of and among.held else alike
             like, known_s = None, inf
             for other, flying, beside, found in kinds:
                 if flying >= (own := flying_of(found, among, alike)) and holds_as_many(beside, among) and around[other] == around[here]:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way
@@ -283,7 +283,7 @@ class LayoutSolver:
                 kinds.append((here, flying_of(like, among, alike), among, like))
             if like is None:
                 like = self._solve_stage(here, stages, whole, roles, layout, inside, model, held, among, None)
-                if like.assignment is None and like.found.status == "infeasible" and among.chunk_of:  # whatever its chunks keep?
+                if like.assignment is None and like.found.status == "infeasible" and among.chunk_of and among.held:  # whatever its chunks keep?
                     like = self._solve_stage(here, stages, whole, roles, layout, inside, model, least_flying(among.held), among, None)
                 if like.assignment is None:
                     unfit = like.found.status == "infeasible"

@@ -203,7 +203,7 @@ def solve_stage(
     def build_program(assignment: Assignment) -> tuple[Case, Program, Memory]:
         if assignment not in measured:
             mine, program = stage_program(case, assignment)
-            held = most_flying(among.held, kept_of_chunks(program, among)) if among.chunk_of else in_flight
+            held = most_flying(among.held, kept_of_chunks(program, among)) if among.chunk_of and among.held else in_flight
             measured.clear()
             measured[assignment] = mine, program, estimate_memory(program, 0, held, among)
         return measured[assignment]
@@ -265,7 +265,7 @@ def place_among(stages: Sequence[Graph], here: int, order: Order, number: int, c
     """Where a stage is among others. Args: as of `list_turns_held`."""
     others = [(graph, value_table(graph)) for k, graph in enumerate(stages) if k != here]
     given = sum(size_bytes(values[name]) for graph, values in others for name in graph.outputs)
-    return Among(given, list_turns_held(stages, here, order, number, chunks), tuple(chunks[here].items()) if chunks else ()) if len(stages) > 1 else Among(given)
+    return Among(given, list_turns_held(stages, here, order, number, chunks) if len(stages) > 1 else (), tuple(chunks[here].items()) if chunks else ())
 
 
 def holds_as_many(mine: Among, other: Among) -> bool:

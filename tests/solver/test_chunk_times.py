@@ -17,12 +17,12 @@ from autopar.errors import PlanError
 from autopar.graph.check_plan import check_plan
 from autopar.graph.chunk_times import ChunkTimes, chunk_durations
 from autopar.graph.plan_json import plan_from_json, plan_to_json
-from autopar.graph.schedules.known import chunk_ranks
+from autopar.graph.schedules.known import build_order, chunk_ranks
 from autopar.solver import layout_solve
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_prices import Tier
 from autopar.solver.pipeline import PipelineSearch
-from autopar.solver.stage_solve import StageTimes
+from autopar.solver.stage_solve import StageTimes, place_among
 from tests.view.staged_plans import find_staged, make_staged_plan
 
 from .blocks import build_block_case
@@ -112,6 +112,13 @@ def test_the_plan_tells_its_chunks_and_is_simulated_by_them(words):
     check_plan(even)
     if "vpp" in words:
         assert simulate_plan(even).step_s != pytest.approx(found.step_s, rel=1e-3), "where nobody told, chunks take equal parts"
+
+
+def test_a_stage_that_stands_for_all_tells_its_chunks():
+    """Where all stages are alike the shorter model has one: what it holds for others is not known there, which chunk runs what is."""
+    graph = build_block_case(blocks=2).graph
+    among = place_among([graph], 0, build_order("interleaved", 2, 4, 2), 1, [{graph.nodes[0].name: 1}])
+    assert among.chunk_of == ((graph.nodes[0].name, 1),) and among.held == ()
 
 
 def test_chunks_that_do_not_add_up_are_refused():
