@@ -20,16 +20,16 @@ def find_device_rates(device: Device) -> MatmulRates | None:
         None of a device of the user's own, whatever its name, or where one is among the parts.
     """
     parts = device.parts or (device,)
-    presets = {_figures(preset) for preset in list_devices()}
-    if any(_figures(part) not in presets for part in parts):
+    if not all(map(_computes_as_preset, parts)):
         return None
     found = [_at_power(find_matmul_rates(part.name), power_share(part)) for part in parts]
     return found[0] if len(found) == 1 else _slowest(found)
 
 
-def _figures(device: Device) -> Device:
-    """The device at full power, whoever described it."""
-    return replace(device, power_w=None, source="")
+def _computes_as_preset(device: Device) -> bool:
+    """True of a preset, also with other memory or less power, or figures for more dtypes; a device that has another figure for one of them is another, whatever its name."""
+    preset = next((preset for preset in list_devices() if preset.name == device.name), None)
+    return preset is not None and set(preset.flops_per_s) <= set(device.flops_per_s)
 
 
 def nominal_flops(device: Device, share: float) -> Rates:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from autopar.cost.attention import attention_seconds
 from autopar.cost.collectives import collective_seconds, explain_collective
 from autopar.cost.comm_table import comm_table
 from autopar.cost.curves import bus_factor, published_curves
+from autopar.cost.device_rates import find_device_rates
 from autopar.cost.matmul import find_matmul_rates, matmul_seconds
 from autopar.cost.model import build_cost_model
 
@@ -38,6 +41,8 @@ def test_a_table_counts_whatever_its_name(model_of):
     found = [model_of(f'[devices."{name}"]\n{table}[[hosts]]\ncount = 2\ndevices = 8\ndevice = "{name}"\n{links}') for name in ("mine", "H100-80GB")]
     assert found[0].flops_per_s == found[1].flops_per_s and found[0].rates is None and found[1].rates is None
     assert model_of(HOSTS).rates is not None
+    more = replace(parse_cluster("2x8xH100-80GB").device, memory_bytes=96 * 2**30, memory_bytes_per_s=2.4e12)
+    assert find_device_rates(more) == find_device_rates(parse_cluster("2x8xH100-80GB").device), "with other memory its matmuls are as fast"
 
 
 # --- power ----------------------------------------------------------------------------------------------------------------------------
