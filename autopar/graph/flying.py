@@ -51,9 +51,9 @@ def flying_in(row: TurnHeld, kept: Sequence[float]) -> float:
 
 def most_flying(held: Sequence[TurnHeld], kept: Sequence[float]) -> float:
     """Microbatches in flight, at most; the one at hand is."""
-    return max(1.0, *(flying_in(row, kept) for row in held if row.phase in LOOP))
+    return max([1.0, *(flying_in(row, kept) for row in held if row.phase in LOOP)])
 
 
 def least_flying(held: Sequence[TurnHeld]) -> float:
     """`most_flying` is no less, whatever the chunks keep."""
-    return max(1.0, *(float(min(row.in_flight)) for row in held if row.phase in LOOP))
+    return max([1.0, *(float(min(row.in_flight)) for row in held if row.phase in LOOP)])

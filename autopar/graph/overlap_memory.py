@@ -127,7 +127,7 @@ def _update_flight(node: Node, values: Mapping[str, Value], count: int, sent: Ma
         sent: (op, `_piece`) -> bytes that travel for one parameter: of a lot all of them fill a bucket (`codegen.parcels`).
     """
     own, copied = _sent_bytes(node, values), _copied_bytes(node, values) if backend_copies else 0
-    lot = min(count, max(1, BUCKET_BYTES // sum(size for (_, piece), size in sent.items() if piece == _piece(node, values))))
+    lot = min(count, max(1, BUCKET_BYTES // max(1, sum(size for (_, piece), size in sent.items() if piece == _piece(node, values)))))
     if node.op == "comm.start_all_gather":
         return (lot - 1) * own + lot * copied + (lot * sum(size_bytes(values[name]) for name in node.inputs) if count > lot else 0)
     brought = sum(size_bytes(values[name]) for name in node.outputs)

@@ -42,6 +42,8 @@ def test_what_is_kept_at_most_is_that_of_the_schedule(kind, ranks, count, chunks
 def test_chunks_that_keep_nothing_count_alike():
     row = TurnHeld(Phase.FORWARD, (3, 1), (), ())
     assert flying_in(row, (0, 0)) == 2.0 and flying_in(row, (1, 3)) == 1.5
+    late = TurnHeld(Phase.UPDATE, (0, 0), (), ())
+    assert most_flying([late], (1, 1)) == least_flying([late]) == 1.0, "after the turns none is"
 
 
 def test_a_stage_tells_the_counts_of_its_chunks():

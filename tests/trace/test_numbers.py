@@ -12,7 +12,7 @@ from zoo import ADAMW, bert, gpt2, llama, mlp, resnet, tied, vit
 
 from autopar.graph.node import Phase
 from autopar.graph.tensor import Kind
-from autopar.trace import trace_step
+from autopar.trace import Workload, trace_step
 
 pytestmark = pytest.mark.torch
 TOLERANCE = 1e-10
@@ -113,6 +113,24 @@ def test_a_norm_of_norms_is_that_of_all(order, root, count):
     assert len(before) == count
     [joined] = [n for n in late if n.op == "aten.cat.default"]
     assert {makers[makers[name].inputs[0]].op for name in joined.inputs} == {"aten.amax.default" if order == math.inf else "aten.sum.dim_IntList"}
+
+
+class Roots(torch.nn.Module):
+    """A norm of roots that are no norms: of a negative number there is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        y = x * self.w
+        return torch.stack([y.sum().sqrt(), (y * y).sum().sqrt()]).norm()
+
+
+def test_a_norm_of_other_roots_keeps_them():
+    x = torch.tensor([[1.0, -4.0, 0.5]])
+    graph = trace_step(Workload(Roots(), (x,), (), lambda out: out, functools.partial(torch.optim.SGD, lr=0.1)), "fp32").graph
+    assert sum(n.op == "aten.sqrt.default" and n.phase is Phase.FORWARD for n in graph.nodes) == 3
 
 
 def _comes_from(node, makers, states) -> bool:

@@ -232,7 +232,20 @@ def _under_root(x: Val, order: float) -> Val | None:
     args = dict(x.node.args)
     if order in (1, math.inf, -math.inf):  # the sum itself, of magnitudes
         return x if args["self"].node is not None and args["self"].node.op == "aten.abs.default" else None
-    return args["self"] if order == 2 or args["exponent"] == 1.0 / order else None
+    return args["self"] if (order == 2 or args["exponent"] == 1.0 / order) and _is_of_powers(args["self"], order) else None
+
+
+def _is_of_powers(x: Val, order: float) -> bool:
+    """Whether this is a sum of powers of magnitudes: a root of anything else may be no number, and a norm of that is none."""
+    while x.node is not None and x.node.op in ("aten.view.default", "aten.sum.dim_IntList"):
+        x = dict(x.node.args)["self"]
+    args = dict(x.node.args) if x.node is not None else {}
+    if x.node is not None and x.node.op == "aten.cat.default":
+        return all(_is_of_powers(part, order) for part in args["tensors"])
+    if order == 2:
+        return x.node is not None and x.node.op == "aten.mul.Tensor" and args["self"] is args["other"]
+    base = args["self"].node if x.node is not None and x.node.op == "aten.pow.Tensor_Scalar" and args["exponent"] == order else None
+    return base is not None and base.op == "aten.abs.default"
 
 
 def _all_dims(op: str):
