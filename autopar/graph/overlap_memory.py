@@ -4,7 +4,7 @@ In: a program, the section of each node. Out: its peak by the law of `graph.live
 
     all_gather        what is sent, packed, until the first of its tensors is waited for; the packed result until the last is, beside those that are
                       unpacked by then. One tensor alone is not packed, and unpacked only where its split is not outermost
-    reduce_scatter    what it reads until it is done: before the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
+    reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
     all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once, and so in a bucket that was opened before (`graph.open_buckets`);
                       on gloo what is large has no room in that until it is made
     update            `codegen.parcels` keeps one bucket of reductions and one of gathers under way beside the lot at hand, of one kind of parameters at a time
@@ -101,7 +101,7 @@ def _flights(program: Program, backend_copies: bool, done: Mapping[int, int]) ->
                 if node.op == "comm.start_all_gather":
                     found += _gather_flight(graph, values, i, places, unpacked, waited, uses, backend_copies, done.get(i, len(graph.nodes)))
                 else:
-                    found += _scatter_flight(node, values, i, places, unpacked, until, min(waited[out] for out in node.outputs), backend_copies)
+                    found += _scatter_flight(node, values, i, places, unpacked, min(until, *(waited[out] for out in node.outputs)), backend_copies)
             if node.op == "comm.start_reduce_scatter":
                 alone[get_arg(node, "axis")] = i
     return found
@@ -169,15 +169,11 @@ def _gather_flight(
     return found
 
 
-def _scatter_flight(node: Node, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, until: int, wait: int, backend_copies: bool) -> list[tuple[int, int, int]]:
-    """Of the tensors at these places, which are one message.
-
-    Args:
-        until, wait: the next one's start, before which it is finished, and where it is waited for: what it has read goes with the first of them; a thread of the backend may hold its copy a little longer.
-    """
+def _scatter_flight(node: Node, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, done: int, backend_copies: bool) -> list[tuple[int, int, int]]:
+    """Of the tensors at these places, which are one message, done at that node at the latest."""
     sent = sum(size_bytes(values[node.inputs[k]]) for k in places)
     copied = sent if backend_copies else 0
-    return [(start + 1, min(until - 1, wait), sent), (start + 1, min(until, wait), copied), (start, start, copied + (0 if unpacked else sent))]
+    return [(start + 1, done, sent + copied), (start, start, copied + (0 if unpacked else sent))]
 
 
 def _reduce_flight(graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], start: int, on_gloo: bool) -> list[tuple[int, int, int]]:
