@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..graph.chunk_times import NO_CHUNKS
-from ..graph.flying import flying_in, kept_by_chunk, list_kept
+from ..graph.flying import kept_by_chunk, list_kept, weigh_flying
 from ..graph.graph import Graph, value_table
 from ..graph.liveness import held_bases, live_ranges
 from ..graph.node import Node, Phase, get_arg
@@ -142,7 +142,7 @@ def queued_bytes(program: Program, in_flight: float, among: Among) -> list[int]:
         sizes[name] *= owner in lives  # a state is there anyway
     others: dict[tuple[Phase, tuple[str, ...]], int] = {}
     for row in among.held:
-        fewer = ceil((max(in_flight, 1.0) - max(flying_in(row, chunks), 1.0)) * sum(chunks)) if row.phase in LOOP and in_flight > 1 else 0
+        fewer = ceil((max(in_flight, 1.0) - max(weigh_flying(row.in_flight, chunks), 1.0)) * sum(chunks)) if row.phase in LOOP and in_flight > 1 else 0
         bytes_ = sum(count * sizes[name] for name, count in row.messages if name in sizes and owners.get(name) not in waiting) - fewer
         others[row.phase, row.own] = max(bytes_, others.get((row.phase, row.own), bytes_))
     for (phase, own), bytes_ in others.items():

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from math import fsum
 
 from ..graph.chunk_times import chunk_durations
+from ..graph.flying import weigh_flying
 from ..graph.node import Phase
 from ..graph.plan import CommPlan, NodePlan, Plan
 from ..graph.repeats import block_of
@@ -280,7 +281,7 @@ def _memory(plan: Plan, stages: Sequence[StagePasses], actions: Sequence[Action]
         return tuple(rows)
     found, order = [], _order_of(plan)
     for stage in range(plan.num_stages):
-        shares = _chunk_shares(plan, stage)
+        chunks = [chunk.kept_bytes for chunk in plan.pipeline.stages[stage].chunks] if plan.pipeline is not None else []
         in_flight = plan.pipeline.stages[stage].in_flight if plan.pipeline is not None else 1.0
         always = plan.cost.state_bytes[stage]
         kept = plan.cost.activation_bytes[stage] / max(in_flight, 1.0)
@@ -289,19 +290,9 @@ def _memory(plan: Plan, stages: Sequence[StagePasses], actions: Sequence[Action]
         if turns and turns[0].start_s > 0:
             found.append(Held(stage, 0.0, always))
         for action, flying in zip(turns, list_flying(order, stage)):
-            found.append(Held(stage, action.start_s, round(always + kept * sum(n * share for n, share in zip(flying, shares)) + max(0, top))))
+            found.append(Held(stage, action.start_s, round(always + kept * weigh_flying(flying, chunks) + max(0, top))))
         found.append(Held(stage, max((a.end_s for a in actions if a.stage == stage), default=0.0), always))
     return tuple(found)
-
-
-def _chunk_shares(plan: Plan, stage: int) -> tuple[float, ...]:
-    """Which part of what a microbatch keeps on a stage each of its chunks keeps; equal ones where nobody told."""
-    chunks = plan.pipeline.stages[stage].chunks if plan.pipeline is not None else ()
-    kept = [chunk.kept_bytes for chunk in chunks]
-    if sum(kept):
-        return tuple(size / sum(kept) for size in kept)
-    count = 1 if plan.pipeline is None else plan.pipeline.chunks
-    return (1 / count,) * count
 
 
 def _node_times(stage: StagePasses, actions: Sequence[Action]) -> dict[str, float]:

@@ -8,7 +8,6 @@ elsewhere it is a kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from ..graph.graph import producer_table, value_table
 from ..graph.liveness import bytes_over_time, live_ranges
@@ -20,25 +19,24 @@ from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
 from ..graph.turns import count_microbatches, loop_span, times_of
 from .memory import scratch_bytes, waiting_bytes
 
-NO_SECONDS: Mapping[str, float] = MappingProxyType({})
 _LOGITS = {"autopar.sum_exp": 0, "autopar.cross_entropy_backward": 1}  # place of the logits among the inputs
 
 
 def under_way_bytes(
-    program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False, opens: bool = True, seconds: Mapping[str, float] = NO_SECONDS
+    program: Program, sections: Sequence[Section], seconds: Mapping[str, float], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False, opens: bool = True
 ) -> int:
     """By how much the peak of what runs is above `estimate_memory`'s.
 
     Args:
+        seconds: of each node of the program, over all turns.
         room_bytes, opens: as of `overlap_within`.
         in_flight: as of `estimate_memory`.
         on_cpu: whether collectives run on gloo, and groups of ops one after the other.
-        seconds: of each node of the program, over all turns; nothing: collectives may run until they are waited for.
     """
     overlapped = overlap_within(program, sections, room_bytes, opens)[0]
     waiting = sum(waiting_bytes(program, in_flight).values())
     plain = _peak(program, bytes_over_time(program.graph, live_ranges(program.graph)), waiting)
-    return max(0, _peak(overlapped, held_over_time(overlapped, on_cpu, list_done(program, overlapped, seconds) if seconds else {}), waiting, on_cpu) - plain)
+    return max(0, _peak(overlapped, held_over_time(overlapped, on_cpu, list_done(program, overlapped, seconds) if on_cpu else {}), waiting, on_cpu) - plain)
 
 
 def list_done(program: Program, overlapped: Program, seconds: Mapping[str, float]) -> dict[int, int]:

@@ -39,19 +39,20 @@ def kept_by_chunk(graph: Graph, chunk_of: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def flying_in(row: TurnHeld, kept: Sequence[float]) -> float:
-    """Microbatches in flight in one action.
+def weigh_flying(counts: Sequence[int], kept: Sequence[float]) -> float:
+    """Microbatches in flight of all chunks.
 
     Args:
+        counts: of each chunk.
         kept: by each chunk; nothing by any: they count alike.
     """
-    weights = kept if sum(kept) else [1] * len(row.in_flight)
-    return sum(n * share for n, share in zip(row.in_flight, weights, strict=True)) / sum(weights)
+    weights = kept if sum(kept) else [1] * len(counts)
+    return sum(n * weight for n, weight in zip(counts, weights, strict=True)) / sum(weights)
 
 
 def most_flying(held: Sequence[TurnHeld], kept: Sequence[float]) -> float:
     """Microbatches in flight, at most; the one at hand is."""
-    return max([1.0, *(flying_in(row, kept) for row in held if row.phase in LOOP)])
+    return max([1.0, *(weigh_flying(row.in_flight, kept) for row in held if row.phase in LOOP)])
 
 
 def least_flying(held: Sequence[TurnHeld]) -> float:

@@ -114,7 +114,8 @@ def _kind(node: Node, values: Mapping[str, Value]) -> object:
 
 def _piece(node: Node, values: Mapping[str, Value]) -> object:
     """The part of a parameter that one rank updates: what a gather sends, what a reduction brings."""
-    return [(values[name].shape, values[name].dtype) for name in (node.inputs if node.op == "comm.start_all_gather" else node.outputs)][0]
+    piece = values[(node.inputs if node.op == "comm.start_all_gather" else node.outputs)[0]]
+    return piece.shape, piece.dtype
 
 
 def _update_flight(node: Node, values: Mapping[str, Value], count: int, sent: Mapping[tuple[str, object], int], backend_copies: bool) -> int:

@@ -7,10 +7,10 @@ What is only asked for in float64 is written for exactness, not for speed: devic
 
 from __future__ import annotations
 
-from .fused import jit, tl, triton
+from .fused import interprets, jit, tl, triton
 
 if triton is not None:
-    _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+    _INTERPRETED = tl.constexpr(interprets())
 
 
 @jit

@@ -148,13 +148,14 @@ def add_parts(part_ptr, sum_out, count, width, pitch, ROWS: tl.constexpr, COLS: 
 
 
 @functools.cache
-def _interprets() -> bool:
+def interprets() -> bool:
+    """True where kernels run in Triton's interpreter."""
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
 def runs_triton(x: Tensor) -> bool:
     """True where kernels on this tensor's device are Triton's."""
-    return triton is not None and (x.is_cuda or _interprets())
+    return triton is not None and (x.is_cuda or interprets())
 
 
 def blocks(grid: Grid, widest: int = 0, loaded: int = 0) -> dict[str, int]:

@@ -113,15 +113,10 @@ def cut_evenly(costs: UnitCosts, ranks: tuple[int, ...]) -> tuple[int, ...] | No
 
 def guess_seconds(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...]) -> float:
     """The step of these cuts, memory aside: what the slowest stage runs, after and before one turn of all others."""
-    stages, table = layout.place.num_stages, likely_segments(costs)
-    once, loop, ranks, beside = [0.0] * stages, [0.0] * stages, layout_ranks(layout), once_seconds(layout, costs)
-    for k, (a, b) in enumerate(zip((0, *cuts), (*cuts, len(costs.step_s)))):
-        first = float(beside[b] - beside[a])
-        once[ranks[k]] += first
-        loop[ranks[k]] += max(0.0, float(table[a, b]) - first)
-    turns = [s / layout.num_microbatches for s in loop]
-    ends = [o + s + (sum(turns) - t) / layout.chunks for o, s, t in zip(once, loop, turns)]
-    return max(ends)
+    stages, ranks = layout.place.num_stages, layout_ranks(layout)
+    chunks = list(zip(ranks, *chunk_seconds(layout, [costs] * stages, cuts, [1.0] * stages)))
+    once, turns = ([sum(row[k] for row in chunks if row[0] == rank) for rank in range(stages)] for k in (1, 2))
+    return max(o + layout.num_microbatches * t + (sum(turns) - t) / layout.chunks for o, t in zip(once, turns))
 
 
 def simulate_guess(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...]) -> float:

@@ -263,13 +263,12 @@ class LayoutSolver:
         kinds: list[tuple[int, float, Among, StageAnswer]] = []
         answers: list[StageAnswer] = []
         in_flight: list[float] = []
-        kept = [kept_by_chunk(stage.graph, chunk_of) for stage, chunk_of in zip(stages, chunks)]  # whole: about how the chunks of a stage compare
         inside = _place_here(place, place_of)
         around = [_meshes_around(stage.graph, inside, k) for k, stage in enumerate(stages)]
         for number, alike in enumerate(equal):
             here = number if place_of is None else place_of[number]
             among = place_among(graphs, here, few, number, chunks)
-            held = most_flying(among.held, kept[here]) if among.chunk_of and among.held else alike
+            held = most_flying(among.held, kept_by_chunk(graphs[here], chunks[here])) if among.chunk_of and among.held else alike  # whole values: about how its chunks compare
             like, known_s = None, inf
             for other, flying, beside, found in kinds:
                 if flying >= (own := flying_of(found, among, alike)) and holds_as_many(beside, among) and around[other] == around[here]:  # it fits here, too; and its neighbours are divided alike, so the same crosses in the same way

@@ -13,7 +13,7 @@ from benchmarks.fidelity_bubbles import chunks_of, judge_bubbles, judge_rate
 from benchmarks.fidelity_memory import judge_memory
 from benchmarks.fidelity_predict import SearchPredictor, band_of, narrow_gain, narrow_share, side_bytes, side_seconds
 from benchmarks.fidelity_runs import Prediction, cover, describe, family_of, global_batch, is_close, measured_seconds, missing_of, row_of
-from benchmarks.fidelity_steps import _step, judge_steps, rank
+from benchmarks.fidelity_steps import judge_steps, rank
 from benchmarks.fidelity_table import (
     ABSOLUTE,
     EXACT,
@@ -87,9 +87,10 @@ def test_columns_that_are_not_there_and_names_that_come_twice_are_told(tmp_path)
 
 
 def test_a_prediction_without_a_scalar_says_so():
-    run = Run("x", "ptdp", model="m", hardware="A100-80GB", iter_time_s=1.0)
-    judged = _step(run, Prediction(seconds=1.1, why="dp=2, 1 microbatch"), True)
-    assert judged.predicted is None and judged.why == "no microbenchmark of A100-80GB has been run, so there is no scalar for it"
+    run = replace(GPT_1T, iter_time_s=1.0, status="ok")
+    groups = {g.name: g for g in judge_steps(Published(runs=(run,)), lambda run: Prediction(seconds=1.1, why="dp=2, 1 microbatch"))}
+    [judged] = groups["steps scaled"].rows
+    assert judged.predicted is None and judged.why == f"no microbenchmark of {run.hardware} has been run, so there is no scalar for it"
 
 
 def test_a_printed_number_keeps_its_places(tmp_path):

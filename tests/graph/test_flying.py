@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from autopar.graph.flying import flying_in, least_flying, most_flying
+from autopar.graph.flying import least_flying, most_flying, weigh_flying
 from autopar.graph.node import Phase
 from autopar.graph.schedules.held import list_flying, peak_held
 from autopar.graph.schedules.known import build_order
@@ -40,8 +40,7 @@ def test_what_is_kept_at_most_is_that_of_the_schedule(kind, ranks, count, chunks
 
 
 def test_chunks_that_keep_nothing_count_alike():
-    row = TurnHeld(Phase.FORWARD, (3, 1), (), ())
-    assert flying_in(row, (0, 0)) == 2.0 and flying_in(row, (1, 3)) == 1.5
+    assert weigh_flying((3, 1), (0, 0)) == weigh_flying((3, 1), ()) == 2.0 and weigh_flying((3, 1), (1, 3)) == 1.5
     late = TurnHeld(Phase.UPDATE, (0, 0), (), ())
     assert most_flying([late], (1, 1)) == least_flying([late]) == 1.0, "after the turns none is"
 

@@ -16,19 +16,10 @@ from .order import Order
 def count_held(order: Order) -> tuple[int, ...]:
     """Stage -> the most microbatches whose activations it holds at once, up to the end of their backward (of the weights' where split)."""
     most = [0] * order.num_stages
-    held = [0] * order.num_stages
-    count, size = order.num_microbatches, order.num_stages * order.num_microbatches
-    if not _waits(order):
-        return tuple(1 for _ in most)
-    for row in order.rows:
-        for code in row:
-            if code < size:
-                stage = code // count
-                held[stage] = now = held[stage] + 1
-                if now > most[stage]:
-                    most[stage] = now
-            elif code not in order.split:
-                held[code % size // count] -= 1
+    for rank in range(len(order.rows)):
+        own = [stage for stage, mine in enumerate(order.rank_of) if mine == rank]
+        for stage, counts in zip(own, zip(*list_flying(order, rank))):
+            most[stage] = max(counts)
     return tuple(most)
 
 
