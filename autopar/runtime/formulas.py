@@ -10,6 +10,8 @@ from __future__ import annotations
 from .fused import interprets, jit, tl, triton
 
 if triton is not None:
+    from triton.language.extra import libdevice
+
     _INTERPRETED = tl.constexpr(interprets())
 
 
@@ -110,16 +112,25 @@ def nearest(x):
 
 
 @jit
+def fmod(x, y):
+    """What division leaves, exact, with the sign of x: whole numbers, too. Of floats Triton's own on a GPU is x - trunc(x / y) y, rounded, and no number beside infinity."""
+    if not _INTERPRETED and x.dtype.is_floating():
+        return libdevice.fmod(x, y)
+    else:
+        return x % y
+
+
+@jit
 def remainder(x, y):
     """What division leaves, with the sign of y: whole numbers, too."""
-    rest = x % y
+    rest = fmod(x, y)
     return tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)
 
 
 @jit
 def floor_divided(x, y):
     """x / y towards minus infinity, exact where x / y itself would be rounded up to a whole number."""
-    rest = x % y
+    rest = fmod(x, y)
     parts = (x - rest) / y
     parts = tl.where((rest != 0) & ((rest < 0) != (y < 0)), parts - 1.0, parts)
     low = tl.floor(parts)

@@ -1,6 +1,7 @@
-"""The largest logit of each row and the sum of exponentials over it, made in one walk, in Triton's interpreter beside float64: prints one JSON object per row of logits.
+"""The largest logit of each row and the sum of exponentials over it, made in one walk, in Triton's interpreter or on a GPU, beside float64: prints one JSON object per row of logits.
 
     TRITON_INTERPRET=1 python -m tests.codegen.exps_numbers
+    python -m tests.codegen.exps_numbers --device cuda
 
 A process of its own, for Triton decides when it is imported whether it interprets.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import warnings
 
 import torch
 
@@ -21,6 +21,7 @@ from autopar.graph.kernel import Kernel
 from autopar.graph.node import Node, Phase, Ref
 from autopar.graph.tensor import Kind, Value
 from autopar.runtime import fused
+from tests.codegen.asked import Asked, read_words
 from tests.codegen.kernel_numbers import functions_of
 
 WIDTHS = (9001, 3 * WALK, LARGEST)  # columns: a few more than blocks have, whole blocks of the rule's size, and of every size
@@ -61,17 +62,15 @@ def draw_rows(width: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")  # numpy on lanes that are masked out, and what is infinite
-    assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
+def main(asked: Asked) -> None:
     rule = fused.blocks
-    for width, dtype, cols in itertools.product(WIDTHS, ("float32", "float64"), SIZES):
+    for width, dtype, cols in asked.share(itertools.product(WIDTHS, ("float32", "float64"), SIZES)):
         rows = draw_rows(width, getattr(torch, dtype))
         given = torch.stack(list(rows.values()))
         kernel = exps_kernel(len(rows), width, dtype)
         walks = sum("tl.range(" in line for line in print_triton(kernel).lines)
         fused.blocks = lambda *args, cols=cols: {**rule(*args), "COLS": cols}
-        peaks, totals = functions_of([kernel])[kernel.name](given)
+        peaks, totals = functions_of([kernel])[kernel.name](*asked.place([given]))
         wanted = given.double().amax(-1)
         sums = (given.double() - wanted[:, None]).exp().sum(-1)
         for name, *found in zip(rows, peaks.tolist(), totals.tolist(), wanted.tolist(), sums.tolist(), strict=True):
@@ -80,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(read_words(__doc__))

@@ -8,13 +8,11 @@ A process of its own, for Triton decides when it is imported whether it interpre
 
 from __future__ import annotations
 
-import argparse
 import atexit
+import itertools
 import json
 import shutil
-import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,8 +27,10 @@ from autopar.graph.kernel import Kernel, takes_lists
 from autopar.graph.tensor import power_of_two
 from autopar.runtime import fused
 from autopar.runtime.execute import run_graph
+from tests.codegen.asked import Asked, read_words
 from tests.codegen.kernel_cases import CASES, draw_inputs, kernels_of
 
+CPU = torch.device("cpu")
 PRECISIONS = ("fp32", "bf16", "fp64")
 SIZES = ((1,), (1025,), (3, 5, 67), (2048,))  # of further parameters of one launch: less than a block, a block and a bit, odd, whole blocks
 
@@ -83,7 +83,7 @@ def of_sizes(kernel: Kernel) -> list[Kernel]:
     return [kernel, *(of(shape) for shape in SIZES)]
 
 
-def differences(kernel: Kernel, function: Callable, strided: bool, device: str = "cpu") -> float:
+def differences(kernel: Kernel, function: Callable, strided: bool, device: torch.device = CPU) -> float:
     """The largest difference from float64 on the CPU, relative to the largest value, over results and rewritten arguments."""
     kernels = of_sizes(kernel)
     drawn = [draw_inputs(one, seed, strided=strided) for seed, one in enumerate(kernels)]
@@ -106,7 +106,7 @@ def _worst(kernel: Kernel, got: Sequence[torch.Tensor], inputs: Mapping[str, tor
     names = [name for k, name in enumerate(kernel.graph.outputs) if k not in into]
     worst, statistics = 0.0, list_statistics(kernel.graph)
     for name, x, want in [*zip(names, got, results, strict=True), *((n, inputs[n], w) for n, w in states.items())]:
-        kept = "torch.float32" if x.is_cuda and name in statistics else f"torch.{values[name].dtype}"
+        kept = f"torch.{'float32' if x.is_cuda and name in statistics and values[name].dtype in ('bfloat16', 'float16') else values[name].dtype}"
         assert tuple(x.shape) == values[name].shape and str(x.dtype) == kept, (kernel.name, name, x.shape, x.dtype)
         x, want = x.cpu(), want.reshape(x.shape)
         assert torch.equal(x.isnan(), want.isnan()), f"{kernel.name}: {name}: not a number in other places"
@@ -136,32 +136,25 @@ def _with_largest_blocks(kernel: Kernel) -> float:
         fused.blocks = rule
 
 
-def main(words):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", help="default: all")
-    parser.add_argument("--device", default="cpu")
-    asked = parser.parse_args(words)
-    warnings.simplefilter("ignore")  # numpy on lanes that are masked out
-    assert fused.runs_triton(torch.zeros(1, device=asked.device)), "TRITON_INTERPRET=1 is needed on a CPU"
-    for case in asked.cases or CASES:
-        for precision in PRECISIONS:
-            kernels = list(kernels_of(CASES[case](), precision))
-            halves = [replace(in_half(k), name=f"{k.name}_half") for k in kernels if any(v.dtype == "bfloat16" for v in k.graph.values)]
-            functions = functions_of([*kernels, *halves])
-            for kernel in (*kernels, *halves):
-                why = ""
-                try:
-                    print_parts(kernel)
-                except UnsupportedError as error:
-                    why = str(error)
-                row = {"case": case, "precision": precision, "kernel": kernel.name, "plain": why}
-                if not why:
-                    row["difference"] = differences(kernel, functions[kernel.name], False, asked.device)
-                    row["strided"] = differences(kernel, functions[kernel.name], True, asked.device)
-                    if asked.device == "cpu":  # compiling for a GPU takes minutes for blocks that no launch would choose there
-                        row["largest"] = _with_largest_blocks(kernel)
-                print(json.dumps(row), flush=True)
+def main(asked: Asked) -> None:
+    for case, precision in asked.share(itertools.product(asked.names or CASES, PRECISIONS)):
+        kernels = list(kernels_of(CASES[case](), precision))
+        halves = [replace(in_half(k), name=f"{k.name}_half") for k in kernels if any(v.dtype == "bfloat16" for v in k.graph.values)]
+        functions = functions_of([*kernels, *halves])
+        for kernel in (*kernels, *halves):
+            why = ""
+            try:
+                print_parts(kernel)
+            except UnsupportedError as error:
+                why = str(error)
+            row = {"case": case, "precision": precision, "kernel": kernel.name, "plain": why}
+            if not why:
+                row["difference"] = differences(kernel, functions[kernel.name], False, asked.device)
+                row["strided"] = differences(kernel, functions[kernel.name], True, asked.device)
+                if asked.device.type == "cpu":  # compiling for a GPU takes minutes for blocks that no launch would choose there
+                    row["largest"] = _with_largest_blocks(kernel)
+            print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(read_words(__doc__))

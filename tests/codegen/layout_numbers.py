@@ -1,6 +1,7 @@
-"""Run kernels that read and write tensors as they lie in Triton's interpreter, compared with float64: prints one JSON object per kernel.
+"""Run kernels that read and write tensors as they lie in Triton's interpreter or on a GPU, compared with float64: prints one JSON object per kernel.
 
     TRITON_INTERPRET=1 python -m tests.codegen.layout_numbers
+    python -m tests.codegen.layout_numbers --device cuda
 
 A process of its own, for Triton decides when it is imported whether it interprets.
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import json
 import random
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from autopar import Workload
 from autopar.codegen.kernels.parts import print_parts
 from autopar.graph.kernel import Kernel, takes_lists
 from autopar.graph.layouts import packed, span
-from autopar.runtime import fused
+from tests.codegen.asked import Asked, read_words
 from tests.codegen.kernel_cases import ADAMW, CASES, RotaryAttention, draw_inputs, kernels_of
 from tests.codegen.kernel_numbers import _worst, expected, functions_of
 
@@ -66,17 +66,16 @@ def _swapped(rng: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
 def lay(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The same numbers so far apart; what lies between is no number, where there is such."""
     between = float("nan") if x.is_floating_point() else 1
-    return torch.full((span(x.shape, strides),), between, dtype=x.dtype).as_strided(x.shape, strides).copy_(x)
+    return torch.full((span(x.shape, strides),), between, dtype=x.dtype, device=x.device).as_strided(x.shape, strides).copy_(x)
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")  # numpy on lanes that are masked out
-    assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
-    for number, (case, precision, kernel) in enumerate(drawn()):
+def main(asked: Asked) -> None:
+    for number, (case, precision, kernel) in asked.share(enumerate(drawn())):
         kernel = replace(kernel, name=f"{kernel.name}_{number}")
         function, layouts = functions_of([kernel])[kernel.name], dict(kernel.layouts)
         inputs = draw_inputs(kernel, seed=number)
         wanted = expected(kernel, {name: x.clone() for name, x in inputs.items()})
+        inputs = dict(zip(inputs, asked.place(inputs.values())))
         row: dict = {"case": case, "precision": precision, "kernel": kernel.name, "walks": any(part.text.walks for part in print_parts(kernel))}
         row |= {kind: [name for name in names if name in layouts] for kind, names in (("reads", kernel.graph.inputs), ("leaves", kernel.graph.outputs))}
         for key, taken in (
@@ -92,4 +91,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(read_words(__doc__))

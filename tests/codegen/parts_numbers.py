@@ -1,19 +1,21 @@
-"""Sums that programs leave in parts, added up in Triton's interpreter beside torch: prints one JSON object per case.
+"""Sums that programs leave in parts, added up in Triton's interpreter or on a GPU, beside torch: prints one JSON object per case.
 
     TRITON_INTERPRET=1 python -m tests.codegen.parts_numbers
+    python -m tests.codegen.parts_numbers --device cuda
 
 A process of its own, for Triton decides when it is imported whether it interprets.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import warnings
 
 import torch
 import triton.language as tl
 
 from autopar.runtime import fused
+from tests.codegen.asked import Asked, read_words
 
 SHAPES = [(1, 1, 1), (1, 1, 37), (3, 1, 1), (2, 5, 33), (4, 264, 48), (3, 7, 1030), (1, 1000, 1), (2, 129, 31)]  # sums, programs, width
 DTYPES = [("float32", "float32"), ("float32", "bfloat16"), ("float64", "float64"), ("int64", "int64")]  # of parts and of sums
@@ -40,19 +42,19 @@ def sums_kernel(x_ptr, double_out, sum_out, square_out, count_out, ROWS: tl.cons
     tl.store(count_out + tl.program_id(0), tl.sum(positive))
 
 
-def add_up(shape: tuple[int, int, int], part: str, dtype: str) -> dict:
+def add_up(shape: tuple[int, int, int], part: str, dtype: str, device: torch.device) -> dict:
     torch.manual_seed(0)
-    parts = (torch.randn(shape, dtype=torch.float64) * 9).to(getattr(torch, part))
+    parts = (torch.randn(shape, dtype=torch.float64) * 9).to(device, getattr(torch, part))
     found, wanted = fused._add_parts(parts, getattr(torch, dtype)), parts.double().sum(1)
     aligned = all(x.data_ptr() % 16 == 0 and x.is_contiguous() and x.shape == shape[2:] and x.dtype == getattr(torch, dtype) for x in found)
     worst = (torch.stack(found).double() - wanted).abs().max() / wanted.abs().max()
     return {"shape": shape, "dtype": dtype, "part": part, "sums": len(found), "aligned": aligned, "difference": worst.item()}
 
 
-def launch(most: int) -> dict:
+def launch(most: int, device: torch.device) -> dict:
     """A launch of at most so many programs."""
     torch.manual_seed(0)
-    x = torch.randn(ROWS, COLS)
+    x = torch.randn(ROWS, COLS).to(device)
     fused._PROGRAMS = {**fused._PROGRAMS, "rows": most}
     fused._ELEMENTS = 64  # few rows a program
     outs = [fused.Out([ROWS, COLS], torch.float32, strides=[24, 1]), fused.Out([COLS], torch.float32, COLS, torch.float32), fused.Out([1, COLS], torch.float32, COLS, torch.float32)]
@@ -62,15 +64,12 @@ def launch(most: int) -> dict:
     return {"most": most, "close": close, "strides": double.stride()}
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")  # numpy on lanes that are masked out
-    assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
-    for part, dtype in DTYPES:
-        for shape in SHAPES:
-            print(json.dumps(add_up(shape, part, dtype)), flush=True)
-    for most in (1, 2, 5, 264):
-        print(json.dumps(launch(most)), flush=True)
+def main(asked: Asked) -> None:
+    for (part, dtype), shape in asked.share(itertools.product(DTYPES, SHAPES)):
+        print(json.dumps(add_up(shape, part, dtype, asked.device)), flush=True)
+    for most in asked.share((1, 2, 5, 264)):
+        print(json.dumps(launch(most, asked.device)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(read_words(__doc__))

@@ -1,6 +1,7 @@
-"""Every pointwise function that has a Triton text, element by element over numbers of all sizes, in Triton's interpreter beside torch: prints one JSON object per function and dtype.
+"""Every pointwise function that has a Triton text, element by element over numbers of all sizes, in Triton's interpreter or on a GPU, beside torch on the CPU: prints one JSON object per function and dtype.
 
     TRITON_INTERPRET=1 python -m tests.codegen.pointwise_numbers [OP ...]
+    python -m tests.codegen.pointwise_numbers --device cuda
 
 An element is right where it is within so many roundings of float64 itself, however small that is, or where torch's own number in its dtype is no nearer. A process of its own, for
 Triton decides when it is imported whether it interprets.
@@ -11,8 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import sys
-import warnings
+from collections.abc import Sequence
 
 import torch
 
@@ -21,8 +21,8 @@ from autopar.graph.graph import Graph
 from autopar.graph.kernel import Kernel
 from autopar.graph.node import Const, Node, Phase, Ref
 from autopar.graph.tensor import Kind, Value
-from autopar.runtime import fused
 from autopar.runtime.execute import run_graph
+from tests.codegen.asked import Asked, read_words
 from tests.codegen.kernel_numbers import functions_of, in_dtype
 
 SIZES = (1e-30, 1e-20, 1e-10, 1e-8, 1e-6, 1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.6, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 20.5, 30.0, 60.0, 1e3, 1e5, 1e10, 1e20, 1e30, math.inf)
@@ -47,7 +47,7 @@ ROUNDINGS = {
 }  # of a result, where 16 are too few
 
 
-def cases(wanted: list[str]) -> list[tuple[str, dict]]:
+def cases(wanted: Sequence[str]) -> list[tuple[str, dict]]:
     found = [*((op, {}) for op in TEXTS if op not in ("aten._to_copy.default", "aten.copy.default", "aten.masked_fill.Tensor") and packet(op) not in CANCELLING), *OPTIONS]
     return [case for case in found if not wanted or packet(case[0]) in wanted]
 
@@ -108,17 +108,15 @@ def exact_gelu(self: torch.Tensor, grad_output: torch.Tensor | None = None) -> t
     return self * part if grad_output is None else grad_output * (part + self * part * (1 - part) * root * (1 + 3 * 0.044715 * self**2))
 
 
-def main(words: list[str]) -> None:
-    warnings.simplefilter("ignore")  # numpy on what is infinite
-    assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
+def main(asked: Asked) -> None:
     for dtype in ("float32", "float64"):
-        drawn = [(op, options, *draw(op, options, dtype)) for op, options in cases(words)]
+        drawn = [(op, options, *draw(op, options, dtype)) for op, options in asked.share(cases(asked.names))]
         drawn = [(op, options, Kernel(f"{kernel.name}_{k}", kernel.graph, (), False, ()), inputs) for k, (op, options, kernel, inputs) in enumerate(drawn)]
         functions = functions_of([kernel for *_, kernel, _ in drawn])
         for op, options, kernel, inputs in drawn:
-            found = functions[kernel.name](*inputs.values())
+            found = functions[kernel.name](*asked.place(inputs.values())).cpu()
             print(json.dumps({"op": op, "options": str(options), "dtype": dtype, "wrong": wrong(op, kernel, inputs, found)}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(read_words(__doc__))

@@ -1,7 +1,8 @@
-"""Sums and extremes of whole numbers, of what is no number, and extremes that are compared with what they were taken of, in Triton's interpreter beside torch: prints one JSON object per
-kernel, with whether its results are torch's own, to the last bit.
+"""Sums and extremes of whole numbers, of what is no number, and extremes that are compared with what they were taken of, in Triton's interpreter or on a GPU, beside torch on the CPU: prints one
+JSON object per kernel, with whether its results are torch's own, to the last bit.
 
     TRITON_INTERPRET=1 python -m tests.codegen.reduction_numbers
+    python -m tests.codegen.reduction_numbers --device cuda
 
 A process of its own, for Triton decides when it is imported whether it interprets.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import warnings
 
 import torch
 
@@ -18,8 +18,8 @@ from autopar.graph.graph import Graph
 from autopar.graph.kernel import Kernel
 from autopar.graph.node import Const, Node, Phase, Ref
 from autopar.graph.tensor import Kind, Value
-from autopar.runtime import fused
 from autopar.runtime.execute import run_graph
+from tests.codegen.asked import Asked, read_words
 from tests.codegen.kernel_numbers import functions_of
 
 WHOLE = ("int64", "int32", "int16", "int8", "uint8", "bool")
@@ -103,19 +103,17 @@ def equal_cases():
         yield f"{kind} of the cast of another kernel", chain("other_cast", handed, product, cast, hit), handed
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")  # numpy on lanes that are masked out
-    assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
+def main(asked: Asked) -> None:
     cases = [(*case, family) for family, made in (("whole", whole_cases()), ("nan", nan_cases()), ("equal", equal_cases())) for case in made]
-    cases = [(what, Kernel(f"{kernel.name}_{k}", kernel.graph, (), False, ()), given, family) for k, (what, kernel, given, family) in enumerate(cases)]
+    cases = [(what, Kernel(f"{kernel.name}_{k}", kernel.graph, (), False, ()), given, family) for k, (what, kernel, given, family) in asked.share(enumerate(cases))]
     functions = functions_of([kernel for _, kernel, *_ in cases])
     for what, kernel, given, family in cases:
         wanted = run_graph(kernel.graph, {name: x.clone() for name, x in given.items()})
-        found = functions[kernel.name](*given.values())
-        pairs = list(zip(found if isinstance(found, tuple) else (found,), (wanted[name] for name in kernel.graph.outputs), strict=True))
+        found = functions[kernel.name](*asked.place(given.values()))
+        pairs = list(zip([x.cpu() for x in (found if isinstance(found, tuple) else (found,))], (wanted[name] for name in kernel.graph.outputs), strict=True))
         same = all(a.dtype == b.dtype and torch.equal(a.nan_to_num(nan=-7.0), b.reshape(a.shape).nan_to_num(nan=-7.0)) for a, b in pairs)
         print(json.dumps({"family": family, "what": what, "same": same, "found": "" if same else str(pairs)[:400]}), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(read_words(__doc__))

@@ -41,7 +41,7 @@ TEXTS = {
     "aten.frac.default": "{self} - formulas.truncated({self})",
     "aten.round.default": "formulas.nearest({self})",
     "aten.remainder.Tensor": "formulas.remainder({self}, {other})",
-    "aten.fmod.Tensor": "{self} % {other}",
+    "aten.fmod.Tensor": "formulas.fmod({self}, {other})",
     "aten.rsub.Tensor": "{other} - {self}",
     "aten.lerp.Tensor": "tl.where(tl.abs({weight}) < 0.5, {self} + {weight} * ({end} - {self}), {end} - (1.0 - {weight}) * ({end} - {self}))",
     "aten.hypot.default": "formulas.hypot({self}, {other})",
