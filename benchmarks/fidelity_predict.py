@@ -18,6 +18,7 @@ from autopar.constraints import SEQUENCE, Constraints
 from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
 from benchmarks.published_rows import NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, sizes_of, with_half_rates, zero_of
+from benchmarks.sustained import sustained_shares, with_share
 
 # Megatron-LM before FlashAttention: attention multiplied out with a fused softmax (arXiv:2104.04473 section 4.2; arXiv:2205.05198 section 3), dropout
 # in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
@@ -133,7 +134,7 @@ class SearchPredictor:
     def _predict(self, run: Run) -> Prediction:
         from autopar.cost.buckets import bucketed_model
         from autopar.constraints import constrain, merge_constraints, parse_fix
-        from autopar.cost.model import build_cost_model
+        from autopar.cost.model import CostModel, build_cost_model
         from autopar.errors import AutoparError
         from autopar.solver.layout_cases import LayoutCases
         from autopar.solver.layout_guess import cut_evenly
@@ -167,7 +168,7 @@ class SearchPredictor:
                 model = replace(bucketed_model(model, case.graph), bucket_bytes=_WITHOUT_LIMIT, state_bucket_bytes=_WITHOUT_LIMIT)
             limit = cluster.device.memory_bytes - model.reserve_bytes
 
-            def search_for(asked: Constraints, factors: tuple[int, ...]) -> PipelineSearch:
+            def search_for(asked: Constraints, factors: tuple[int, ...], model: CostModel = model) -> PipelineSearch:
                 for times in factors:  # what does not fit has a time all the same
                     search = PipelineSearch(
                         LayoutCases(case, asked), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True,
@@ -178,28 +179,31 @@ class SearchPredictor:
                         break
                 return search
 
-            search = search_for(constraints, (1, 4))
+            asked, factors = constraints, (1, 4)
+            search = search_for(asked, factors)
             if search.best is not None and constraints.zero == 1 and model.flat_states and _whole_share(search.best.stages[0]) > _MOST_WHOLE:
-                search = search_for(replace(constraints, zero=0), (4,))
+                asked, factors = replace(constraints, zero=0), (4,)
+                search = search_for(asked, factors)
+            share = sustained_shares().get(cluster.device.name) if is_close(run) else None
+            slower = search_for(asked, factors, with_share(model, share)).best if share is not None else None
         except (AutoparError, NotExpressible) as error:
             return Prediction(why=str(error).splitlines()[0])
         if search.best is None:
             return Prediction(why="; ".join(f"{p.what}: {p.why}" for p in list(search.pruned)[:2]) or "no plan was found")
         peak = max(_peak_bytes(stage, model, run) for stage in search.best.stages) + side_bytes(run)
         reserved = peak + model.reserve_bytes
-        seconds, layout = search.best.step_s + side_seconds(run, model.memory_bytes_per_s), _print_layout(search.best.layout)
-        if schedule.startswith(_UNSYNCED):
-            seconds -= _together_seconds(search.best, run)
+        seconds, scaled_s = (None if best is None else _whole_seconds(best, run, model.memory_bytes_per_s) for best in (search.best, slower))
+        layout = _print_layout(search.best.layout)
         if _AUTO.get(schedule, 1) > 1:
             why = "its memory counts on what an input gradient gives back, which stays here until the weights' gradient"
-            return Prediction(seconds, None, band_of(run), why=why)
+            return Prediction(seconds, scaled_s, band_of(run), why=why)
         again = row.get("recompute") or _CONFIG_RECOMPUTE.get(run.source_id)
         if again and constraints.recompute is None:  # it was left free, so the memory is that of our choice
             why = f"recompute {again!r} has no word among the constraints; {layout}"
-            return Prediction(seconds, None, band_of(run), why=why)
+            return Prediction(seconds, scaled_s, band_of(run), why=why)
         if constraints.zero and dict(constraints.degrees).get(SEQUENCE, 1) > 1:
-            return Prediction(seconds, None, band_of(run), why=f"its states are cut among the ranks of dp and cp together, and zero is about those of dp; {layout}")
-        return Prediction(seconds, None, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, layout)
+            return Prediction(seconds, scaled_s, band_of(run), why=f"its states are cut among the ranks of dp and cp together, and zero is about those of dp; {layout}")
+        return Prediction(seconds, scaled_s, band_of(run), peak, reserved, reserved <= cluster.device.memory_bytes, layout)
 
     def _case(self, row, as_megatron: bool):  # noqa: ANN001, ANN202 - torch is imported inside
         from autopar.graph.case import build_case
@@ -210,6 +214,12 @@ class SearchPredictor:
         if self.case is None or self.case[0] != key:
             self.case = (key, build_case(trace_step(build_workload(sizes, as_megatron), precision).graph))
         return self.case[1]
+
+
+def _whole_seconds(best, run: Run, memory_bytes_per_s: float) -> float:  # noqa: ANN001
+    """Seconds of a step as the run's framework makes it."""
+    together_s = _together_seconds(best, run) if schedule_of(run).startswith(_UNSYNCED) else 0.0
+    return best.step_s + side_seconds(run, memory_bytes_per_s) - together_s
 
 
 def side_seconds(run: Run, memory_bytes_per_s: float) -> float:

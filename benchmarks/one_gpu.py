@@ -6,7 +6,8 @@ In: `data/one_gpu.csv`, a row per model and contender as they were measured. Out
 reserve, which stands for what is not in the allocator's count. Steps that wait for the host (`gpt-small`) are left out: predictions know the device alone. Takes about a minute, most of it for the weights of the models; needs no GPU. Ends with 1 where an aim is missed.
 
     step, peak            predicted, measured, error (aims: within 8 % and 5 %)
-    ops                   of `data/profile_h200_quick.json` (`autopar profile --quick` on that device) matmuls and attention: predicted over measured, the median and the ends
+    ops                   of `data/profile_*_quick.json` (`autopar profile --quick` on those devices) matmuls and attention: predicted over measured, the median and the ends; of a
+                          matmul that runs for seconds (`matmul_sustained`), which the board's power slows down, too
 """
 
 from __future__ import annotations
@@ -33,14 +34,19 @@ from benchmarks import llama  # noqa: E402
 from benchmarks.gpu import GPT2_MEDIUM, find_preset  # noqa: E402
 
 DATA = Path(__file__).resolve().parent / "data" / "one_gpu.csv"
-PROFILE = DATA.with_name("profile_h200_quick.json")
+PROFILES = sorted(DATA.parent.glob("profile_*_quick.json"))
 STEP_AIM, PEAK_AIM = 0.08, 0.05
 BUILDERS: dict[str, Callable[[int], Workload]] = {
     "gpt2-medium": lambda batch: demo.build(**{**GPT2_MEDIUM, "batch": batch}),
     "llama-blocks": lambda batch: llama.build(batch=batch, **llama.LLAMA_1B),
 }
 _GIB = 2**30
-_MEMORY = 140 * _GIB  # of a device, to know its preset by: 141 GB and 80 GB have the same name
+_MEMORY = {"NVIDIA H100 80GB HBM3": 80 * _GIB, "NVIDIA H200": 140 * _GIB}  # to know its preset by
+
+
+def preset_of(device: str) -> str:
+    """The preset of a measured device, by torch's name of it."""
+    return find_preset(device, _MEMORY[device])
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,10 @@ class Found:
 
 def predict(row: dict[str, str]) -> Found:
     """Plan a row's model for one of its devices."""
-    cluster = f"1x1x{find_preset(row['device'], _MEMORY)}"
+    cluster = f"1x1x{preset_of(row['device'])}"
     cost = compile_workload(BUILDERS[row["model"]](int(row["batch"])), cluster, Options(precision="bf16", time_limit_s=30.0), cache_path=None).plan.cost
     [peak], reserve = cost.peak_bytes, sum(holder.bytes for holder in cost.holders if holder.name == "reserve")
-    return Found(f"{row['model']}, batch {row['batch']}", float(row["step_ms"]) / 1e3, cost.step_s, float(row["peak_gib"]) * _GIB, peak - reserve)
+    return Found(f"{row['model']}, batch {row['batch']}, {preset_of(row['device'])}", float(row["step_ms"]) / 1e3, cost.step_s, float(row["peak_gib"]) * _GIB, peak - reserve)
 
 
 def predict_op(rates: MatmulRates, row: dict[str, Any]) -> float | None:
@@ -85,7 +91,7 @@ def predict_op(rates: MatmulRates, row: dict[str, Any]) -> float | None:
 
 def print_ops(profile: dict[str, Any]) -> Iterable[str]:
     """A line for each family and dtype."""
-    rates = find_matmul_rates(find_preset(profile["machine"]["device"], _MEMORY))
+    rates = find_matmul_rates(preset_of(profile["machine"]["device"]))
     found: dict[str, list[float]] = {}
     for row in profile["ops"]:
         seconds = predict_op(rates, row) if "seconds" in row else None
@@ -97,11 +103,11 @@ def print_ops(profile: dict[str, Any]) -> Iterable[str]:
 
 def print_rows(found: Iterable[Found]) -> Iterable[str]:
     """The table."""
-    yield f"{'':28} {'step ms':>20} {'error':>7}   {'peak GiB':>16} {'error':>7}"
+    yield f"{'':36} {'step ms':>20} {'error':>7}   {'peak GiB':>16} {'error':>7}"
     for one in found:
         steps = f"{one.predicted_s * 1e3:.2f}, {one.step_s * 1e3:.2f}"
         peaks = f"{one.predicted_bytes / _GIB:.2f}, {one.peak_bytes / _GIB:.2f}"
-        yield f"{one.name:28} {steps:>20} {one.step_error:+7.1%}   {peaks:>16} {one.peak_error:+7.1%}"
+        yield f"{one.name:36} {steps:>20} {one.step_error:+7.1%}   {peaks:>16} {one.peak_error:+7.1%}"
 
 
 def main(words: list[str] | None = None) -> int:
@@ -110,7 +116,8 @@ def main(words: list[str] | None = None) -> int:
     asked = parser.parse_args(words)
     with asked.data.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["contender"] == "autopar" and row["model"] in BUILDERS]
-    print("ops, predicted over measured:", *print_ops(json.loads(PROFILE.read_text(encoding="utf-8"))), sep="\n  ")
+    for profile in (json.loads(path.read_text(encoding="utf-8")) for path in PROFILES):
+        print(f"ops of {profile['machine']['device']}, predicted over measured:", *print_ops(profile), sep="\n  ")
     print("predicted (data sheet), measured:", "; ".join(sorted({f"{r['device']}, torch {r['torch']}, {r['date']}" for r in rows})))
     found = [predict(row) for row in rows]
     print("\n".join(print_rows(found)))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..graph.tensor import DTYPE_BYTES
-from .rows import COMM_KINDS, MEETING, Group, Shape
+from .rows import COMM_KINDS, MEETING, SUSTAINED, Group, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,7 @@ _CUDA: dict[str, tuple[_Points, ...]] = {
     "loss": ((("bfloat16", "float32"), ((2048, 32768), (8192, 50304), (256, 1024), (4096, 131072))),),
     "adamw": ((("float32",), ((2**24,), (2**27,), (2**12,), (2**18,), (2**21,))),),
     "launch": ((("float32",), ((8,),)),),
+    "sustained": ((("bfloat16",), ((8192, 8192, 8192),)),),
 }  # fmt: skip
 _GRIDS = {"cpu": _CPU, "cuda": _CUDA}
 _COMM_BYTES = {
@@ -116,7 +117,7 @@ _MEETING_BYTES = {"cpu": (2**20, 2**16), "cuda": ()}  # on a GPU collectives wai
 _FAMILIES = (
     ("launch", ("launch",)), ("memory", ("copy", "add_into")), ("matmul", _MATMUL_FAMILIES), ("bytes", _BYTE_FAMILIES),
     ("table", _TABLE_FAMILIES), ("loss", _LOSS_FAMILIES), ("adamw", ("adamw", "adamw_fused")), ("attention", _ATTENTION_FAMILIES),
-    ("conv", _CONV_FAMILIES),
+    ("conv", _CONV_FAMILIES), ("sustained", (SUSTAINED,)),
 )  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def _op_jobs(kind: str, quick: bool) -> Iterator[OpJob]:
     for name, families in _FAMILIES:
         first = _QUICK.get(name, 2) if quick else None
         for family in families:
-            for dtypes, shapes in _GRIDS[kind][name]:
+            for dtypes, shapes in _GRIDS[kind].get(name, ()):
                 yield from (OpJob(family, dtype, shape) for dtype in dtypes for shape in shapes[:first])
 
 

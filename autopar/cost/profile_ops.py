@@ -13,6 +13,7 @@ from typing import Any
 from ..graph.cpu_matmul import multiply
 from ..graph.tensor import DTYPE_BYTES
 from .profile_grid import OpJob
+from .rows import SUSTAINED
 
 Run = Callable[[], object]
 _DRAWN = 2**16
@@ -45,7 +46,7 @@ def build_op(job: OpJob, device: Any) -> Run:
 
 def _matmul(torch: Any, job: OpJob, normal: Any) -> Run:
     m, n, k = job.shape
-    if job.family == "matmul":
+    if job.family in ("matmul", SUSTAINED):
         x, w = normal(m, k), normal(n, k)
         return lambda: multiply(torch, x, w)
     dy = normal(m, n)

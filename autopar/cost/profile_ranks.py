@@ -24,14 +24,15 @@ from ..errors import RankError
 from .profile_comm import build_comm, join_groups, share_of_run
 from .profile_grid import CommJob, Job, OpJob
 from .profile_ops import build_op
-from .profile_time import Sample, clock_of, measure
-from .rows import MEETING
+from .profile_time import Sample, clock_of, measure, sustain
+from .rows import MEETING, SUSTAINED
 
 SILENCE_S = 60.0  # without a word from any process: it hangs
 _MAX_DEATHS = 3
 _READY, _END = -1, -2
 ROUNDS = 3
 _MIN_BUDGET_S, _MAX_BUDGET_S = 0.004, 0.5
+_SUSTAINED_S = 3.0  # a board's power is held within tenths of a second; what its warmth does takes seconds
 _RUNNING_SHARE = 0.5  # of a job's time: the rest is making tensors, warming up, meeting
 _BEFORE_S, _MEETING_BUDGET_S = 0.01, 0.6  # of compute before a collective for which ranks wait; what is left of two long times that are subtracted needs many runs
 _BESIDE_SIDE = {"cpu": 256, "cuda": 2048}  # of the square matmuls that run beside a collective
@@ -100,6 +101,8 @@ def _measure_job(job: Job, seat: Seat, budget_s: float) -> Finding:
     try:
         if isinstance(job, OpJob):
             run = build_op(job, seat.device)
+            if job.family == SUSTAINED:
+                return sustain(run, clock_of(seat.device), _SUSTAINED_S)
             return measure((run,), clock_of(seat.device), budget_s, seat.crowded)[0]
         return _measure_comm(job, seat, budget_s)
     except Exception as error:  # whatever an op raises here is what a step would meet: it becomes the row

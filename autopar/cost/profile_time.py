@@ -15,6 +15,7 @@ from typing import Any
 
 _REPEATS = 7
 _MIN_REPEATS = 3
+_STRETCH_S = 0.1  # that is timed at once of what runs for seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,16 @@ def measure(
         for k, run in enumerate(runs):
             found[k].append(clock(run, inner[k]) / inner[k])
     return tuple(sample(times, crowded) for times in found)
+
+
+def sustain(run: Callable[[], object], clock: Clock, seconds: float) -> Sample:
+    """Run it without a pause for so many seconds; what the last third of them says. A GPU lowers its clock within tenths of a second where its board would draw more than it may."""
+    inner, found = max(1, int(_STRETCH_S / max(1e-9, clock(run, 3) / 3))), []
+    spent = 0.0
+    while spent < seconds or len(found) < 3 * _MIN_REPEATS:
+        found.append(clock(run, inner) / inner)
+        spent += found[-1] * inner
+    return sample(found[-(len(found) // 3) :])
 
 
 def sample(times: list[float], crowded: bool = False) -> Sample:

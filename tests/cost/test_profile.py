@@ -14,8 +14,8 @@ from autopar.cost.machine import machine_here
 from autopar.cost.profile import job_key, make_row, measure_cpu, middle_row, open_ledger
 from autopar.cost.profile_grid import CommJob, OpJob, comm_jobs, group_members, list_groups, op_jobs
 from autopar.cost.profile_ranks import collect
-from autopar.cost.profile_time import Sample, clock_cpu, measure, sample
-from autopar.cost.rows import COMM_KINDS, MEETING, SHAPE_NAMES, op_work, row_key
+from autopar.cost.profile_time import Sample, clock_cpu, measure, sample, sustain
+from autopar.cost.rows import COMM_KINDS, MEETING, SHAPE_NAMES, SUSTAINED, op_work, row_key
 from autopar.cost.rows_file import load_profile, save_profile
 from autopar.errors import RankError
 
@@ -26,7 +26,7 @@ TINY = (OpJob("matmul", "float32", (8, 8, 8)), OpJob("matmul", "float32", (16, 8
 def test_the_grid(kind):
     whole, quick = op_jobs(kind), op_jobs(kind, True)
     assert len(set(whole)) == len(whole) and set(quick) < set(whole) and whole[: len(quick)] == quick
-    assert {job.family for job in quick} == set(SHAPE_NAMES)
+    assert {job.family for job in quick} == set(SHAPE_NAMES) - ({SUSTAINED} if kind == "cpu" else set()), "a CPU has no board whose power it shares"
     for job in whole:
         assert len(job.shape) == len(SHAPE_NAMES[job.family]) and max(op_work(job.family, job.dtype, job.shape)) > 0
     for ranks in (2, 4, 6, 8):
@@ -103,6 +103,22 @@ def test_repeats_fill_the_budget_and_give_their_spread():
     assert sample([1.0, 2.0, 3.0, 4.0, 5.0]) == Sample(3.0, 2 / 3, 5) and sample([1.0, 1.0, 4.0], crowded=True).seconds == 2.0
     first, second = measure((lambda: None, lambda: None), clock_cpu, 1e-3)
     assert 0 < first.seconds < 1e-3 and 0 < second.seconds < 1e-3
+
+
+def test_what_runs_for_seconds_is_told_by_their_last_third():
+    """A device that slows down by a microsecond with each run: from 1 ms to what it takes in the end."""
+    ran = []
+
+    def clock(run, inner):
+        begin = len(ran)
+        for _ in range(inner):
+            run()
+        return sum(1e-3 + 1e-6 * number for number in range(begin, len(ran)))
+
+    found = sustain(lambda: ran.append(1), clock, 3.0)
+    spent = [1e-3 + 1e-6 * number for number in range(len(ran))]
+    assert 3.0 <= sum(spent) < 3.0 + 1.0 and spent[len(ran) * 2 // 3] < found.seconds < spent[-1]
+    assert sustain(lambda: None, lambda run, inner: 5.0 * inner, 3.0).repeats == 3, "never fewer, however long one takes"
 
 
 class Bench:
