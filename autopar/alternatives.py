@@ -20,7 +20,7 @@ from .constraints import Pin, parse_lines
 from .cost.buckets import bucketed_model
 from .cost.estimate import estimate_program, hidden_seconds, node_seconds
 from .cost.machine import machine_here
-from .cost.measured_file import load_measured
+from .cost.measured_file import find_measured
 from .cost.model import CostModel, build_cost_model
 from .cost.prices import build_prices
 from .errors import AutoparError, ConstraintError
@@ -166,7 +166,7 @@ def set_up(
     check_belongs(plan, graph, cluster, plan.model.precision)
     traced = build_case(graph, rules_in_force(find_rows(graph, plan.rules, cache_path)))
     constraints = parse_lines(plan.constraints)
-    rows = load_measured(rows_path, machine_here(), lambda line: None) if cluster.device.kind == "cpu" else None
+    rows = find_measured(cluster, None, rows_path, machine_here(), lambda line: None)
     model = bucketed_model(build_cost_model(cluster, rows), graph, constraints.zero)
     if plan.pipeline is not None:
         return tuple(_stage_bench(plan, stage) for stage in set_up_stages(plan, traced, constraints, model))

@@ -25,7 +25,7 @@ from .constraints import Constraints, print_constraints
 from .cost.buckets import bucketed_model
 from .cost.estimate import estimate_program
 from .cost.machine import machine_here
-from .cost.measured_file import load_measured
+from .cost.measured_file import find_measured
 from .cost.model import CostModel, build_cost_model, staged_model
 from .cost.prices import build_prices
 from .errors import AutoparError, InfeasibleError, OptionsError, PlanError, RankError
@@ -307,7 +307,7 @@ def plan_workload(
         given_plan: its assignment is used instead of solving.
         source: where the model came from, to be kept in the plan (its `source`, `args`, `batch`, `seq`).
         report: told what is going on, one line each.
-        rows_path: the measured figures of this machine's CPU, if `autopar profile` made them.
+        rows_path: the measured figures of this machine's CPU, if `autopar profile` made them; those of GPUs lie beside it.
         cache_path: folder in which discovered rules are kept; None: nowhere.
         price_only: the constraints are a recipe whose step time is asked for: no time goes into proving how near to it the best plan under them is.
     """
@@ -315,7 +315,7 @@ def plan_workload(
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     precision = options.precision or ("bf16" if cluster.device.kind == "cuda" else "fp32")
     workload = _with_norm_turns(workload, options, given_plan)
-    measured = load_measured(rows_path, machine_here(), say) if cluster.device.kind == "cpu" else None
+    measured = find_measured(cluster, options.measured, rows_path, machine_here(), say)
     began = time.perf_counter()
 
     say(f"tracing {workload.name or type(workload.model).__name__} in {precision}")
@@ -425,7 +425,7 @@ def _means_again(rows_path: Path, cache_path: Path | None) -> Means:
     """The passes up to the solver, to be run again with something changed."""
 
     def model_of(s: Setting) -> CostModel:
-        rows = load_measured(rows_path, machine_here(), lambda line: None) if s.cluster.device.kind == "cpu" else None
+        rows = find_measured(s.cluster, s.options.measured, rows_path, machine_here(), lambda line: None)
         return bucketed_model(build_cost_model(s.cluster, rows), s.case.graph, s.options.constraints.zero)
 
     def trace(workload: Workload, precision: str) -> Case:

@@ -29,6 +29,8 @@ class Options:
         local: what a rank runs between collectives: `kernels`, groups of ops as kernels of our own (plain torch on a CPU); `inductor`, all of it through `torch.compile`,
             the groups of the update too where no Triton runs (else they are one launch for all parameters); `ops`, each op as a line of its own.
         cuda_graph: on GPUs a step is captured as a CUDA graph and replayed (docs/design/programs.md); refused where a graph cannot hold it. Losses equal to the bit on one GPU (H200); no graph has held nccl's collectives yet.
+        measured: prices of GPUs at the level of this profile (`autopar profile`): a file, or a device that was measured for the package (H100-80GB, H200-141GB); None: of the cache's for such
+            a GPU, where there is one, else the published tables'.
         price: solve again: without the constraints, so that the plan can say what they cost; where nothing fits, with changes that may.
     """
 
@@ -42,6 +44,7 @@ class Options:
     batchnorm: str = "batch"
     local: str = "kernels"
     cuda_graph: bool = False
+    measured: str | None = None
 
     def __post_init__(self) -> None:
         if self.precision is not None and self.precision not in PRECISIONS:
@@ -56,6 +59,8 @@ class Options:
             raise OptionsError("batchnorm: microbatch needs the number of microbatches, for it decides the result: say microbatches=N (--fix microbatches=4)")
         if self.local not in LOCAL:
             raise OptionsError(f"local: expected {', '.join(LOCAL[:-1])} or {LOCAL[-1]}, found {self.local!r}")
+        if self.measured is not None and not isinstance(self.measured, str):
+            raise OptionsError(f"measured: expected a file of `autopar profile` or the name of a device, found {self.measured!r}")
         if not (_is_number(self.time_limit_s) and self.time_limit_s > 0):
             raise OptionsError(f"time limit: expected a positive number of seconds, found {self.time_limit_s!r}")
         if not (_is_number(self.seed) and isinstance(self.seed, Integral)):

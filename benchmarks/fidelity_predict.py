@@ -18,7 +18,6 @@ from autopar.constraints import SEQUENCE, Constraints
 from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
 from benchmarks.published_rows import NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, sizes_of, with_half_rates, zero_of
-from benchmarks.sustained import sustained_shares, with_share
 
 # Megatron-LM before FlashAttention: attention multiplied out with a fused softmax (arXiv:2104.04473 section 4.2; arXiv:2205.05198 section 3), dropout
 # in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
@@ -134,7 +133,8 @@ class SearchPredictor:
     def _predict(self, run: Run) -> Prediction:
         from autopar.cost.buckets import bucketed_model
         from autopar.constraints import constrain, merge_constraints, parse_fix
-        from autopar.cost.model import CostModel, build_cost_model
+        from autopar.cost.measured_file import list_packaged, load_packaged
+        from autopar.cost.model import CostModel, at_level, build_cost_model
         from autopar.errors import AutoparError
         from autopar.solver.layout_cases import LayoutCases
         from autopar.solver.layout_guess import cut_evenly
@@ -184,8 +184,8 @@ class SearchPredictor:
             if search.best is not None and constraints.zero == 1 and model.flat_states and _whole_share(search.best.stages[0]) > _MOST_WHOLE:
                 asked, factors = replace(constraints, zero=0), (4,)
                 search = search_for(asked, factors)
-            share = sustained_shares().get(cluster.device.name) if is_close(run) else None
-            slower = search_for(asked, factors, with_share(model, share)).best if share is not None else None
+            measured = is_close(run) and cluster.device.name in list_packaged() and search.best is not None
+            slower = search_for(asked, factors, at_level(model, load_packaged(cluster.device.name))).best if measured else None
         except (AutoparError, NotExpressible) as error:
             return Prediction(why=str(error).splitlines()[0])
         if search.best is None:

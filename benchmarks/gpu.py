@@ -38,7 +38,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autopar.api import compile_workload  # noqa: E402
-from autopar.cluster.presets import list_devices  # noqa: E402
+from autopar.cluster import name_preset  # noqa: E402
 from autopar.demo import model as demo  # noqa: E402
 from autopar.graph.machine import describe_machine  # noqa: E402
 from autopar.graph.mesh import Mesh  # noqa: E402
@@ -91,17 +91,16 @@ def dry_setting() -> Setting:
 def cuda_setting(cluster: str | None, rounds: int, steps: int) -> Setting:
     device = torch.device("cuda", 0)
     memory = torch.cuda.get_device_properties(device).total_memory
-    found = cluster or f"1x1x{find_preset(torch.cuda.get_device_name(device), memory)}"
+    found = cluster or f"1x1x{find_preset(torch.cuda.get_device_name(device))}"
     return Setting(device, found, memory, "inductor", GPT_SMALL, GPT2_MEDIUM, llama.LLAMA_1B, COPY_BYTES, rounds, steps)
 
 
-def find_preset(name: str, memory_bytes: int) -> str:
+def find_preset(name: str) -> str:
     """The device preset for torch's name of a GPU."""
-    presets = [d for d in list_devices() if d.kind == "cuda" and d.name.partition("-")[0].lower() in name.lower().replace(" ", "")]
-    if not presets:
-        raise SystemExit(f"gpu.py: no preset for {name!r}: say --cluster 1x1xNAME, or a TOML file that describes it")
-    variant = [d for d in presets if d.name.partition("-")[2].lower() == "pcie" and "pcie" in name.lower()]
-    return (variant or sorted(presets, key=lambda d: abs(d.memory_bytes - memory_bytes)))[0].name
+    found = name_preset(name)
+    if found is None:
+        raise SystemExit(f"gpu.py: no preset, or more than one, for {name!r}: say --cluster 1x1xNAME, or a TOML file that describes it")
+    return found
 
 
 class Masters:

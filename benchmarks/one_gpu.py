@@ -6,7 +6,7 @@ In: `data/one_gpu.csv`, a row per model and contender as they were measured. Out
 reserve, which stands for what is not in the allocator's count. Steps that wait for the host (`gpt-small`) are left out: predictions know the device alone. Takes about a minute, most of it for the weights of the models; needs no GPU. Ends with 1 where an aim is missed.
 
     step, peak            predicted, measured, error (aims: within 8 % and 5 %)
-    ops                   of `data/profile_*_quick.json` (`autopar profile --quick` on those devices) matmuls and attention: predicted over measured, the median and the ends; of a
+    ops                   of the package's profiles (`autopar profile --quick` on those devices) matmuls and attention: predicted over measured, the median and the ends; of a
                           matmul that runs for seconds (`matmul_sustained`), which the board's power slows down, too
 """
 
@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autopar.api import compile_workload  # noqa: E402
 from autopar.cost.attention import attention_seconds, default_attention  # noqa: E402
 from autopar.cost.matmul import MatmulRates, find_matmul_rates, matmul_seconds  # noqa: E402
+from autopar.cost.measured_file import list_packaged, load_packaged  # noqa: E402
+from autopar.cost.rows import OpRow, ProfileRows  # noqa: E402
 from autopar.demo import model as demo  # noqa: E402
 from autopar.options import Options  # noqa: E402
 from autopar.trace import Workload  # noqa: E402
@@ -34,19 +34,12 @@ from benchmarks import llama  # noqa: E402
 from benchmarks.gpu import GPT2_MEDIUM, find_preset  # noqa: E402
 
 DATA = Path(__file__).resolve().parent / "data" / "one_gpu.csv"
-PROFILES = sorted(DATA.parent.glob("profile_*_quick.json"))
 STEP_AIM, PEAK_AIM = 0.08, 0.05
 BUILDERS: dict[str, Callable[[int], Workload]] = {
     "gpt2-medium": lambda batch: demo.build(**{**GPT2_MEDIUM, "batch": batch}),
     "llama-blocks": lambda batch: llama.build(batch=batch, **llama.LLAMA_1B),
 }
 _GIB = 2**30
-_MEMORY = {"NVIDIA H100 80GB HBM3": 80 * _GIB, "NVIDIA H200": 140 * _GIB}  # to know its preset by
-
-
-def preset_of(device: str) -> str:
-    """The preset of a measured device, by torch's name of it."""
-    return find_preset(device, _MEMORY[device])
 
 
 @dataclass(frozen=True)
@@ -70,33 +63,32 @@ class Found:
 
 def predict(row: dict[str, str]) -> Found:
     """Plan a row's model for one of its devices."""
-    cluster = f"1x1x{preset_of(row['device'])}"
+    cluster = f"1x1x{find_preset(row['device'])}"
     cost = compile_workload(BUILDERS[row["model"]](int(row["batch"])), cluster, Options(precision="bf16", time_limit_s=30.0), cache_path=None).plan.cost
     [peak], reserve = cost.peak_bytes, sum(holder.bytes for holder in cost.holders if holder.name == "reserve")
-    return Found(f"{row['model']}, batch {row['batch']}, {preset_of(row['device'])}", float(row["step_ms"]) / 1e3, cost.step_s, float(row["peak_gib"]) * _GIB, peak - reserve)
+    return Found(f"{row['model']}, batch {row['batch']}, {find_preset(row['device'])}", float(row["step_ms"]) / 1e3, cost.step_s, float(row["peak_gib"]) * _GIB, peak - reserve)
 
 
-def predict_op(rates: MatmulRates, row: dict[str, Any]) -> float | None:
+def predict_op(rates: MatmulRates, row: OpRow) -> float | None:
     """Seconds of a row of a profile; None for what is priced by its bytes."""
-    family, shape = row["family"], row["shape"]
+    family = row.family
     if family.startswith("matmul"):
-        m, n, k = shape
-        return float(matmul_seconds(rates, 1, m, n, k, row["dtype"]))
-    if family.startswith("attention") and row["dtype"] != "float32":
-        heads, sequence, dim = shape
+        return float(matmul_seconds(rates, 1, *row.shape, row.dtype))
+    if family.startswith("attention") and row.dtype != "float32":
+        heads, sequence, dim = row.shape
         kernel, causal = default_attention(rates.name), "full" not in family
-        return float(attention_seconds(rates, 1, heads, sequence, sequence, dim, row["dtype"], causal=causal, kernel=kernel, backward=family.endswith("backward")))
+        return float(attention_seconds(rates, 1, heads, sequence, sequence, dim, row.dtype, causal=causal, kernel=kernel, backward=family.endswith("backward")))
     return None
 
 
-def print_ops(profile: dict[str, Any]) -> Iterable[str]:
+def print_ops(profile: ProfileRows) -> Iterable[str]:
     """A line for each family and dtype."""
-    rates = find_matmul_rates(preset_of(profile["machine"]["device"]))
+    rates = find_matmul_rates(find_preset(profile.machine.device))
     found: dict[str, list[float]] = {}
-    for row in profile["ops"]:
-        seconds = predict_op(rates, row) if "seconds" in row else None
-        if seconds is not None:
-            found.setdefault(f"{row['family']}, {row['dtype']}", []).append(seconds / row["seconds"])
+    for row in profile.ops:
+        seconds = predict_op(rates, row)
+        if seconds is not None and row.seconds is not None:
+            found.setdefault(f"{row.family}, {row.dtype}", []).append(seconds / row.seconds)
     for name, ratios in found.items():
         yield f"{name:38} {len(ratios)} shapes, {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
@@ -116,8 +108,8 @@ def main(words: list[str] | None = None) -> int:
     asked = parser.parse_args(words)
     with asked.data.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["contender"] == "autopar" and row["model"] in BUILDERS]
-    for profile in (json.loads(path.read_text(encoding="utf-8")) for path in PROFILES):
-        print(f"ops of {profile['machine']['device']}, predicted over measured:", *print_ops(profile), sep="\n  ")
+    for profile in map(load_packaged, list_packaged()):
+        print(f"ops of {profile.machine.device}, predicted over measured:", *print_ops(profile), sep="\n  ")
     print("predicted (data sheet), measured:", "; ".join(sorted({f"{r['device']}, torch {r['torch']}, {r['date']}" for r in rows})))
     found = [predict(row) for row in rows]
     print("\n".join(print_rows(found)))

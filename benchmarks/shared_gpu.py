@@ -157,7 +157,7 @@ def main(words: list[str] | None = None) -> int:
         work(asked.work, backends[0], asked.device)
     torch.set_num_threads(2)
     wanted = plain_losses()
-    preset = f"x{find_preset(torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory)}" if asked.device == "cuda" else ""
+    preset = f"x{find_preset(torch.cuda.get_device_name(0))}" if asked.device == "cuda" else ""
     cases = [case for case in list_cases(backends, asked.ranks) if case.ranks in asked.ranks]
     print(f"plain PyTorch: {' '.join(f'{loss:.6f}' for loss in wanted)}", flush=True)
     wrong = 0

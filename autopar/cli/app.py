@@ -44,6 +44,9 @@ CudaGraph = Annotated[bool, typer.Option("--cuda-graph", help="on GPUs capture t
 Batchnorm = Annotated[
     Optional[str], typer.Option("--batchnorm", help="statistics of the whole batch, or of each microbatch (needs --fix microbatches=N)", metavar="batch|microbatch")
 ]
+Measured = Annotated[
+    Optional[str], typer.Option("--measured", help="price at the level of this profile: a file, or a GPU measured for the package (H100-80GB, H200-141GB); default: the cache's", metavar="F|GPU")
+]
 Dump = Annotated[Optional[str], typer.Option("--dump", help="folder for each stage of the compiler as numbered text", metavar="DIR")]
 Html = Annotated[Optional[str], typer.Option("--html", help="write the plan as one page that opens offline", metavar="F")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout and nothing else")]
@@ -72,13 +75,16 @@ def plan(
     fix: Fix = None,
     constraints: ConstraintFile = None,
     batchnorm: Batchnorm = None,
+    measured: Measured = None,
     no_price: Annotated[bool, typer.Option("--no-price", help="do not solve again to tell what constraints cost, or what would fit")] = False,
     dump: Dump = None,
     as_json: Json = False,
 ) -> int:
     """Decide how to split MODEL over a cluster; needs no GPU and no memory for weights."""
     asked = read_asked(model, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=not no_price, batchnorm=batchnorm)
+    options = read_options(
+        memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=not no_price, batchnorm=batchnorm, measured=measured,
+    )  # fmt: skip
     return Ending(as_json).answer(lambda say: commands.make_plan(asked, cluster, options, output, html, say))
 
 
@@ -142,6 +148,7 @@ def emit(
     fix: Fix = None,
     constraints: ConstraintFile = None,
     batchnorm: Batchnorm = None,
+    measured: Measured = None,
     local: Local = None,
     cuda_graph: CudaGraph = False,
     dump: Dump = None,
@@ -150,12 +157,12 @@ def emit(
     """Write the program as a folder of readable Python: program.py, kernels.py, train.py, plan.json."""
     given = list_given(
         cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints,
-        batchnorm=batchnorm,
+        batchnorm=batchnorm, measured=measured,
     )  # fmt: skip
     asked = read_asked(word, arg or (), batch, seq)
     options = read_options(
         memory, precision, time_limit, dump, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm, local=local,
-        cuda_graph=cuda_graph,
+        cuda_graph=cuda_graph, measured=measured,
     )  # fmt: skip
     return Ending(as_json).answer(lambda say: commands.emit_program(word, asked, cluster, options, given, output, say))
 
@@ -173,6 +180,7 @@ def simulate(
     fix: Fix = None,
     constraints: ConstraintFile = None,
     batchnorm: Batchnorm = None,
+    measured: Measured = None,
     trace: Annotated[Optional[str], typer.Option("--trace", help="write the step for Perfetto or chrome://tracing", metavar="F")] = None,
     against: Annotated[
         Optional[str], typer.Option("--against", help="print it beside what `autopar run` measured, line by line", metavar="run.json")
@@ -182,10 +190,10 @@ def simulate(
     """Replay one step, of a plan or of MODEL under your own recipe: when what runs, where the seconds go."""
     given = list_given(
         cluster=cluster, memory=memory, precision=precision, batch=batch, seq=seq, arg=arg, time_limit=time_limit, fix=fix, constraints=constraints,
-        batchnorm=batchnorm,
+        batchnorm=batchnorm, measured=measured,
     )  # fmt: skip
     asked = read_asked(word, arg or (), batch, seq)
-    options = read_options(memory, precision, time_limit, None, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm)
+    options = read_options(memory, precision, time_limit, None, constraints=read_constraints(fix, constraints), price=False, batchnorm=batchnorm, measured=measured)
     return Ending(as_json).answer(lambda say: commands.simulate_step(word, asked, cluster, options, given, trace, against, say))
 
 

@@ -66,7 +66,7 @@ def read_constraints(fix: str | None, path: str | None) -> Constraints:
 def read_options(
     memory: str | None, precision: str | None, time_limit: float | None, dump: str | None, seed: int = 0,
     constraints: Constraints = Constraints(), price: bool = True, batchnorm: str | None = None, local: str | None = None,
-    cuda_graph: bool = False,
+    cuda_graph: bool = False, measured: str | None = None,
 ) -> Options:
     """The options of a compilation.
 
@@ -82,7 +82,7 @@ def read_options(
         raise OptionsError(f"--memory: expected at least one byte, found {memory!r}")
     if dump is not None:
         check_folder_place(dump, "--dump")
-    return Options(precision=precision, memory_bytes=size, dump_dir=dump, seed=seed, constraints=constraints, price=price, **limits)
+    return Options(precision=precision, memory_bytes=size, dump_dir=dump, seed=seed, constraints=constraints, price=price, measured=measured, **limits)
 
 
 def list_given(**flags: object) -> list[str]:

@@ -180,7 +180,7 @@ def emit_program(word: str, asked: Asked, cluster: str | None, options: Options,
         from ..graph.plan_json import load_plan
 
         plan = load_plan(word)
-        options = Options(precision=plan.model.precision, memory_bytes=plan.cluster.memory_bytes)
+        options = replace(options, precision=plan.model.precision, memory_bytes=plan.cluster.memory_bytes)
         say(f"making {plan.model.name} again from {plan.model.source}")
         workload, source = load_again(plan, word)
         found = cluster_again(plan, word)

@@ -11,10 +11,10 @@ unit), `mixed` (hosts of different kinds). `docs/clusters.md` says it to people.
 from __future__ import annotations
 
 from .nouns import Cluster, Device, Link, Machine, num_devices, ports_per_device, power_share, rate_of
-from .presets import device_links, list_devices, list_links, list_machines
+from .presets import device_links, list_devices, list_links, list_machines, name_preset
 from .text import parse_cluster
 
 __all__ = [
-    "Cluster", "Device", "Link", "Machine", "device_links", "list_devices", "list_links", "list_machines", "num_devices", "parse_cluster",
-    "ports_per_device", "power_share", "rate_of",
+    "Cluster", "Device", "Link", "Machine", "device_links", "list_devices", "list_links", "list_machines", "name_preset", "num_devices",
+    "parse_cluster", "ports_per_device", "power_share", "rate_of",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ in no source that was at hand when it was written.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 
 from ..errors import ClusterError
@@ -120,6 +121,18 @@ _MACHINES = (
 def list_devices() -> tuple[Device, ...]:
     """The presets, for `autopar plan --help` and the documentation."""
     return _DEVICES
+
+
+def name_preset(gpu: str) -> str | None:
+    """The preset of a GPU, by torch's name of it: `NVIDIA H100 80GB HBM3` is H100-80GB, `NVIDIA H200` H200-141GB; None where that fits none, or several."""
+    said = re.sub(r"[^a-z0-9]", "", gpu.lower())
+    chips = {d.name: d.name.lower().split("-") for d in _DEVICES if d.kind == "cuda"}
+    here = [name for name, words in chips.items() if words[0] in said]
+    longest = max((len(chips[name][0]) for name in here), default=0)  # GB200 is no B200
+    here = [name for name in here if len(chips[name][0]) == longest]
+    whole = [name for name in here if all(word in said for word in chips[name])]
+    found = whole if len(whole) == 1 else here
+    return found[0] if len(found) == 1 else None
 
 
 def list_links() -> tuple[Link, ...]:

@@ -29,6 +29,7 @@ from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import Kind, Value, count_batch, num_elements, size_bytes
 from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, outside_blocks, transfer_of
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
+from .error_bar import error_bar
 from .memory import ALONE, Among, comm_step, estimate_memory
 from .model import CostModel
 from .ops import Shape, as_run, compute_dtype, estimate_op_s, estimate_write_s, has_start, least_node_s, least_write_s, node_flops, site_dtypes
@@ -158,6 +159,7 @@ def estimate_program(
     total = fsum(by_dtype.values())
     busiest = max(by_dtype, key=by_dtype.__getitem__, default="float32")
     samples = count_samples(program)
+    error, compared = error_bar(model, busiest)
     return Cost(
         step_s=step_s,
         compute_s=step_s - comm_s,
@@ -172,8 +174,8 @@ def estimate_program(
         mfu=total / (step_s * peak_flops_per_s(model, busiest) * num_ranks(program.mesh)) if step_s > 0 else None,
         holders=memory.holders,
         moments=memory.moments,
-        relative_error=None,
-        error_source=f"roofline, not yet measured against a step ({model.source})",
+        relative_error=error,
+        error_source=f"{compared} ({model.source})",
     )
 
 

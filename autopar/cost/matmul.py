@@ -76,7 +76,7 @@ def make_tiles(medium: float, narrow: float, small: float, thin: float) -> Tiles
 
 
 _OF_SHEET = 0.9  # that float32 and float64 reach of the data sheet: an assumption, no table has them
-# Of Hopper's chip float32 was measured: 49.4, 50.2 and 51.1 of an H200's 67 TFLOP/s (forward, gradients of 4096 x 4096 x 4096; benchmarks/data/profile_h200_quick.json).
+# Of Hopper's chip float32 was measured: 49.4, 50.2 and 51.1 of an H200's 67 TFLOP/s (forward, gradients of 4096 x 4096 x 4096; data/profile-h200-141gb.json).
 _HOPPER, _OF_SHEET_HOPPER_FLOAT32 = ("H100-80GB", "H100-PCIe", "H200"), 0.75
 
 

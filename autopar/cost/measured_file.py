@@ -1,20 +1,78 @@
 """The profile that prices are read from: what it must have, and what is said where it has less.
 
-In: the path of a profile, this machine. Out: its rows, or None where there is no file. A profile in which no op was measured is an error: all of its prices would be
+In: a cluster, this machine, where profiles are kept. Out: rows, or None where there are none. A profile in which no op was measured is an error: all of its prices would be
 assumptions. What is missing beyond that is said, a line each, for what was not measured is priced by formula.
+
+    cpu   this machine's profile prices ops and collectives
+    GPUs  the profile of such a GPU gives their level (`calibrated`): the one that was asked for, a file or the name of a device in the package (`data/profile-*.json`); else the
+          one that `autopar profile` left in the cache
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
+from ..cluster import Cluster, name_preset
 from ..errors import ClusterError
 from ..graph.machine import Machine
 from .rows import COMM_KINDS, SHAPE_NAMES, ProfileRows
 from .rows_file import load_profile, machine_difference
 
 _AGAIN = "run `autopar profile` again"
+_PACKAGED = {path.stem.partition("-")[2]: path for path in sorted((Path(__file__).parent / "data").glob("profile-*.json"))}
+
+
+def find_measured(cluster: Cluster, asked: str | None, path: str | os.PathLike[str], here: Machine, say: Callable[[str], None]) -> ProfileRows | None:
+    """The profile that prices this cluster.
+
+    Args:
+        asked: a file, or the name of a device that was measured for the package; None: what the cache has.
+        path: of this machine's profile of its CPU; profiles of GPUs lie beside it.
+    Raises:
+        ClusterError: what was asked for is not there, or is of other devices; or as of `load_profile`.
+    """
+    device = cluster.device
+    if device.kind == "cpu":
+        if asked is not None and not os.path.isfile(asked):
+            raise ClusterError(f"measured: expected a file that `autopar profile` wrote on this machine, found {asked!r}")
+        return load_measured(path if asked is None else asked, here, say)
+    found = _packaged_or_file(asked) if asked is not None else _cached(device.name, Path(path).parent)
+    rows = load_profile(found) if found is not None else None
+    if rows is None:
+        return None
+    measured = name_preset(rows.machine.device)
+    if measured is None or measured != device.name:
+        known = "no preset's name" if measured is None else measured
+        raise ClusterError(f"{found}: a profile of {rows.machine.device} ({known}), and the cluster's devices are {device.name}: expected one of {device.name}; {_AGAIN} there")
+    say(f"priced at the level of {rows.machine.device} in {found}")
+    return rows
+
+
+def _packaged_or_file(asked: str) -> Path:
+    if asked.lower() in _PACKAGED:
+        return _PACKAGED[asked.lower()]
+    if os.path.isfile(asked):
+        return Path(asked)
+    raise ClusterError(f"measured: expected a file that `autopar profile` wrote, or a device that was measured for the package ({', '.join(list_packaged())}), found {asked!r}")
+
+
+def list_packaged() -> tuple[str, ...]:
+    """Devices whose profiles the package has."""
+    return tuple(name.upper() for name in _PACKAGED)
+
+
+def load_packaged(name: str) -> ProfileRows:
+    """The profile of a device that the package has."""
+    rows = load_profile(_PACKAGED[name.lower()])
+    assert rows is not None
+    return rows
+
+
+def _cached(name: str, folder: Path) -> Path | None:
+    """The profile of such a GPU beside this machine's."""
+    return next((path for path in sorted(folder.glob("profile-*.json")) if name_preset(path.stem.partition("-")[2]) == name), None)
 
 
 def load_measured(path: str | os.PathLike[str], here: Machine, say: Callable[[str], None]) -> ProfileRows | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..cluster import Cluster, Device, ports_per_device
 from .attention import default_attention
+from .calibrated import calibrate
 from .comm_table import CommTable, comm_table
 from .device_rates import find_device_rates, nominal_flops
 from .matmul import MatmulRates
@@ -94,7 +95,8 @@ def build_cost_model(cluster: Cluster, rows: ProfileRows | None = None) -> CostM
     """The model of a cluster.
 
     Args:
-        rows: measured on this machine; used for `cpu` devices only, at this cluster's number of ranks per host.
+        rows: measured on this machine, for `cpu` devices at this cluster's number of ranks per host; on a GPU of this kind (`measured_file.find_measured`), for the level of its matmuls and
+            its memory (`calibrated`).
     """
     device, inside, across, measured = cluster.device, cluster.inside, cluster.across, None
     if rows is not None and device.kind == "cpu" and device.name == "cpu":
@@ -107,7 +109,7 @@ def build_cost_model(cluster: Cluster, rows: ProfileRows | None = None) -> CostM
     nominal = device.kind == "cuda"
     rates = find_device_rates(device) if nominal else None
     share = _OTHER_MATMUL_SHARE if nominal and rates is None else 1.0
-    return CostModel(
+    model = CostModel(
         cluster,
         rates.flops_per_s if rates is not None else nominal_flops(device, share),
         device.memory_bytes_per_s * (_MEMORY_SHARE if nominal else 1.0),
@@ -123,6 +125,16 @@ def build_cost_model(cluster: Cluster, rows: ProfileRows | None = None) -> CostM
         nominal,
         measured=measured,
     )
+    return at_level(model, rows) if rows is not None and rates is not None and rows.machine.device != "cpu" else model
+
+
+def at_level(model: CostModel, profile: ProfileRows) -> CostModel:
+    """The model of GPUs with matmuls and memory at the level of a profile of such a one."""
+    assert model.rates is not None
+    level = calibrate(model.rates, profile)
+    return replace(
+        model, rates=level.rates, flops_per_s=level.rates.flops_per_s, memory_bytes_per_s=level.memory_bytes_per_s or model.memory_bytes_per_s, source=f"{model.source}; {level.source}"
+    )  # fmt: skip
 
 
 def _print_across(cluster: Cluster) -> str:

@@ -215,6 +215,6 @@ def _join_costs(costs: Sequence[Cost], staged: Staged, model: ModelInfo, cluster
         mfu=flops / (staged.step_s * cluster.peak_flops * cluster.num_devices),
         holders=top.holders,
         moments=top.moments,
-        relative_error=None,
+        relative_error=top.relative_error,
         error_source=top.error_source,
     )

@@ -85,6 +85,29 @@ def test_memory_narrows_the_plan(call_json, model):
     assert plan["cost"]["step_s"] >= ample["cost"]["step_s"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, when it is imported
+def test_emit_a_plan_runs_what_is_asked_for_between_collectives(call, plan_file, tmp_path):
+    """A plan says nothing of `--local` and `--cuda-graph`: they hold for its programs, too."""
+    for name, words in (("kernels", ()), ("ops", ("--local", "ops")), ("inductor", ("--local", "inductor"))):
+        code, _, err = call("emit", plan_file, "-o", tmp_path / name, *words)
+        assert code == 0, err
+    files = {name: {path.name: path.read_text() for path in (tmp_path / name).glob("*.py")} for name in ("kernels", "ops", "inductor")}
+    compiled = {name: any("fused.compiled(" in text for text in texts.values()) for name, texts in files.items()}
+    assert compiled == {"kernels": False, "ops": False, "inductor": True} and "kernels.py" in files["kernels"] and "kernels.py" not in files["ops"]
+    code, _, err = call("emit", plan_file, "-o", tmp_path / "graph", "--cuda-graph")
+    assert code != 0 and "a CUDA graph needs cuda" in err
+
+
+def test_plans_of_gpus_are_priced_at_the_level_of_a_profile(call_json, model):
+    seconds = {}
+    for name, words in (("tables", ()), ("measured", ("--measured", "H100-80GB"))):
+        code, data = call_json("plan", f"{model}:build", "--cluster", "1x2xH100-80GB", "--no-price", *words)
+        assert code == 0
+        seconds[name] = data["cost"]["step_s"]
+        assert ("on NVIDIA H100 80GB HBM3" in data["cost"]["error_source"]) is (name == "measured")
+    assert seconds["tables"] != seconds["measured"]
+
+
 @pytest.mark.gloo
 def test_emit_a_plan_and_run_it(call, call_json, plan_file, tmp_path):
     code, data = call_json("emit", plan_file, "-o", tmp_path / "program")

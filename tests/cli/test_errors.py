@@ -173,6 +173,8 @@ def test_emit_refuses(call, model, plan_file, tmp_path):
     err = refused(call, "emit", plan_file, *CPU, "--batch", "4", "-o", tmp_path / "x")
     assert f"OptionsError: --cluster, --batch: {plan_file} is a plan, which has decided this already" in err
     assert "UsageError: Missing option" in refused(call, "emit", plan_file)
+    assert f"OptionsError: --measured: {plan_file} is a plan, which has decided this already" in refused(call, "emit", plan_file, "--measured", "H100-80GB", "-o", tmp_path / "x")
+    assert "ClusterError: measured: expected a file" in refused(call, "emit", f"{model}:build", "--cluster", "8xH100", "--measured", "H900", "-o", tmp_path / "x")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("precious")
     assert "is not empty and not only an emitted program" in refused(call, "emit", plan_file, "-o", tmp_path / "full")

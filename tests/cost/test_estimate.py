@@ -99,7 +99,7 @@ def test_flops_are_the_models_own_whatever_the_plan(made):
     ranks = 4 if made.assignment.mesh.axes else 1
     assert cost.mfu == pytest.approx(cost.flops / (cost.step_s * 1e9 * ranks), rel=1e-12)
     assert cost.tokens_per_s == pytest.approx(8 / cost.step_s, rel=1e-12)
-    assert cost.relative_error is None and cost.error_source.startswith("roofline, not yet measured")
+    assert cost.relative_error is None and cost.error_source.startswith("default figures: run `autopar profile`")
 
 
 # --- memory -------------------------------------------------------------------------------------------------------------------
