@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..cost.simulate import PHASES, Part, Simulation
 from ..graph.plan import counted
 from .lines import Column, print_heading, print_line, print_rows
+from .terminal import print_error
 from .units import print_bytes, print_ms, print_percent
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def print_simulation(plan: Plan, found: Simulation, console: Console) -> None:
         print_line(console, f"MFU       {print_percent(plan.cost.mfu * found.planned_s / found.step_s)} of the nominal peak")
     turns = f"; {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""
     print_line(console, f"schedule  {plan.schedule}{turns}")
+    print_line(console, print_error(plan.cost), "dim")
     print_heading(console, "Where the step goes", "on the average device; communication: what compute waits for, or loses beside it")
     totals = sum_parts(found.parts)
     rows = []
@@ -67,6 +69,8 @@ def simulation_to_json(plan: Plan, found: Simulation) -> Json:
         "cluster": plan.cluster.spec,
         "step_s": found.step_s,
         "planned_s": found.planned_s,
+        "relative_error": plan.cost.relative_error,
+        "error_source": plan.cost.error_source,
         "tokens_per_s": plan.cost.tokens_per_s * found.planned_s / found.step_s if plan.cost.tokens_per_s else None,
         "num_stages": plan.num_stages,
         "num_microbatches": plan.num_microbatches,

@@ -11,7 +11,7 @@ from math import fsum
 from typing import TYPE_CHECKING
 
 from ..graph.mesh import print_mesh
-from ..graph.plan import CommPlan, Plan, counted
+from ..graph.plan import CommPlan, Cost, Plan, counted
 from ..graph.registry import RuleRow
 from ..graph.schedules.known import kind_name, runs_backward, splits_backward
 from ..graph.sharding import Sharding
@@ -187,8 +187,13 @@ def _print_time(plan: Plan, console: Console) -> None:
     print_rows(console, (Column("part"), Column("time", True), Column("share", True)), [(n, print_ms(s), print_percent(s / whole)) for n, s in parts if s])
     if plan.num_stages > 1:
         print_line(console, "of the average device; what it waits for other stages is the bubble", "dim")
+    print_line(console, print_error(cost), "dim")
+
+
+def print_error(cost: Cost) -> str:
+    """How far the predicted seconds may be off, and who says so."""
     error = "error unknown" if cost.relative_error is None else f"error {print_percent(cost.relative_error)}"
-    print_line(console, f"{error}: {cost.error_source}" if cost.error_source else error, "dim")
+    return f"{error}: {cost.error_source}" if cost.error_source else error
 
 
 def _print_memory(plan: Plan, console: Console) -> None:
