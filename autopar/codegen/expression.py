@@ -7,6 +7,7 @@ methods are used only where they are that op.
 from __future__ import annotations
 
 import cmath
+import keyword
 import re
 from collections.abc import Sequence
 
@@ -31,13 +32,15 @@ _CAREFUL = {"aten.native_layer_norm_backward.default": "ops.layer_norm_backward"
 _RESHAPES = ("aten.view.default", "aten._unsafe_view.default")  # a shard need not be contiguous
 _UNARY = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "neg", "reciprocal", "abs", "sin", "cos")
 _IDENTIFIER = re.compile(r"\W+")
+_CALLED = frozenset(("range", "zip", "dict", "tuple", "list", "float", "len"))  # by the text of programs
 _COPY = re.compile(rf"{COPY}\d+")
 
 
 def identifier(text: str) -> str:
-    """A Python identifier made of the letters and digits of `text`."""
+    """A Python identifier made of the letters and digits of `text`; with a line behind it where Python or the program's own text has that word."""
     name = _IDENTIFIER.sub("_", text).strip("_") or "value"
-    return f"v_{name}" if name[0].isdigit() else name
+    name = f"v_{name}" if name[0].isdigit() else name
+    return f"{name}_" if keyword.iskeyword(name) or name in _CALLED else name
 
 
 def kept_key(name: str) -> str:

@@ -7,6 +7,7 @@ that state in no other kernel afterwards, and writes it when everything that it 
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,9 @@ INTO = "into"  # argument of such a node: ((output, input), ...): outputs that a
 _PLAIN = frozenset(("_to_copy", "neg", "reciprocal", "expand", "view", "reshape", "permute", "unsqueeze", "squeeze", "full", "alias", "slice"))
 _MOST_WORDS = 4
 _RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "row_sums", "more_exps", "row_exps", "range", "float", "parts", "table", "entry",
-             "together", "lists")  # in the texts of kernels
+             "together", "lists", "inside", "along")  # in the texts of kernels
+# Names that texts make of others (`x_ptr`, `x_out`, `x_sum`, ...), of widths (`col_7`), and those of sizes (`ROWS`): what would have one of these, or is a word of Python, gets a line behind it.
+_MADE = re.compile(r".*_(ptr|out|sum|parts|kernel|launch|together|seen)|(col|input|inside|place)_\d+|[A-Z0-9_]+")
 _SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim"))  # arguments of ops that know a shape
 
 
@@ -258,4 +261,5 @@ def fresh_name(wish: str, taken: set[str]) -> str:
 
 def _identifier(wish: str) -> str:
     base = re.sub(r"\W+", "_", wish).strip("_") or "x"
-    return f"v_{base}" if base[0].isdigit() else base
+    base = f"v_{base}" if base[0].isdigit() else base
+    return f"{base}_" if keyword.iskeyword(base) or _MADE.fullmatch(base) else base
