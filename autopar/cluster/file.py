@@ -28,6 +28,7 @@ _LINK_KEYS = ["latency_s", "bandwidth_bytes_per_s", "source"]
 _DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 # A board cannot be held far below its full power (nvidia-smi refuses): less is a slip of the pen.
 _LEAST_POWER_SHARE = 0.1
+_MOST_OVERSUBSCRIBED = 1000.0  # networks are built for 1 to some tens
 
 
 def read_file(path: str, forms: str) -> Cluster:
@@ -48,8 +49,9 @@ def read_file(path: str, forms: str) -> Cluster:
     device = slowest_device([kind.device for kind in kinds], print_kinds(kinds))
     inside = slowest_link([kind.inside for kind in kinds]) if all(kind.inside for kind in kinds) else None
     across, nics = slowest_across(kinds) if all(kind.across for kind in kinds) else (None, None)
-    if across is not None and num_hosts > 1:
-        across = _oversubscribe(across, links, path)
+    ratio = _read_oversubscription(links, path)
+    if across is not None and num_hosts > 1 and ratio is not None:
+        across = _oversubscribe(across, ratio)
     # a link that nothing crosses may be left out: the other one stands for it
     one = inside or across or Link("none", 0.0, math.inf, "one device: nothing is sent")
     return Cluster(path, num_hosts, per_host, device, inside or one, across or one, nics)
@@ -210,15 +212,22 @@ def _check_links(kinds: Sequence[HostKind], path: str, num_hosts: int) -> None:
                 )
 
 
-def _oversubscribe(across: Link, links: Mapping[str, object], path: str) -> Link:
-    """The port where all hosts send at once through a network that cannot carry it all. Racks are not told apart: always divided."""
+def _read_oversubscription(links: Mapping[str, object], path: str) -> float | None:
+    """What hosts can send over what the network carries; None: not said."""
     if "oversubscription" not in links:
-        return across
+        return None
     ratio = read_number(links, "oversubscription", f"{path}: links")
     if ratio < 1:
         raise ClusterError(
             f"{path}: links.oversubscription: expected what hosts can send over what the network carries, at least 1, found {ratio:g}; "
             f"did you mean {1 / ratio:g}?"
         )
+    if ratio > _MOST_OVERSUBSCRIBED:
+        raise ClusterError(f"{path}: links.oversubscription: expected what hosts can send over what the network carries, up to {_MOST_OVERSUBSCRIBED:g}, found {ratio:g}")
+    return ratio
+
+
+def _oversubscribe(across: Link, ratio: float) -> Link:
+    """The port where all hosts send at once through a network that cannot carry it all. Racks are not told apart: always divided."""
     said = f"; divided by {ratio:g}: oversubscribed where all hosts send at once (racks are not told apart)"
     return replace(across, bandwidth_bytes_per_s=across.bandwidth_bytes_per_s / ratio, source=across.source + said)

@@ -11,7 +11,7 @@ No machine that trains is slower than these bounds, and none is faster: outside 
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 
 from ..errors import ClusterError
@@ -41,7 +41,7 @@ def read_number(table: Mapping[str, object], name: str, where: str, zero: bool =
         ClusterError: it is none.
     """
     found = table.get(name)
-    good = isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found)
+    good = isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
     if not good or found < 0 or (found == 0 and not zero):  # type: ignore[operator]
         wanted = "a number that is not negative" if zero else "a positive number"
         raise ClusterError(f"{where}.{name}: expected {wanted}, found {show(found)}")

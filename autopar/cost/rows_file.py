@@ -7,8 +7,8 @@ what differs. Law: what is saved loads back equal; a file is written beside and 
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Collection
 from dataclasses import asdict, fields
 
@@ -19,6 +19,7 @@ from .rows import COMM_KINDS, MEETING, SHAPE_NAMES, CommRow, Machine, OpRow, Pro
 FORMAT = "autopar-profile-3"  # 3: matmuls by the library that has them in programs (`graph.cpu_matmul`)
 _EARLIER = ("autopar-profile-1", "autopar-profile-2")
 _AGAIN = "run `autopar profile` again, or delete the file"
+_LEAST_S, _MOST_S = 1e-9, 1e4  # no clock measures less, and no profile waits longer
 
 
 def save_profile(rows: ProfileRows, path: str | os.PathLike[str]) -> None:
@@ -68,7 +69,7 @@ def load_profile(path: str | os.PathLike[str], machine: Machine | None = None) -
             data = json.load(file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ClusterError(f"{path}: not a profile: {error}; {_AGAIN}") from None
     try:
         rows = _parse_rows(data)
@@ -126,6 +127,9 @@ def _parse_comm(row: object, where: str) -> CommRow:
     if not isinstance(group, list) or len(group) != 2:
         raise ValueError(f"{where}.group: expected [ranks, distance], found {group!r}")
     size, stride = (_check_whole(n, f"{where}.group") for n in group)
+    ranks = _whole(row, "ranks", where)
+    if size < 2 or ranks % size or size * stride > ranks:
+        raise ValueError(f"{where}.group: expected [ranks, distance] of equal groups that are all {ranks} ranks, found {group!r}")
     beside = row["beside"]
     if not isinstance(beside, bool):
         raise ValueError(f"{where}.beside: expected true or false, found {beside!r}")
@@ -144,7 +148,10 @@ def _figures(row: dict, where: str) -> tuple[float | None, float, int, str, str]
     spread = row["spread"]
     if not _is_number(spread) or spread < 0:
         raise ValueError(f"{where}.spread: expected a number that is not negative, found {spread!r}")
-    return _number(row, "seconds", where), float(spread), _whole(row, "repeats", where), _text(row, "date", where), ""
+    seconds = _number(row, "seconds", where)
+    if not _LEAST_S <= seconds <= _MOST_S:
+        raise ValueError(f"{where}.seconds: expected the seconds of one op or collective, {_LEAST_S:g} to {_MOST_S:g}, found {seconds:g}")
+    return seconds, float(spread), _whole(row, "repeats", where), _text(row, "date", where), ""
 
 
 def _object(row: object, where: str) -> dict:
@@ -175,7 +182,7 @@ def _one_of(row: dict, name: str, where: str, known: Collection[str]) -> str:
 
 
 def _is_number(found: object) -> bool:
-    return isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found)
+    return isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
 
 
 def _number(row: dict, name: str, where: str) -> float:

@@ -15,8 +15,9 @@ It counts no buffer that a blocking collective packs into: that is the same with
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -83,15 +84,18 @@ def _flights(program: Program, backend_copies: bool, done: Mapping[int, int]) ->
     uses = use_table(graph)
     begun = [(i, node) for i, node in enumerate(graph.nodes) if node.op in STARTS]
     late = [node for _, node in begun if node.phase is Phase.UPDATE]
-    counts = Counter(_kind(node, values) for node in late)  # equal ones go a lot at a time, one kind after the other
+    kinds: dict[object, list[Node]] = {}  # equal ones go a lot at a time, one kind after the other
+    for node in late:
+        kinds.setdefault(_kind(node, values), []).append(node)
     sent = {(node.op, _piece(node, values)): _sent_bytes(node, values) for node in late}
+    lots = {kind: _lots(nodes, values, sent) for kind, nodes in kinds.items()}
     found = []
     alone: dict[object, int] = {}  # axis -> the next reduction that goes alone
     if backend_copies:
         found += [(i, i, _copied_bytes(node, values)) for i, node in enumerate(graph.nodes) if node.op in _COPIED and not _comes_packed(program.mesh, node, values)]
     for i, node in reversed(begun):
         if node.phase is Phase.UPDATE:
-            found.append((i, min(waited[out] for out in node.outputs), _update_flight(node, values, counts[_kind(node, values)], sent, backend_copies)))
+            found.append((i, min(waited[out] for out in node.outputs), _update_flight(node, values, lots[_kind(node, values)], backend_copies)))
         elif node.op == "comm.start_all_reduce":
             found += _reduce_flight(graph, values, makers, i, backend_copies)
         else:
@@ -108,8 +112,8 @@ def _flights(program: Program, backend_copies: bool, done: Mapping[int, int]) ->
 
 
 def _kind(node: Node, values: Mapping[str, Value]) -> object:
-    """What parameters have in common that go together."""
-    return node.op, node.args, tuple((a.shape, a.dtype, b.shape, b.dtype) for a, b in _ends(node, values))
+    """What parameters have in common that go together, of whatever shapes."""
+    return node.op, node.args, tuple((a.dtype, b.dtype) for a, b in _ends(node, values))
 
 
 def _piece(node: Node, values: Mapping[str, Value]) -> object:
@@ -118,21 +122,54 @@ def _piece(node: Node, values: Mapping[str, Value]) -> object:
     return piece.shape, piece.dtype
 
 
-def _update_flight(node: Node, values: Mapping[str, Value], count: int, sent: Mapping[tuple[str, object], int], backend_copies: bool) -> int:
-    """What the lots of one kind hold beside a parameter that is updated alone. Of gathers: all results of a lot, for which its gradients are gone by then; the new
-    pieces of the next lot, while the one before is under way. Of reductions: what they read, packed, and what they bring; and as much for the lot that is
-    updated meanwhile.
+@dataclass(frozen=True, slots=True)
+class _Lots:
+    """The collectives of one kind in an update: `codegen.parcels` sends so many at a time as fill a bucket.
 
     Args:
-        count: of the parameters.
-        sent: (op, `_piece`) -> bytes that travel for one parameter: of a lot all of them fill a bucket (`codegen.parcels`).
+        read, brought, sent: bytes that go in, that come out, and the larger of them, of all together.
+        share: of them in a lot; 1.0: there is one lot.
+        first: names of the nodes in the first lot.
     """
-    own, copied = _sent_bytes(node, values), _copied_bytes(node, values) if backend_copies else 0
-    lot = min(count, max(1, BUCKET_BYTES // max(1, sum(size for (_, piece), size in sent.items() if piece == _piece(node, values)))))
+
+    read: int
+    brought: int
+    sent: int
+    share: float
+    first: frozenset[str]
+
+
+def _lots(nodes: Sequence[Node], values: Mapping[str, Value], sent: Mapping[tuple[str, object], int]) -> _Lots:
+    """Args:
+        sent: (op, `_piece`) -> bytes that travel for one parameter: of a lot all of them fill a bucket.
+    """
+    travels: dict[object, int] = {}
+    for (_, piece), size in sent.items():
+        travels[piece] = travels.get(piece, 0) + size
+    each = [travels[_piece(node, values)] for node in nodes]
+    share, begun = min(1.0, BUCKET_BYTES / max(1, sum(each))), accumulate(each, initial=0)
+    first = frozenset(node.name for node, before in zip(nodes, begun) if before < share * sum(each))
+    read, brought = (sum(size_bytes(values[name]) for node in nodes for name in names(node)) for names in (lambda n: n.inputs, lambda n: n.outputs))
+    return _Lots(read, brought, sum(_sent_bytes(node, values) for node in nodes), share, first)
+
+
+def _update_flight(node: Node, values: Mapping[str, Value], lots: _Lots, backend_copies: bool) -> int:
+    """What the lots of one kind hold beside a parameter that is updated alone. Of gathers: all results of a lot, for which its gradients are gone by then; the new
+    pieces of the next lot, while the one before is under way. Of reductions: what they read, packed, and what they bring, which of an all-reduce lies in that; from the second
+    lot on as much for the one that is updated meanwhile.
+    """
+    own, copies = _sent_bytes(node, values), backend_copies and _copied_bytes(node, values) > 0
+    read, brought = (sum(size_bytes(values[name]) for name in names) for names in (node.inputs, node.outputs))
+
+    def lot(of_all: int, of_one: int) -> int:
+        return max(of_one, int(lots.share * of_all))
+
+    sent, several, follows = lot(lots.sent, own), lots.share < 1.0, node.name not in lots.first
     if node.op == "comm.start_all_gather":
-        return (lot - 1) * own + lot * copied + (lot * sum(size_bytes(values[name]) for name in node.inputs) if count > lot else 0)
-    brought = sum(size_bytes(values[name]) for name in node.outputs)
-    return lot * (own + copied) + (lot - 1) * brought + (lot * brought if count > lot else 0)
+        return sent - own + copies * lot(lots.brought, brought) + several * lot(lots.read, read)
+    if node.op == "comm.start_all_reduce":
+        return sent - brought + follows * sent
+    return sent + copies * lot(lots.read, read) + lot(lots.brought, brought) - brought + follows * lot(lots.brought, brought)
 
 
 def _comes_packed(mesh: Mesh, node: Node, values: Mapping[str, Value]) -> bool:

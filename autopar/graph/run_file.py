@@ -7,7 +7,7 @@ is one `RunError` that says file, entry, expected and found, and what to do. Law
 from __future__ import annotations
 
 import json
-import math
+import sys
 import os
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -136,8 +136,9 @@ class _Entry:
 
     def count(self, name: str, least: int = 0) -> int:
         found = self.get(name)
-        if isinstance(found, bool) or not isinstance(found, int) or found < least:
-            raise _Wrong(f"{self.where}{name}: expected a whole number of at least {least}, found {_show(found)}")
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found < 2**63:
+            wanted = "below 2^63" if isinstance(found, int) and found >= least else f"of at least {least}"
+            raise _Wrong(f"{self.where}{name}: expected a whole number {wanted}, found {_show(found)}")
         return found
 
     def entry(self, name: str) -> _Entry:
@@ -150,7 +151,7 @@ class _Entry:
         """A list of seconds, one per timed step where `count` says how many these are."""
         rows = self._list(name)
         for k, found in enumerate(rows):
-            number = isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found)
+            number = isinstance(found, (int, float)) and not isinstance(found, bool) and abs(found) <= sys.float_info.max
             if not number or found < 0 or (positive and found == 0):
                 raise _Wrong(f"{self.where}{name}[{k}]: expected {'a positive' if positive else 'a'} number of seconds, found {_show(found)}")
         if count is not None and len(rows) != count:

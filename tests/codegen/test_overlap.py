@@ -9,12 +9,12 @@ torch = pytest.importorskip("torch")
 from autopar.cost.under_way import list_done  # noqa: E402
 from autopar.graph import messages, overlap, overlap_memory, own, small_reductions  # noqa: E402
 from autopar.graph.liveness import bytes_over_time, live_ranges  # noqa: E402
-from autopar.graph.node import Phase  # noqa: E402
+from autopar.graph.node import Node, Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
 from autopar.graph.program import STARTS, WAIT, check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
-from autopar.graph.tensor import Kind, size_bytes  # noqa: E402, size_bytes
+from autopar.graph.tensor import Kind, Value, size_bytes  # noqa: E402
 from tests.graph.drafts import Assigner, make_graph, node, value  # noqa: E402
 
 from .chain import chain_graph  # noqa: E402
@@ -208,6 +208,37 @@ def test_of_an_update_one_lot_is_under_way(monkeypatch, bucket, lot):
     assert len(gathers) == BLOCKS
     assert [b - a for a, b in zip(alone, plain)] == [(lot - 1) * whole + following] * BLOCKS
     assert [b - a for a, b in zip(plain, copied)] == [lot * whole] * BLOCKS
+
+
+def _reduction(name, op, elements, out_elements):
+    """A collective of an update that reads so many float32 and brings so many, and its values."""
+    values = [Value(f"{name}_{end}", f"{name}_{end}", 0, (size,), "float32", Kind.GRAD) for end, size in (("in", elements), ("out", out_elements))]
+    return Node(name, op, (values[0].name,), (("axis", "dp"), ("op", "sum")), (values[1].name,), Phase.UPDATE), values
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["all_reduce", "reduce_scatter"])
+def test_a_lot_of_an_update_has_parameters_of_all_shapes(monkeypatch, scattered):
+    """What is packed is there beside all gradients, of every shape, as they share one loop; an all-reduce brings its results in that; the lot before counts from the second on."""
+    op, share = ("comm.start_reduce_scatter", 2) if scattered else ("comm.start_all_reduce", 1)
+    made = [_reduction(f"r{k}", op, size, size // share) for k, size in enumerate((1024, 16, 4096, 64))]
+    nodes, values = [node for node, _ in made], {v.name: v for _, both in made for v in both}
+    sent = {(node.op, overlap_memory._piece(node, values)): overlap_memory._sent_bytes(node, values) for node in nodes}
+    whole = 4 * (1024 + 16 + 4096 + 64)
+    assert len({overlap_memory._kind(node, values) for node in nodes}) == 1
+
+    def flights(bucket):
+        monkeypatch.setattr(overlap_memory, "BUCKET_BYTES", bucket)
+        lots = overlap_memory._lots(nodes, values, sent)
+        return [overlap_memory._update_flight(node, values, lots, False) for node in nodes]
+
+    own = [size_bytes(values[node.outputs[0]]) for node in nodes]
+    brought = whole // 2 if scattered else 0
+    assert flights(2**30) == [whole + brought - o for o in own], "one lot"
+    lot = whole // 2
+    held = [max(lot, 4 * size) for size in (1024, 16, 4096, 64)]
+    pieces = [max(lot // 2, 2 * size) if scattered else 0 for size in (1024, 16, 4096, 64)]
+    meanwhile = [0, 0, 0, pieces[3] if scattered else held[3]]
+    assert flights(lot) == [h + p - o + m for h, p, o, m in zip(held, pieces, own, meanwhile)], "two lots: the third begins in the first"
 
 
 def test_a_gather_that_is_done_holds_no_copy():

@@ -145,6 +145,9 @@ def test_writing_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         (lambda d: d["ops"][1].update(seconds=0.0), "ops[1].seconds: expected a positive number, found 0.0"),
         (lambda d: d["ops"][1].update(seconds=float("nan")), "ops[1].seconds: expected a positive number, found nan"),
         (lambda d: d["comms"][1].update(seconds=float("inf")), "comms[1].seconds: expected a positive number, found inf"),
+        (lambda d: d["ops"][1].update(seconds=10**400), "ops[1].seconds: expected a positive number, found 1000"),
+        (lambda d: d["ops"][1].update(seconds=1e-300), "ops[1].seconds: expected the seconds of one op or collective, 1e-09 to 10000, found 1e-300"),
+        (lambda d: d["comms"][1].update(seconds=1e300), "comms[1].seconds: expected the seconds of one op or collective, 1e-09 to 10000, found 1e+300"),
         (lambda d: d["comms"][7].update(beside_s=0), "comms[7].beside_s: expected a positive number, found 0"),
         (lambda d: d["comms"][1].update(seconds="fast"), "comms[1].seconds: expected a positive number, found 'fast'"),
         (lambda d: d["ops"][0].update(spread=-0.5), "ops[0].spread: expected a number that is not negative, found -0.5"),
@@ -155,6 +158,8 @@ def test_writing_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         (lambda d: d["ops"][0].update(dtype="float31"), "ops[0].dtype: expected one of float64, float32, bfloat16, "),
         (lambda d: d["comms"][0].update(kind="shout"), "comms[0].kind: expected one of all_reduce, all_gather, "),
         (lambda d: d["comms"][0].update(group=[2]), "comms[0].group: expected [ranks, distance], found [2]"),
+        (lambda d: d["comms"][0].update(group=[8, 1]), "comms[0].group: expected [ranks, distance] of equal groups that are all 2 ranks, found [8, 1]"),
+        (lambda d: d["comms"][0].update(group=[1, 1]), "comms[0].group: expected [ranks, distance] of equal groups that are all 2 ranks, found [1, 1]"),
         (lambda d: d["ops"].append(d["ops"][0]), f"ops[{len(ROWS.ops)}]: measures the same as ops[0]"),
         (lambda d: d["ops"].append(7), f"ops[{len(ROWS.ops)}]: expected an object, found 7"),
     ],
@@ -179,6 +184,9 @@ def test_a_truncated_profile_says_so(tmp_path):
         load_profile(path)
     path.write_text("[]")
     with pytest.raises(ClusterError, match="expected format 'autopar-profile-3', found 'list'"):
+        load_profile(path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(ClusterError, match=r"p\.json: not a profile: .*run `autopar profile` again"):
         load_profile(path)
 
 

@@ -86,6 +86,9 @@ SLOW = "c.toml: links.inside.bandwidth_bytes_per_s: expected bytes per second, a
         (HOSTS + "[links]\noversubscription = 0.25\n",
          "c.toml: links.oversubscription: expected what hosts can send over what the network carries, at least 1, found 0.25; did you "
          "mean 4?"),
+        (HOSTS.replace("count = 2", "count = 1") + "[links]\noversubscription = -4\n", "c.toml: links.oversubscription: expected a positive number, found -4"),
+        (HOSTS + "[links]\noversubscription = 1e30\n", "c.toml: links.oversubscription: expected what hosts can send over what the network carries, up to 1000, found 1e+30"),
+        (HOSTS + f"[links]\noversubscription = 1{'0' * 400}\n", f"c.toml: links.oversubscription: expected a positive number, found 1{'0' * 400}"),
         (HOSTS + "[links]\noversubscription = 0\n", "c.toml: links.oversubscription: expected a positive number, found 0"),
         ('[[hosts]]\ncount = 2\nmachine = "p4d"\n',
          f"c.toml: hosts[0].machine: unknown machine 'p4d'; known: {', '.join(m.name for m in list_machines())}"),

@@ -70,6 +70,8 @@ DAMAGED = {
     "rank": (("ranks", 1), "rank", 0, r"ranks\[1\].rank: expected 1, found 0"),
     "bytes": (("ranks", 0), "peak_bytes", -1, r"ranks\[0\].peak_bytes: expected a whole number of at least 0, found -1"),
     "part": (("ranks", 0), "state_bytes", 1.5, r"ranks\[0\].state_bytes: expected a whole number of at least 0, found 1.5"),
+    "huge": (("ranks", 1, "step_s"), 0, 10**400, r"ranks\[1\].step_s\[0\]: expected a positive number of seconds, found 1000"),
+    "huge bytes": (("ranks", 0), "peak_bytes", 10**400, r"ranks\[0\].peak_bytes: expected a whole number below 2\^63, found 1000"),
     "cores": (("machine",), "cores", 0, "machine.cores: expected a whole number of at least 1, found 0"),
     "object": (("ranks",), 0, 3, r"ranks\[0\]: expected an object, found 3"),
     "none": ((), "ranks", [], "ranks: expected at least one, found none"),
