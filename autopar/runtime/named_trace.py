@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..errors import ProgramError
 from .comm import Comm
 from .executable import Executable
+from .pending import Pending
 from .place import EMITTED
 from .stages import STAGES
 
@@ -30,7 +31,7 @@ COLLECTIVES = frozenset((
 
 
 class NamedComm:
-    """Does what `comm` does, each collective in a span."""
+    """Does what `comm` does, each collective in a span, and each wait for one that was started."""
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
@@ -41,10 +42,22 @@ class NamedComm:
             return found
 
         def named(*args: Any, **keywords: Any) -> Any:
-            with record_function(_describe(name, args)):
-                return found(*args, **keywords)
+            text = _describe(name, args)
+            with record_function(text):
+                result = found(*args, **keywords)
+            return [_named_wait(pending, text) for pending in result] if name.startswith("start_") else result
 
         return named
+
+
+def _named_wait(pending: Pending, text: str) -> Pending:
+    """The same, whose wait is a span: `wait for all_gather along a of ...`."""
+
+    def bring() -> Tensor:
+        with record_function(f"wait for {text.removeprefix('start_')}"):
+            return pending.wait()
+
+    return Pending(bring, pending.flight)
 
 
 def trace_step(executable: Executable, batch: Sequence[Tensor], path: str | os.PathLike) -> Any:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
 import random
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from autopar.api import compile_workload  # noqa: E402
 from autopar.codegen.imports import print_used  # noqa: E402
 from autopar.graph.case import build_case  # noqa: E402
 from autopar.graph.random_plans import list_turns  # noqa: E402
-from autopar.trace import trace_step  # noqa: E402
+from autopar.options import Options  # noqa: E402
+from autopar.runtime import Executable, initial_state, solo_comm  # noqa: E402
+from autopar.trace import Workload, trace_step  # noqa: E402
 
 from .kernel_cases import CASES  # noqa: E402
 from .random_plans import Assigner, Control, draw_staged, files_of  # noqa: E402
@@ -56,3 +60,34 @@ def test_what_a_comment_names_is_not_imported():
 
 def test_what_is_not_used_is_found():
     assert unused({"a.py": "import os\nfrom b import c as d, e\ne()\n"}) == [("a.py", "d"), ("a.py", "os")]
+
+
+class _Worded(torch.nn.Module):
+    """Parts and parameters that are called as Python calls its words, and as programs call what they use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleDict({word: torch.nn.Linear(6, 6) for word in ("in", "is", "zip", "range")})
+        self.gains = torch.nn.ParameterDict({word: torch.nn.Parameter(torch.rand(6)) for word in ("from", "lambda", "dict")})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part, gain in zip(self.parts.values(), (*self.gains.values(), 1.0)):
+            x = torch.tanh(part(x)) * gain
+        return x
+
+
+@pytest.mark.parametrize("local", ["kernels", "ops"])
+def test_words_of_python_are_no_names(local):
+    torch.manual_seed(0)
+    model, x, y = _Worded(), torch.randn(4, 6), torch.randn(4, 6)
+    workload = Workload(model, (x,), (y,), torch.nn.functional.mse_loss, functools.partial(torch.optim.SGD, lr=0.1))
+    files = compile_workload(workload, "cpu:1", Options(price=False, local=local), cache_path=None).files
+    executable = Executable(None, files, solo_comm(), {})
+    executable.state.update(initial_state(executable.program, 0, {name: t.detach().clone() for name, t in model.state_dict().items()}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        assert float(executable.step(x, y)) == pytest.approx(loss.item(), rel=1e-6)

@@ -68,6 +68,14 @@ def test_no_kernel_of_a_clipped_update_spills(arch):
     assert {row.name for row in rows} >= {"mul_sum", "update_step", "update_param_exp_avg_exp_avg_sq_master"} and not any(row.spilled_bytes for row in rows), rows
 
 
+def test_parameters_of_one_element_are_updated_with_the_others():
+    """A PReLU's weight has as many elements as the step count, and is no part of that: in place, in the launch of all."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.PReLU(), nn.Linear(8, 8), nn.PReLU())
+    workload = Workload(model, (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, functools.partial(torch.optim.AdamW, lr=0.01))
+    text = compile_workload(workload, "cpu:1", Options(price=False), cache_path=None).files["program.py"]
+    assert text.count("kernels.update_param_exp_avg_exp_avg_sq(") == 1 and "ops.lots" not in text and ".copy_(" not in text.partition("def update")[2].partition("def step")[0]
+
+
 def _update_text(depth: int) -> str:
     text = compile_workload(_workload(depth), "cpu:1", Options(price=False), cache_path=None).files["program.py"]
     return text[text.index("def measure_param(") :].partition("def step(")[0]

@@ -48,6 +48,26 @@ class Two(optim.AdamW):
         super().__init__([{"params": wide, "weight_decay": 0.1}, {"params": thin, "lr": 0.02, "weight_decay": 0.0}], lr=0.01)
 
 
+class Worded(optim.Optimizer):
+    """A momentum in states that are called as texts of kernels call their sizes, their pointers and, in Python, functions."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.05})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state |= {key: torch.zeros_like(p) for key in ("SIZE", "m", "m_ptr", "lambda")}
+                state["SIZE"].mul_(0.9).add_(p.grad)
+                state["m"].mul_(0.5).add_(p.grad, alpha=0.5)
+                state["m_ptr"].mul_(0.8).addcmul_(p.grad, p.grad)
+                state["lambda"].add_(p.grad.abs())
+                p.add_(state["SIZE"] + state["m"] * state["lambda"] / (1.0 + state["m_ptr"]), alpha=-group["lr"])
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -72,6 +92,7 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "two groups": Case(Two),
     "momentum": Case(functools.partial(optim.SGD, lr=0.1, momentum=0.9)),
     "SGD": Case(functools.partial(optim.SGD, lr=0.1)),
+    "states called as texts call theirs": Case(Worded),
     "RMSprop": Case(functools.partial(optim.RMSprop, lr=0.01)),
     "masters": Case(functools.partial(optim.AdamW, lr=0.01, eps=0.01), "bf16"),
     "clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16"),

@@ -1,8 +1,10 @@
 """Names of kernels: what several ops spell goes by the name that it has."""
 
+import keyword
+
 import pytest
 
-from autopar.graph.kernel import Kernel, suggest_name
+from autopar.graph.kernel import Kernel, _identifier, suggest_name
 from autopar.graph.node import Phase
 from autopar.graph.tensor import Kind
 
@@ -112,3 +114,15 @@ def test_norms_as_people_write_them(kind, precision):
     names = {k.name for k in kernels_of(Workload(Norm(), (torch.zeros(4, 3, 16),), (), lambda y: (y * y).mean(), ADAMW), precision)}
     norm = "rms_norm" if kind == "rms" else "layer_norm"
     assert {f"add_{norm}_mul", f"mul_{norm}_backward_sum"} <= names
+
+
+@pytest.mark.parametrize("word", ["SIZE", "ROWS", "PROGRAMS", "M", "x_ptr", "tanh_out", "sum_sum", "amax_parts", "add_launch", "update_together", "update_seen", "col_7", "inside_2", "lambda", "in", "None"])
+def test_words_that_texts_make_are_no_values_names(word):
+    """A state called SIZE was read in the place of how many elements there are, so nothing was updated."""
+    found = _identifier(word)
+    assert found == f"{word}_" and found.isidentifier() and not keyword.iskeyword(found)
+
+
+@pytest.mark.parametrize(("word", "name"), [("exp_avg", "exp_avg"), ("momentum_buffer", "momentum_buffer"), ("layers.0.weight", "layers_0_weight"), ("0", "v_0"), ("sum", "sum"), ("out", "out")])
+def test_other_words_stay(word, name):
+    assert _identifier(word) == name

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from torch.profiler import profile  # noqa: E402
 
 from autopar.runtime.named_trace import COLLECTIVES, NamedComm, _describe, _named  # noqa: E402
+from autopar.runtime.pending import Pending  # noqa: E402
 from autopar.runtime.place import EMITTED  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -39,6 +40,20 @@ def test_messages_of_stages_go_through():
 
     named = NamedComm(Comm())
     assert named.receive(1, (0, 2)) == (1, (0, 2)) and named.send(torch.ones(1), 1, (0, 2)) == (1, (0, 2))
+
+
+def test_what_is_waited_for_has_a_span_of_its_own():
+    """Where a rank stands still shows: the start is short, the wait takes what is left."""
+    class Comm:
+        def start_all_gather(self, xs, axis, dim, stride, short=()):
+            return [Pending(lambda x=x: x + 1) for x in xs]
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        found = NamedComm(Comm()).start_all_gather([torch.ones(2), torch.zeros(2)], "dp", [0, 0], [1, 1])
+        assert [x.wait().tolist() for x in found] == [[2.0, 2.0], [1.0, 1.0]]
+    names = [event.name for event in profiler.events()]
+    text = "all_gather along dp of float32[2], float32[2]"
+    assert names.count(f"start_{text}") == 1 and names.count(f"wait for {text}") == 2
 
 
 def test_where_a_compiled_segment_resumes_is_left_alone():
