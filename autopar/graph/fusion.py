@@ -5,7 +5,7 @@ The law:
 
 * a group is of one run of nodes of one phase and one block (`h.3`), so a model may be cut between modules, and equal blocks have equal groups; in the update
   the nodes of a run need not stand together, as long as no way leads from one to another through other modules (a norm of all gradients), and one node is a group, too;
-* its nodes read what others of it made, and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
+* its nodes read what others of it made, or in the update, pointwise, a state or gradient that others of it read (Lion's momentum and its parameter), and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
   have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
 * it can run at once: nothing outside lies on a way from one of its nodes to another;
 * pointwise ops, whatever operands broadcast, may be in a group; so may random numbers, and what knows only its own row: norms, softmax, sums over
@@ -136,6 +136,7 @@ class _Run:
         self.reads: dict[int, set[int]] = {i: {makers[n] for n in graph.nodes[i].inputs if n in makers} & self.leader.keys() for i in nodes}
         self.alone = {i for i in nodes if graph.nodes[i].phase is Phase.UPDATE and signatures[i] and _rows(sites[i], signatures[i]) is not None}  # type: ignore[arg-type]
         self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := _rows(sites[i], signature)) is not None}
+        self.taken = {i: _whole_inputs(graph.nodes[i].inputs, sites[i]) for i in self.alone}
 
     def groups(self) -> list[tuple[int, ...]]:
         for i in self.nodes:
@@ -143,10 +144,19 @@ class _Run:
                 for near in sorted({self.find(k) for k in self.reads[i]}):
                     if near in self.rows:
                         self._merge(self.find(i), self.find(near))
+        self._join_readers()
         members: dict[int, list[int]] = {}
         for i in self.nodes:
             members.setdefault(self.find(i), []).append(i)
         return [tuple(found) for found in members.values() if len(found) > 1 or self.ops[found[0]] in _ALONE or found[0] in self.alone]
+
+    def _join_readers(self) -> None:
+        """In the update, units of pointwise nodes that read the same value, which they would read twice."""
+        mixed = {self.find(i) for i, names in self.taken.items() if names is None}
+        readers: dict[str, int] = {}
+        for i, names in self.taken.items():
+            for name in names or () if self.find(i) not in mixed else ():
+                self._merge(self.find(i), self.find(readers.setdefault(name, i)))
 
     def find(self, i: int) -> int:
         while self.leader[i] != i:
@@ -219,6 +229,14 @@ def _rows(site: Site, signature: Signature) -> _Rows | None:
     if len(owed) < len(order) and owed == set(order[len(order) - len(owed) :]):
         return _prefixes(wide, _place(signature.inputs[0], order[len(order) - len(owed)])) or None
     return _prefixes(wide, len(wide)) if owed == set(order[: len(owed)]) else None
+
+
+def _whole_inputs(names: Sequence[str], site: Site) -> tuple[str, ...] | None:
+    """What a pointwise node reads that has as many elements as its result; None of another node, and of one that makes a number."""
+    [shape] = site.outputs if len(site.outputs) == 1 else [()]
+    if num_elements(shape) < 2 or any(num_elements(read) > num_elements(shape) for read in site.inputs):
+        return None
+    return tuple(name for name, read in zip(names, site.inputs) if read == shape)
 
 
 def _place(dims: Sequence[Sequence[str]], name: str) -> int:

@@ -32,7 +32,7 @@ from autopar.trace import Workload, trace_step  # noqa: E402
 from autopar.verify import describe_failure, verify_workload  # noqa: E402
 
 from .interpreter import read_numbers  # noqa: E402
-from .update_numbers import CASES, Block, Clipped  # noqa: E402
+from .update_numbers import CASES, Block, Clipped, Lion  # noqa: E402
 
 TOLERANCE = {"fp32": 5e-6, "bf16": 2e-2}
 
@@ -66,6 +66,16 @@ def test_no_kernel_of_a_clipped_update_spills(arch):
     program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
     rows = compile_kernels([k for k in fuse_program(program, phase_sections(program.graph)).kernels if takes_lists(k)], [arch])
     assert {row.name for row in rows} >= {"mul_sum", "update_step", "update_param_exp_avg_exp_avg_sq_master"} and not any(row.spilled_bytes for row in rows), rows
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_reads_the_same_state_is_one_kernel(precision):
+    """Lion's parameter and momentum: momentum and gradient are read once, both are written in place, in one launch for all."""
+    model = nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 8))
+    workload = Workload(model, (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, Lion)
+    text = compile_workload(workload, "cpu:1", Options(price=False, precision=precision), cache_path=None).files["program.py"]
+    update = text.partition("def update")[2].partition("def step")[0]
+    assert update.count("kernels.") == 1 and "ops.lots" not in update and ".copy_(" not in update, update
 
 
 def test_parameters_of_one_element_are_updated_with_the_others():

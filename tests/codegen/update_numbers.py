@@ -48,6 +48,24 @@ class Two(optim.AdamW):
         super().__init__([{"params": wide, "weight_decay": 0.1}, {"params": thin, "lr": 0.02, "weight_decay": 0.0}], lr=0.01)
 
 
+class Lion(optim.Optimizer):
+    """The parameter and its momentum go by the same momentum and gradient, and neither by the other (Chen et al. 2023)."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["m"] = torch.zeros_like(p)
+                towards = torch.tanh(30 * (state["m"] * 0.9 + p.grad * 0.1))  # the sign, but that rounding does not decide
+                p.mul_(0.999).add_(towards, alpha=-group["lr"])
+                state["m"].mul_(0.99).add_(p.grad, alpha=0.01)
+
+
 class Worded(optim.Optimizer):
     """A momentum in states that are called as texts of kernels call their sizes, their pointers and, in Python, functions."""
 
@@ -93,6 +111,8 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "momentum": Case(functools.partial(optim.SGD, lr=0.1, momentum=0.9)),
     "SGD": Case(functools.partial(optim.SGD, lr=0.1)),
     "states called as texts call theirs": Case(Worded),
+    "Lion": Case(Lion),
+    "sharded Lion": Case(Lion, ranks=2),
     "RMSprop": Case(functools.partial(optim.RMSprop, lr=0.01)),
     "masters": Case(functools.partial(optim.AdamW, lr=0.01, eps=0.01), "bf16"),
     "clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16"),
