@@ -205,12 +205,15 @@ def _read(path: Path, kind: type[_Row], notes: list[str]) -> tuple[_Row, ...]:
 
 
 _ZERO = {"samples_per_s_total", "value", "bubble_rate", "TW_ms", "Tcomm_ms"}  # printed with few places, or nothing of it
-_MOST = {"tflops_per_gpu": 1e5, "mfu_pct": 100.0, "hfu_pct": 100.0}
+_MOST = {"tflops_per_gpu": 1e5, "mfu_pct": 100.0, "hfu_pct": 100.0, "bubble_rate": 1.0}
+_STATUS = ("", "ok", "OOM", "OOM/failed")
 
 
 def _read_cell(text: str, of: str, name: str, where: str, notes: list[str]) -> object:
     """What a cell says; None, with a note, where it is no number that it may be."""
     if of == "str":
+        if name == "status" and text not in _STATUS:
+            notes.append(f"{where}: status: expected one of {', '.join(_STATUS[1:])}, found {text!r}: in no group")
         return text
     if not text:
         return None

@@ -135,6 +135,8 @@ def precision_of(row: Row) -> str:
     said = row.get("precision").lower()
     if "fp8" in said or "fp4" in said or "float8" in said:
         raise NotExpressible(f"precision {row.get('precision')}: matmuls narrower than 16 bits are not traced")
+    if said and not re.search(r"fp16|bf16|16-bit|^fp32$", said):
+        raise NotExpressible(f"precision {row.get('precision')}: not a word of 16 or 32 bits that is known here")
     return "fp32" if said == "fp32" else "bf16"
 
 
@@ -183,6 +185,8 @@ def zero_of(row: Row) -> int | None:
     said = row.get("zero_stage") or {"Alpa data_parallel": "0", "Alpa zero_2": "2", "Alpa zero_3": "3"}.get(row.get("framework"), "")
     if re.fullmatch(r"[0-3]", said):
         return int(said)
+    if re.fullmatch(r"[+-]?[\d.]+", said):
+        raise NotExpressible(f"zero_stage {said}: ZeRO has stages 0 to 3")
     if "params not resharded" in said:
         return 2
     if row.get("framework").startswith("Megatron + Deepspeed ZeRO"):

@@ -31,7 +31,7 @@ from benchmarks.fidelity_table import (
     summarise,
 )
 from benchmarks.published import BubbleRate, ImageRun, Published, PublishedError, Run, load_published
-from benchmarks.published_rows import NotExpressible, cluster_of, constraints_of, sizes_of
+from benchmarks.published_rows import NotExpressible, cluster_of, constraints_of, precision_of, sizes_of, zero_of
 
 # tables -----------------------------------------------------------------------------------------------------------------------------------
 
@@ -525,3 +525,16 @@ def test_activations_of_a_layer():
         assert rest - statistics == 3 * 8 + 2 * 2
     one = Layer(s, 1, h, a, t)
     assert layer_bytes(one, True, "none") == s * h * forms[t, True, "none"] + 8 * s / t + 3 * 8 + 2 * 2
+
+
+def test_words_that_no_run_can_have_are_told(tmp_path):
+    """Not read as what is not printed, nor left out of all groups without a word."""
+    tables = load_published(write_tables(tmp_path, throughput="row_id,status\na,OK\nb,ok\n", pipeline_bubbles="row_id,bubble_rate\nc,2.5\nd,0.25\n"))
+    assert "throughput.csv: a: status: expected one of ok, OOM, OOM/failed, found 'OK': in no group" in tables.notes and not any("b: status" in note for note in tables.notes)
+    assert any("c: bubble_rate: expected a number" in note and "of at most 1" in note for note in tables.notes) and not any("d: bubble" in note for note in tables.notes)
+    row = row_of(replace(GPT_1T, precision="int4"))
+    with pytest.raises(NotExpressible, match="precision int4: not a word of 16 or 32 bits"):
+        precision_of(row)
+    assert [precision_of(row_of(replace(GPT_1T, precision=word))) for word in ("", "fp16", "amp_bf16/DEFAULT", "16-bit mixed", "fp32")] == ["bf16", "bf16", "bf16", "bf16", "fp32"]
+    with pytest.raises(NotExpressible, match="zero_stage 9: ZeRO has stages 0 to 3"):
+        zero_of(row_of(replace(GPT_1T, zero_stage="9")))
