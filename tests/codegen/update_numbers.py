@@ -48,8 +48,10 @@ class Two(optim.AdamW):
         super().__init__([{"params": wide, "weight_decay": 0.1}, {"params": thin, "lr": 0.02, "weight_decay": 0.0}], lr=0.01)
 
 
-class Lion(optim.Optimizer):
-    """The parameter and its momentum go by the same momentum and gradient, and neither by the other (Chen et al. 2023)."""
+class Own(optim.Optimizer):
+    """By hand: each parameter by itself, with states of its shape."""
+
+    names: tuple[str, ...] = ()
 
     def __init__(self, params):
         super().__init__(params, {"lr": 0.01})
@@ -60,30 +62,32 @@ class Lion(optim.Optimizer):
             for p in group["params"]:
                 state = self.state[p]
                 if not state:
-                    state["m"] = torch.zeros_like(p)
-                towards = torch.tanh(30 * (state["m"] * 0.9 + p.grad * 0.1))  # the sign, but that rounding does not decide
-                p.mul_(0.999).add_(towards, alpha=-group["lr"])
-                state["m"].mul_(0.99).add_(p.grad, alpha=0.01)
+                    state |= {name: torch.zeros_like(p) for name in self.names}
+                self.update(p, state, group["lr"])
 
 
-class Worded(optim.Optimizer):
+class Lion(Own):
+    """The parameter and its momentum go by the same momentum and gradient, and neither by the other (Chen et al. 2023)."""
+
+    names = ("m",)
+
+    def update(self, p, state, lr):
+        towards = torch.tanh(30 * (state["m"] * 0.9 + p.grad * 0.1))  # the sign, but that rounding does not decide
+        p.mul_(0.999).add_(towards, alpha=-lr)
+        state["m"].mul_(0.99).add_(p.grad, alpha=0.01)
+
+
+class Worded(Own):
     """A momentum in states that are called as texts of kernels call their sizes, their pointers and, in Python, functions."""
 
-    def __init__(self, params):
-        super().__init__(params, {"lr": 0.05})
+    names = ("SIZE", "m", "m_ptr", "lambda")
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state |= {key: torch.zeros_like(p) for key in ("SIZE", "m", "m_ptr", "lambda")}
-                state["SIZE"].mul_(0.9).add_(p.grad)
-                state["m"].mul_(0.5).add_(p.grad, alpha=0.5)
-                state["m_ptr"].mul_(0.8).addcmul_(p.grad, p.grad)
-                state["lambda"].add_(p.grad.abs())
-                p.add_(state["SIZE"] + state["m"] * state["lambda"] / (1.0 + state["m_ptr"]), alpha=-group["lr"])
+    def update(self, p, state, lr):
+        state["SIZE"].mul_(0.9).add_(p.grad)
+        state["m"].mul_(0.5).add_(p.grad, alpha=0.5)
+        state["m_ptr"].mul_(0.8).addcmul_(p.grad, p.grad)
+        state["lambda"].add_(p.grad.abs())
+        p.add_(state["SIZE"] + state["m"] * state["lambda"] / (1.0 + state["m_ptr"]), alpha=-5 * lr)
 
 
 class Block(nn.Module):
