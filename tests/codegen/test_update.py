@@ -21,6 +21,7 @@ from autopar.codegen.folded import fold_in_order  # noqa: E402
 from autopar.graph.case import build_case  # noqa: E402
 from autopar.graph.fuse import fuse_program  # noqa: E402
 from autopar.graph.kernel import takes_lists  # noqa: E402
+from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.partition import partition  # noqa: E402
 from autopar.graph.random_plans import Assigner, plain_mesh  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
@@ -76,6 +77,19 @@ def test_what_reads_the_same_state_is_one_kernel(precision):
     text = compile_workload(workload, "cpu:1", Options(price=False, precision=precision), cache_path=None).files["program.py"]
     update = text.partition("def update")[2].partition("def step")[0]
     assert update.count("kernels.") == 1 and "ops.lots" not in update and ".copy_(" not in update, update
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, functools.partial(torch.optim.SGD, momentum=0.9)], ids=["AdamW", "SGD"])
+def test_a_learning_rate_that_is_a_tensor_is_worked_out_once(optimizer):
+    """Of what is made of it for each parameter alike there is one, so updates stay equal: one function, whatever the depth."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())))
+    workload = Workload(model, (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, functools.partial(optimizer, lr=torch.tensor(0.01)))
+    graph = trace_step(workload).graph
+    numbers = [n for n in graph.nodes if n.phase is Phase.UPDATE and not any(v.shape for v in graph.values if v.name in (*n.inputs, *n.outputs)) and not any("step:" in name for name in n.inputs)]
+    made = [(n.op, n.inputs, n.args) for n in numbers if n.inputs]
+    assert len(set(made)) == len(made), made
+    text = compile_workload(workload, "cpu:1", Options(price=False), cache_path=None).files["program.py"]
+    assert len(re.findall(r"^def update_\w+\(", text, re.M)) == 1, text
 
 
 def test_parameters_of_one_element_are_updated_with_the_others():

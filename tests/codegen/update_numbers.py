@@ -112,6 +112,7 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "AdamW": Case(functools.partial(optim.AdamW, lr=0.01)),
     "clipped AdamW": Case(functools.partial(Clipped, lr=0.01)),
     "two groups": Case(Two),
+    "a rate that is a tensor": Case(functools.partial(optim.AdamW, lr=torch.tensor(0.01))),
     "momentum": Case(functools.partial(optim.SGD, lr=0.1, momentum=0.9)),
     "SGD": Case(functools.partial(optim.SGD, lr=0.1)),
     "states called as texts call theirs": Case(Worded),

@@ -42,7 +42,7 @@ def finish_graph(
     updates, grads = _own_values(draft, updates, grads, loss, outputs)
     inputs, updates = _drop_idle_counter(draft, inputs, updates, [*grads.values(), *outputs, *([loss] if loss is not None else [])])
     roots = [*updates.values(), *grads.values(), *outputs, *([loss] if loss is not None else [])]
-    nodes = _turn_weight_grads(_live_nodes([*draft.preamble, *draft.nodes], roots), roots)
+    nodes = _share_numbers(_turn_weight_grads(_live_nodes([*draft.preamble, *draft.nodes], roots), roots), roots)
     if _collapse_views(nodes, roots):
         nodes = _live_nodes(nodes, roots)
     _place_updates(nodes, owners, grads)
@@ -144,6 +144,41 @@ def _turn_weight_grads(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNo
                 value.node = made
             gone.add(id(node))
     return [node for node in nodes if id(node) not in gone]
+
+
+def _share_numbers(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNode]:
+    """A number that the update makes again for each parameter, by the same op of the same numbers (1 minus a learning rate that is a tensor), is made once."""
+    taken = {id(v) for v in roots}
+    known: dict[object, Val] = {}
+    stands: dict[int, Val] = {}
+    kept = []
+    for node in nodes:
+        if node.phase is not Phase.UPDATE:
+            kept.append(node)
+            continue
+        node.args = tuple((key, _stand_in(value, stands)) for key, value in node.args)
+        read = node_inputs(node)
+        [out] = node.outs if len(node.outs) == 1 else [None]
+        if out is not None and read and not out.shape and not any(v.shape for v in read) and node.op.startswith("aten.") and id(out) not in taken:
+            same = known.setdefault((node.op, out.dtype, repr([(key, _by_place(value)) for key, value in node.args])), out)
+            if same is not out:
+                stands[id(out)] = same
+                continue
+        kept.append(node)
+    return kept
+
+
+def _stand_in(value: object, stands: dict[int, Val]) -> object:
+    if isinstance(value, Val):
+        return stands.get(id(value), value)
+    return tuple(_stand_in(v, stands) for v in value) if isinstance(value, tuple) else value
+
+
+def _by_place(value: object) -> object:
+    """An argument as text that is equal for equal ones alone."""
+    if isinstance(value, Val):
+        return f"value {id(value)}"
+    return tuple(map(_by_place, value)) if isinstance(value, tuple) else value
 
 
 def _collapse_views(nodes: list[DraftNode], roots: list[Val]) -> bool:
