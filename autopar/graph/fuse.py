@@ -4,7 +4,7 @@ In: a program and the section of each node. Out: a program in which one node sta
 collective parts a group), the sections of its nodes, and the distinct kernels. Invariant: executing the program, each kernel as its own graph, runs
 exactly the nodes of the program that came in.
 
-A state that is rewritten by what a group makes is rewritten by its kernel, where nothing else reads the old version: its `state.write` is gone.
+A state that is rewritten by what a group makes is rewritten by its kernel, where nothing else reads the old version but what the group waits for: its `state.write` is gone.
 """
 
 from __future__ import annotations
@@ -146,23 +146,38 @@ def _describe(
     inside = set(members)
     views = {view for i in members for name in graph.nodes[i].inputs for view in _views_between(graph, makers, name, inside)}
     made = [out for i in members for out in graph.nodes[i].outputs if out]
-    alike = {values[out].shape for out in made}
+    alike = {values[out].shape for out in made} - {()}  # sums, which end it, and numbers: where there is nothing else, of them
     into: dict[str, str] = {}
     writes = []
-    rewrites = len(alike) == 1 and graph.nodes[members[0]].phase is Phase.UPDATE  # before that the turns may still read the old version
+    rewrites = len(alike or {()}) == 1 and graph.nodes[members[0]].phase is Phase.UPDATE  # before that the turns may still read the old version
     for new in made if rewrites else ():
         for i, _ in uses[new]:
             node = graph.nodes[i]
             if node.op != "state.write" or node.phase is not Phase.UPDATE or not {k for k, _ in uses[new]} <= inside | {i}:
                 continue
             old = node.inputs[0]
-            late = {k for k, _ in uses[old] if graph.nodes[k].phase is Phase.UPDATE}
-            if late - {i} <= inside and (values[old].shape, values[old].dtype) == (values[new].shape, values[new].dtype):
+            late = {k for k, _ in uses[old] if graph.nodes[k].phase is Phase.UPDATE} - {i} - inside
+            if any(is_view(graph.nodes[k].op) for k in late):  # who reads that may come afterwards
+                continue
+            if late <= (_leading(graph, makers, members) if late else late) and (values[old].shape, values[old].dtype) == (values[new].shape, values[new].dtype):
                 into[new] = old
                 writes.append(i)
     left_out = inside | set(writes)
     outside = tuple(out for out in made if out in into or _is_seen(graph, uses, out, left_out, ends))
     return _Group(tuple(members), tuple(sorted(views)), outside, into, tuple(sorted(writes)))
+
+
+def _leading(graph: Graph, makers: Mapping[str, tuple[int, int]], members: Sequence[int]) -> set[int]:
+    """The nodes of the update that a group waits for: what they read of a state they have read when it is rewritten."""
+    found: set[int] = set()
+    todo = [*members]
+    while todo:
+        for name in graph.nodes[todo.pop()].inputs:
+            i = makers[name][0] if name in makers else -1
+            if i >= 0 and i not in found and graph.nodes[i].phase is Phase.UPDATE:
+                found.add(i)
+                todo.append(i)
+    return found - {*members}
 
 
 def _views_between(graph: Graph, makers: Mapping[str, tuple[int, int]], name: str, inside: set[int]) -> list[int]:

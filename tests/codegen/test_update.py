@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import re
@@ -26,14 +27,14 @@ from autopar.graph.partition import partition  # noqa: E402
 from autopar.graph.random_plans import Assigner, plain_mesh  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.options import Options  # noqa: E402
-from autopar.runtime import together  # noqa: E402
+from autopar.runtime import Executable, initial_state, solo_comm, together  # noqa: E402
 from autopar.runtime.names import expand_names  # noqa: E402
 from autopar.runtime.parcels import as_they_come, lots  # noqa: E402
 from autopar.trace import Workload, trace_step  # noqa: E402
 from autopar.verify import describe_failure, verify_workload  # noqa: E402
 
 from .interpreter import read_numbers  # noqa: E402
-from .update_numbers import CASES, Block, Clipped, Lion  # noqa: E402
+from .update_numbers import CASES, Block, Clipped, Lamb, Lion, Own  # noqa: E402
 
 TOLERANCE = {"fp32": 5e-6, "bf16": 2e-2}
 
@@ -77,6 +78,47 @@ def test_what_reads_the_same_state_is_one_kernel(precision):
     text = compile_workload(workload, "cpu:1", Options(price=False, precision=precision), cache_path=None).files["program.py"]
     update = text.partition("def update")[2].partition("def step")[0]
     assert update.count("kernels.") == 1 and "ops.lots" not in update and ".copy_(" not in update, update
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_states_are_rewritten_beside_sums_and_after_what_reads_them(precision):
+    """LAMB's moments by the kernel that also sums, its parameter after the kernels that took its norm and its decay: nothing is copied; a state that is read afterwards is."""
+    model = nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 8))
+    workload = Workload(model, (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, Lamb)
+    text = compile_workload(workload, "cpu:1", Options(price=False, precision=precision), cache_path=None).files["program.py"]
+    update = text.partition("def update")[2].partition("def step")[0]
+    assert "update_m_v" in update and "kernels.update_param" in update and ".copy_(" not in update, update
+
+
+class Averaged(Own):
+    """The parameter, and a state that goes by what it was before."""
+
+    names = ("before",)
+
+    def update(self, p, state, lr):
+        old = p.clone()
+        length = (p - lr * p.grad).norm()
+        p.copy_((p - lr * p.grad) / (1 + length))
+        state["before"].add_(old.tanh() * length)
+
+
+def test_what_reads_a_state_afterwards_reads_what_it_was():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 6))
+    x, y = torch.randn(4, 6), torch.randn(4, 6)
+    plain = copy.deepcopy(model)
+    files = compile_workload(Workload(model, (x,), (y,), nn.functional.mse_loss, Averaged), "cpu:1", Options(price=False), cache_path=None).files
+    executable = Executable(None, files, solo_comm(), {})
+    executable.state.update(initial_state(executable.program, 0, {name: t.detach().clone() for name, t in model.state_dict().items()}))
+    optimizer = Averaged(plain.parameters())
+    for _ in range(3):
+        executable.step(x, y)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(plain(x), y).backward()
+        optimizer.step()
+    for name, p in plain.named_parameters():
+        torch.testing.assert_close(executable.state[name], p.detach())
+        torch.testing.assert_close(executable.state[f"before:{name}"], optimizer.state[p]["before"])
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, functools.partial(torch.optim.SGD, momentum=0.9)], ids=["AdamW", "SGD"])

@@ -77,6 +77,20 @@ class Lion(Own):
         state["m"].mul_(0.99).add_(p.grad, alpha=0.01)
 
 
+class Lamb(Own):
+    """Each parameter by as much as it is long (You et al. 2020): its norm and that of where it goes stand between its states and itself."""
+
+    names = ("m", "v")
+
+    def update(self, p, state, lr):
+        state["m"].lerp_(p.grad, 0.1)
+        state["v"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+        towards = state["m"] / (state["v"].sqrt() + 0.01) + 0.01 * p
+        ours, theirs = p.norm(), towards.norm()
+        trust = torch.where((ours > 0) & (theirs > 0), ours / theirs, torch.ones_like(ours)).clamp(max=10)
+        p.add_(-lr * trust * towards)
+
+
 class Worded(Own):
     """A momentum in states that are called as texts of kernels call their sizes, their pointers and, in Python, functions."""
 
@@ -118,6 +132,7 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "states called as texts call theirs": Case(Worded),
     "Lion": Case(Lion),
     "sharded Lion": Case(Lion, ranks=2),
+    "sharded LAMB": Case(Lamb, ranks=2),
     "RMSprop": Case(functools.partial(optim.RMSprop, lr=0.01)),
     "masters": Case(functools.partial(optim.AdamW, lr=0.01, eps=0.01), "bf16"),
     "clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16"),
