@@ -17,7 +17,8 @@ from pathlib import Path
 from ..cluster import Cluster, name_preset
 from ..errors import ClusterError
 from ..graph.machine import Machine
-from .rows import COMM_KINDS, SHAPE_NAMES, ProfileRows
+from .device_rates import find_device_rates
+from .rows import COMM_KINDS, SHAPE_NAMES, SUSTAINED, ProfileRows
 from .rows_file import load_profile, machine_difference
 
 _AGAIN = "run `autopar profile` again"
@@ -46,6 +47,9 @@ def find_measured(cluster: Cluster, asked: str | None, path: str | os.PathLike[s
     if measured is None or measured != device.name:
         known = "no preset's name" if measured is None else measured
         raise ClusterError(f"{found}: a profile of {rows.machine.device} ({known}), and the cluster's devices are {device.name}: expected one of {device.name}; {_AGAIN} there")
+    if find_device_rates(device) is None:
+        say(f"{found}: not used: {device.name} has figures of its own in this cluster, and no table of kernels to which a level belongs")
+        return None
     say(f"priced at the level of {rows.machine.device} in {found}")
     return rows
 
@@ -95,12 +99,12 @@ def load_measured(path: str | os.PathLike[str], here: Machine, say: Callable[[st
 
 
 def list_gaps(rows: ProfileRows, here: Machine) -> tuple[str, ...]:
-    """What makes a profile say less of this machine than it could: other versions, an early end, kinds of rows that it has not."""
+    """What makes a profile of a CPU say less of this machine than it could: other versions, an early end, kinds of rows that it has not."""
     found = []
     if versions := machine_difference(here, rows.machine, ("torch", "python")):
         found.append(f"measured with other versions ({versions}); {_AGAIN}")
     ops, comms = {r.family for r in rows.ops if r.seconds is not None}, {r.kind for r in rows.comms if r.seconds is not None}
-    missing = [name for name in SHAPE_NAMES if name not in ops] + [name for name in COMM_KINDS if name not in comms]
+    missing = [name for name in SHAPE_NAMES if name not in ops and name != SUSTAINED] + [name for name in COMM_KINDS if name not in comms]
     if missing:
         found.append(f"not measured, so priced by formula: {', '.join(missing)}; {_AGAIN}")
     elif not rows.finished:

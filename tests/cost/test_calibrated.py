@@ -93,6 +93,8 @@ def test_a_cluster_finds_its_profile(tmp_path):
     shutil.copy(measured_file._PACKAGED["h200-141gb"], tmp_path / "profile-nvidia-h200.json")
     assert find() == load_packaged("H100-80GB") and str(kept) in said.pop()
     assert find(cluster=parse_cluster("1x8xA100-80GB")) is None and find(cluster=parse_cluster("cpu:2")) is None
+    own = replace(gpus, device=replace(gpus.device, flops_per_s=(("bfloat16", 1e15), ("float32", 6e13))))
+    assert find(cluster=own) is None and "not used: H100-80GB has figures of its own" in said.pop()
     with pytest.raises(ClusterError, match=r"a profile of NVIDIA H200 \(H200-141GB\), and the cluster's devices are H100-80GB"):
         find(str(tmp_path / "profile-nvidia-h200.json"))
     with pytest.raises(ClusterError, match=r"measured for the package \(H100-80GB, H200-141GB\), found 'nothing.json'"):

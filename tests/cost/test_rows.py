@@ -11,7 +11,8 @@ import pytest
 from autopar.cluster import parse_cluster
 from autopar.cost.measured_file import list_gaps, load_measured
 from autopar.cost.model import build_cost_model
-from autopar.cost.rows import COMM_KINDS, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows
+from autopar.cost.profile_grid import op_jobs
+from autopar.cost.rows import COMM_KINDS, CommRow, Machine, OpRow, ProfileRows
 from autopar.cost.rows_file import load_profile, save_profile
 from autopar.errors import ClusterError
 
@@ -95,7 +96,7 @@ def test_what_a_profile_lacks_is_said(tmp_path):
 
 
 def test_an_interrupted_profile_is_said():
-    ops = tuple(replace(ROWS.ops[0], family=name, shape=(8,) * len(shape)) for name, shape in SHAPE_NAMES.items())
+    ops = tuple(replace(ROWS.ops[0], family=job.family, shape=job.shape) for job in {job.family: job for job in op_jobs("cpu", True)}.values())
     comms = tuple(replace(ROWS.comms[0], kind=kind) for kind in COMM_KINDS)
     assert list_gaps(ProfileRows(MACHINE, ops, comms, True), MACHINE) == ()
     (line,) = list_gaps(ProfileRows(MACHINE, ops, comms, False), MACHINE)
