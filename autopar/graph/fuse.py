@@ -150,7 +150,7 @@ def _describe(
     into: dict[str, str] = {}
     writes = []
     rewrites = len(alike or {()}) == 1 and graph.nodes[members[0]].phase is Phase.UPDATE  # before that the turns may still read the old version
-    for new in made if rewrites else ():
+    for new in (out for out in made if values[out].shape or not alike) if rewrites else ():
         for i, _ in uses[new]:
             node = graph.nodes[i]
             if node.op != "state.write" or node.phase is not Phase.UPDATE or not {k for k, _ in uses[new]} <= inside | {i}:

@@ -188,7 +188,7 @@ class _Run:
 
 
 _Rows = frozenset[int]  # numbers of rows by which the values of a unit may be taken apart
-_ONE: _Rows = frozenset((0,))  # of no other
+_NUMBERS: _Rows = frozenset((0,))  # of nothing that has a dim
 
 
 def _meet(a: _Rows, b: _Rows) -> _Rows | None:
@@ -220,8 +220,8 @@ def _rows(site: Site, signature: Signature) -> _Rows | None:
     seen = {name for dim in signature.outputs[0] for name in dim}
     owed = {f.name for f in signature.factors} - seen
     if not owed:
-        if site.node.phase is Phase.UPDATE and num_elements(wide) == 1 and site.outputs[0]:
-            return _ONE  # a parameter of one element: its step count, which has no dim, is another group's, as it is of other parameters
+        if site.node.phase is Phase.UPDATE and num_elements(wide) == 1 and not site.outputs[0]:
+            return _NUMBERS  # a step count is a group's of its own, also where the parameter is one row, or one element
         return _prefixes(wide, len(wide)) if site.inputs else None
     if len(site.inputs) != 1:
         return None

@@ -134,12 +134,24 @@ def test_a_learning_rate_that_is_a_tensor_is_worked_out_once(optimizer):
     assert len(re.findall(r"^def update_\w+\(", text, re.M)) == 1, text
 
 
-def test_parameters_of_one_element_are_updated_with_the_others():
-    """A PReLU's weight has as many elements as the step count, and is no part of that: in place, in the launch of all."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.PReLU(), nn.Linear(8, 8), nn.PReLU())
+class _Placed(nn.Module):
+    """One row that is added to all, as positions and class tokens are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.randn(1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.row
+
+
+@pytest.mark.parametrize("layer", [nn.PReLU, _Placed], ids=["one element", "one row"])
+def test_parameters_of_one_element_or_row_are_updated_with_the_others(layer):
+    """They count as the step count does, one row, and are no part of that: in place, in the launch of all, each of whose programs reads the count and none of which writes it."""
+    model = nn.Sequential(nn.Linear(8, 8), layer(), nn.Linear(8, 8), layer())
     workload = Workload(model, (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, functools.partial(torch.optim.AdamW, lr=0.01))
     text = compile_workload(workload, "cpu:1", Options(price=False), cache_path=None).files["program.py"]
-    assert text.count("kernels.update_param_exp_avg_exp_avg_sq(") == 1 and "ops.lots" not in text and ".copy_(" not in text.partition("def update")[2].partition("def step")[0]
+    assert text.count("kernels.update_param_exp_avg_exp_avg_sq(") == 1 and text.count("kernels.update_step(") == 1 and "ops.lots" not in text and ".copy_(" not in text.partition("def update")[2].partition("def step")[0]
 
 
 def _update_text(depth: int) -> str:
