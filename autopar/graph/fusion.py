@@ -220,7 +220,7 @@ def _rows(site: Site, signature: Signature) -> _Rows | None:
     seen = {name for dim in signature.outputs[0] for name in dim}
     owed = {f.name for f in signature.factors} - seen
     if not owed:
-        if site.node.phase is Phase.UPDATE and num_elements(wide) == 1 and not site.outputs[0]:
+        if site.node.phase is Phase.UPDATE and num_elements(wide) == 1 and site.inputs and not site.outputs[0]:
             return _NUMBERS  # a step count is a group's of its own, also where the parameter is one row, or one element
         return _prefixes(wide, len(wide)) if site.inputs else None
     if len(site.inputs) != 1:
