@@ -268,12 +268,11 @@ def compile_workload(
     cache_path: Path | None = CACHE_PATH,
 ) -> Compiled:
     """All passes, in order: `plan_workload`, and its program (arguments as there)."""
-    kind = (cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)).device.kind
+    cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
+    kind = cluster.device.kind
     if options.cuda_graph:
         check_capturable((), kind, options.local)  # what needs no program is told before one is planned
-    planned = plan_workload(
-        workload, cluster_spec, options, given_plan=given_plan, source=source, report=report, rows_path=rows_path, cache_path=cache_path
-    )
+    planned = plan_workload(workload, cluster, options, given_plan=given_plan, source=source, report=report, rows_path=rows_path, cache_path=cache_path)
     case, plan, facts, dump = planned.case, planned.plan, model_facts(planned.workload, planned.traced), planned.dump
     if plan.pipeline is not None:
         stages, schedule = staged_programs(case, plan)

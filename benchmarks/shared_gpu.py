@@ -41,6 +41,7 @@ from autopar.runtime import Executable, compile_program, initial_state, read_fil
 from autopar.trace import Workload  # noqa: E402
 from benchmarks.gpu import find_preset  # noqa: E402
 from benchmarks.peers import single_peers  # noqa: E402
+from benchmarks.step_time import stop_after  # noqa: E402
 
 SIZES = {"batch": 8, "seq": 64, "vocab": 512, "layers": 2, "hidden": 64, "heads": 4}
 STEPS = 5
@@ -67,7 +68,7 @@ class Case:
         return f"{self.backend}, {self.ranks} ranks, {self.fix}, {self.precision}{', CUDA graph' * self.graph}"
 
 
-def list_cases(backends: list[str], ranks: list[int]) -> Iterator[Case]:
+def list_cases(backends: list[str]) -> Iterator[Case]:
     for backend in backends:
         for precision in TOLERANCE:
             for fix in ("dp=2,zero=0", "dp=2,zero=1", "dp=2,zero=3", "tp=2", "pp=2,microbatch=2"):
@@ -128,10 +129,8 @@ def run_case(case: Case, cluster: str, device_type: str, wanted: list[float]) ->
         with _COMPILING:
             hold_files(compile_workload(make_workload(), cluster, options, cache_path=None)).emit(folder)
         process = start_torchrun([str(HERE), "--work", folder, "--backends", case.backend, "--device", device_type], case.ranks, stdout=out, stderr=errors)
-        timer = threading.Timer(LIMIT_S, process.terminate)
-        timer.start()
-        finish(process)
-        timer.cancel()
+        with stop_after(process, LIMIT_S):
+            finish(process)
         for stream in (out, errors):
             stream.seek(0)
         line = next((line for line in out.read().splitlines() if line.startswith("[[")), None)
@@ -158,7 +157,7 @@ def main(words: list[str] | None = None) -> int:
     torch.set_num_threads(2)
     wanted = plain_losses()
     preset = f"x{find_preset(torch.cuda.get_device_name(0))}" if asked.device == "cuda" else ""
-    cases = [case for case in list_cases(backends, asked.ranks) if case.ranks in asked.ranks]
+    cases = [case for case in list_cases(backends) if case.ranks in asked.ranks]
     print(f"plain PyTorch: {' '.join(f'{loss:.6f}' for loss in wanted)}", flush=True)
     wrong = 0
     with ThreadPoolExecutor(asked.jobs if asked.device == "cuda" else 1) as pool:

@@ -245,7 +245,7 @@ def _start(folder: Path, model: str, sizes: Sizes, ranks: int, asked: argparse.N
     words += ["--seconds", str(asked.seconds), "--steps", str(asked.steps)]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         process = start_torchrun([str(HERE), *words], ranks, stdout=out, stderr=errors)
-        with _stop_after(process, asked.limit):
+        with stop_after(process, asked.limit):
             finish(process)
         errors.seek(0)
         out.seek(0)
@@ -258,7 +258,7 @@ def _start(folder: Path, model: str, sizes: Sizes, ranks: int, asked: argparse.N
 
 
 @contextlib.contextmanager
-def _stop_after(process: subprocess.Popen[str], limit_s: float) -> Iterator[None]:
+def stop_after(process: subprocess.Popen[str], limit_s: float) -> Iterator[None]:
     """Inside, the process (torchrun, which ends its ranks) is asked to stop when the time is over."""
     timer = threading.Timer(limit_s, process.terminate)
     timer.start()

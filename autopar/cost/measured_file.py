@@ -22,7 +22,7 @@ from .rows import COMM_KINDS, SHAPE_NAMES, SUSTAINED, ProfileRows
 from .rows_file import load_profile, machine_difference
 
 _AGAIN = "run `autopar profile` again"
-_PACKAGED = {path.stem.partition("-")[2]: path for path in sorted((Path(__file__).parent / "data").glob("profile-*.json"))}
+_DATA = Path(__file__).parent / "data"
 
 
 def find_measured(cluster: Cluster, asked: str | None, path: str | os.PathLike[str], here: Machine, say: Callable[[str], None]) -> ProfileRows | None:
@@ -55,22 +55,25 @@ def find_measured(cluster: Cluster, asked: str | None, path: str | os.PathLike[s
 
 
 def _packaged_or_file(asked: str) -> Path:
-    if asked.lower() in _PACKAGED:
-        return _PACKAGED[asked.lower()]
-    if os.path.isfile(asked):
-        return Path(asked)
+    for path in (_packaged(asked), Path(asked)):
+        if path.is_file():
+            return path
     raise ClusterError(f"measured: expected a file that `autopar profile` wrote, or a device that was measured for the package ({', '.join(list_packaged())}), found {asked!r}")
 
 
 def list_packaged() -> tuple[str, ...]:
     """Devices whose profiles the package has."""
-    return tuple(name.upper() for name in _PACKAGED)
+    return tuple(path.stem.partition("-")[2].upper() for path in sorted(_DATA.glob("profile-*.json")))
+
+
+def _packaged(name: str) -> Path:
+    return _DATA / f"profile-{name.lower()}.json"
 
 
 def load_packaged(name: str) -> ProfileRows:
     """The profile of a device that the package has."""
-    rows = load_profile(_PACKAGED[name.lower()])
-    assert rows is not None
+    rows = load_profile(_packaged(name))
+    assert rows is not None, name
     return rows
 
 

@@ -149,7 +149,7 @@ def _describe(
     alike = {values[out].shape for out in made} - {()}  # sums, which end it, and numbers: where there is nothing else, of them
     into: dict[str, str] = {}
     writes = []
-    rewrites = len(alike or {()}) == 1 and graph.nodes[members[0]].phase is Phase.UPDATE  # before that the turns may still read the old version
+    rewrites = len(alike) <= 1 and graph.nodes[members[0]].phase is Phase.UPDATE  # before that the turns may still read the old version
     for new in (out for out in made if values[out].shape or not alike) if rewrites else ():
         for i, _ in uses[new]:
             node = graph.nodes[i]
@@ -157,9 +157,9 @@ def _describe(
                 continue
             old = node.inputs[0]
             late = {k for k, _ in uses[old] if graph.nodes[k].phase is Phase.UPDATE} - {i} - inside
-            if any(is_view(graph.nodes[k].op) for k in late):  # who reads that may come afterwards
+            if late and (any(is_view(graph.nodes[k].op) for k in late) or not late <= _leading(graph, makers, members)):  # who reads a view may come afterwards
                 continue
-            if late <= (_leading(graph, makers, members) if late else late) and (values[old].shape, values[old].dtype) == (values[new].shape, values[new].dtype):
+            if (values[old].shape, values[old].dtype) == (values[new].shape, values[new].dtype):
                 into[new] = old
                 writes.append(i)
     left_out = inside | set(writes)

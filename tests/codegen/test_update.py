@@ -70,36 +70,39 @@ def test_no_kernel_of_a_clipped_update_spills(arch):
     assert {row.name for row in rows} >= {"mul_sum", "update_step", "update_param_exp_avg_exp_avg_sq_master"} and not any(row.spilled_bytes for row in rows), rows
 
 
+def _net(optimizer, *layers: nn.Module) -> Workload:
+    return Workload(nn.Sequential(*layers), (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, optimizer)
+
+
+def _update_of(optimizer, *layers: nn.Module, precision: str = "fp32") -> str:
+    """The text of the update of a net of these layers of 8."""
+    text = compile_workload(_net(optimizer, *layers), "cpu:1", Options(price=False, precision=precision), cache_path=None).files["program.py"]
+    return text[text.index("def update") :].partition("def step")[0]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_what_reads_the_same_state_is_one_kernel(precision):
     """Lion's parameter and momentum: momentum and gradient are read once, both are written in place, in one launch for all."""
-    model = nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 8))
-    workload = Workload(model, (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, Lion)
-    text = compile_workload(workload, "cpu:1", Options(price=False, precision=precision), cache_path=None).files["program.py"]
-    update = text.partition("def update")[2].partition("def step")[0]
+    update = _update_of(Lion, nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 8), precision=precision)
     assert update.count("kernels.") == 1 and "ops.lots" not in update and ".copy_(" not in update, update
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_states_are_rewritten_beside_sums_and_after_what_reads_them(precision):
     """LAMB's moments by the kernel that also sums, its parameter after the kernels that took its norm and its decay: nothing is copied; a state that is read afterwards is."""
-    model = nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 8))
-    workload = Workload(model, (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, Lamb)
-    text = compile_workload(workload, "cpu:1", Options(price=False, precision=precision), cache_path=None).files["program.py"]
-    update = text.partition("def update")[2].partition("def step")[0]
+    update = _update_of(Lamb, nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 8), precision=precision)
     assert "update_m_v" in update and "kernels.update_param" in update and ".copy_(" not in update, update
 
 
 class Averaged(Own):
-    """The parameter, and a state that goes by what it was before."""
+    """The parameter, and a state that goes by what it was before and by how long it is afterwards."""
 
     names = ("before",)
 
     def update(self, p, state, lr):
         old = p.clone()
-        length = (p - lr * p.grad).norm()
-        p.copy_((p - lr * p.grad) / (1 + length))
-        state["before"].add_(old.tanh() * length)
+        p.sub_(p.grad, alpha=lr)
+        state["before"].add_(old.tanh() * p.norm())
 
 
 def test_what_reads_a_state_afterwards_reads_what_it_was():
@@ -124,14 +127,13 @@ def test_what_reads_a_state_afterwards_reads_what_it_was():
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, functools.partial(torch.optim.SGD, momentum=0.9)], ids=["AdamW", "SGD"])
 def test_a_learning_rate_that_is_a_tensor_is_worked_out_once(optimizer):
     """Of what is made of it for each parameter alike there is one, so updates stay equal: one function, whatever the depth."""
-    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())))
-    workload = Workload(model, (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, functools.partial(optimizer, lr=torch.tensor(0.01)))
-    graph = trace_step(workload).graph
+    net = functools.partial(optimizer, lr=torch.tensor(0.01)), *(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh()))
+    graph = trace_step(_net(*net)).graph
     numbers = [n for n in graph.nodes if n.phase is Phase.UPDATE and not any(v.shape for v in graph.values if v.name in (*n.inputs, *n.outputs)) and not any("step:" in name for name in n.inputs)]
     made = [(n.op, n.inputs, n.args) for n in numbers if n.inputs]
     assert len(set(made)) == len(made), made
-    text = compile_workload(workload, "cpu:1", Options(price=False), cache_path=None).files["program.py"]
-    assert len(re.findall(r"^def update_\w+\(", text, re.M)) == 1, text
+    update = _update_of(*net)
+    assert len(re.findall(r"^def update_\w+\(", update, re.M)) == 1 and update.count("aten.full") == 1, update
 
 
 class _Placed(nn.Module):
@@ -148,10 +150,8 @@ class _Placed(nn.Module):
 @pytest.mark.parametrize("layer", [nn.PReLU, _Placed], ids=["one element", "one row"])
 def test_parameters_of_one_element_or_row_are_updated_with_the_others(layer):
     """They count as the step count does, one row, and are no part of that: in place, in the launch of all, each of whose programs reads the count and none of which writes it."""
-    model = nn.Sequential(nn.Linear(8, 8), layer(), nn.Linear(8, 8), layer())
-    workload = Workload(model, (torch.randn(4, 8),), (torch.randn(4, 8),), nn.functional.mse_loss, functools.partial(torch.optim.AdamW, lr=0.01))
-    text = compile_workload(workload, "cpu:1", Options(price=False), cache_path=None).files["program.py"]
-    assert text.count("kernels.update_param_exp_avg_exp_avg_sq(") == 1 and text.count("kernels.update_step(") == 1 and "ops.lots" not in text and ".copy_(" not in text.partition("def update")[2].partition("def step")[0]
+    update = _update_of(functools.partial(torch.optim.AdamW, lr=0.01), nn.Linear(8, 8), layer(), nn.Linear(8, 8), layer())
+    assert update.count("kernels.update_param_exp_avg_exp_avg_sq(") == update.count("kernels.update_step(") == 1 and "ops.lots" not in update and ".copy_(" not in update, update
 
 
 def _update_text(depth: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.cluster import name_preset, parse_cluster
+from autopar.cost import measured_file
 from autopar.cost.calibrated import calibrate, matmul_levels
 from autopar.cost.machine import machine_here
 from autopar.cost.matmul import find_matmul_rates, matmul_seconds
@@ -86,11 +87,9 @@ def test_a_cluster_finds_its_profile(tmp_path):
 
     assert find() is None and said == []
     assert find("h100-80gb") == load_packaged("H100-80GB") and "priced at the level of NVIDIA H100 80GB HBM3" in said.pop()
-    from autopar.cost import measured_file
-
     kept = tmp_path / "profile-nvidia-h100-80gb-hbm3.json"
-    shutil.copy(measured_file._PACKAGED["h100-80gb"], kept)
-    shutil.copy(measured_file._PACKAGED["h200-141gb"], tmp_path / "profile-nvidia-h200.json")
+    shutil.copy(measured_file._packaged("H100-80GB"), kept)
+    shutil.copy(measured_file._packaged("H200-141GB"), tmp_path / "profile-nvidia-h200.json")
     assert find() == load_packaged("H100-80GB") and str(kept) in said.pop()
     assert find(cluster=parse_cluster("1x8xA100-80GB")) is None and find(cluster=parse_cluster("cpu:2")) is None
     own = replace(gpus, device=replace(gpus.device, flops_per_s=(("bfloat16", 1e15), ("float32", 6e13))))

@@ -8,6 +8,7 @@ import pytest
 
 from autopar.cluster import list_devices, parse_cluster
 from autopar.cost.error_bar import error_bar
+from autopar.cost.measured_file import load_packaged
 from autopar.cost.model import build_cost_model
 
 
@@ -19,19 +20,24 @@ def bar_of(device, dtype="bfloat16", **changes):
 @pytest.mark.parametrize("device", [d.name for d in list_devices() if d.kind == "cuda"])
 def test_every_preset_has_an_error_or_says_that_none_was_measured(device):
     found, source = bar_of(device, "float16")
-    compared = device.startswith(("A100", "H100-80GB", "H200", "V100"))
+    compared = device.startswith(("A100", "H100-80GB", "H200"))
     assert (found is not None) is compared and ("nine of ten of" in source) is compared
-    assert compared or source == f"no measured step of {device} has been compared with its prediction"
+    assert compared or source == f"not known of steps on {device}"
 
 
 def test_the_error_is_of_what_was_compared():
     assert bar_of("H100-80GB")[0] == pytest.approx(0.103) and "319 published steps" in bar_of("A100-40GB")[1] and "one H200" in bar_of("H200-141GB")[1]
-    assert bar_of("H100-80GB", "float32") == (None, "no measured step in float32 on a GPU has been compared with its prediction")
-    assert bar_of("V100-32GB")[0] is None, "it has no bfloat16, and runs as float32"
-    limited, source = bar_of("H100-80GB", power_w=500.0)
-    assert limited == 0.40 and "power limit" in source and bar_of("V100-32GB", "float16", power_w=200.0)[0] == 0.48
+    assert bar_of("H100-80GB", "float32") == (None, "not known of steps on GPUs in float32")
+    assert bar_of("H100-80GB", power_w=500.0) == (None, "not known of steps under a power limit")
     own = dict(flops_per_s=(("bfloat16", 1e15), ("float32", 6e13)))
     assert bar_of("H100-80GB", **own)[0] is None, "a device with figures of its own is another, whatever its name"
+
+
+def test_steps_at_a_measured_level_have_an_error_of_their_own():
+    for device, share in (("H100-80GB", 0.106), ("H200-141GB", None)):
+        model = build_cost_model(parse_cluster(f"8x{device}"), load_packaged(device))
+        found, source = error_bar(model, "bfloat16")
+        assert found == share and ("at the level of one" in source if share else source == f"not known of steps on {device} at a level of their own")
 
 
 def test_a_cpu_needs_its_profile():

@@ -61,6 +61,13 @@ def test_three_adamw_steps_of_two_microbatches_equal_plain_pytorch():
         assert code == 0, err
 
 
+def test_memory_of_an_update_that_reduces_is_as_predicted():
+    """All gradients and, of all shapes, what a lot of them is packed into."""
+    fixes = [f"dp=2,zero={zero},microbatches=4,recompute=full" for zero in (0, 1)]
+    for code, _, err in run_ranks(2, "update_memory", *fixes):
+        assert code == 0, err
+
+
 def test_states_in_chunks_that_do_not_divide(tmp_path):
     for code, _, err in run_ranks(3, "uneven", tmp_path):
         assert code == 0, err
