@@ -57,7 +57,7 @@ def compile_kernels(kernels: Sequence[Kernel], archs: Sequence[int]) -> list[Com
             except UnsupportedError:
                 continue
             for arch in archs:
-                found += [_compile(part.kernel, part.text, namespace[f"{part.kernel.name}_kernel"], arch, Path(folder)) for part in parts]
+                found += [_compile(part.kernel, part.text, namespace[f"{part.kernel.name}_kernel"], arch, Path(folder)) for part in parts if part.text]
     return found
 
 

@@ -119,7 +119,9 @@ def _count_texts(row: Row, workload) -> None:
     row.kernels, row.calls = len(fused.kernels), sum(is_kernel(node.op) for node in fused.program.graph.nodes)
     for kernel in fused.kernels:
         try:
-            row.parts += len(print_parts(kernel)) - 1
+            parts = print_parts(kernel)
+            row.parts += len(parts) - 1
+            row.plain += [(kernel.name, f"{part.kernel.graph.nodes[-1].op} has no Triton text") for part in parts if part.text is None]
         except UnsupportedError as error:
             row.plain.append((kernel.name, str(error)))
 

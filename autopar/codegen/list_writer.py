@@ -13,6 +13,7 @@ parameter by parameter; within one the order is that of its nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from ..graph.kernel import is_kernel, written_states
 from ..graph.node import Arg, Node
@@ -20,6 +21,7 @@ from ..graph.program import STARTS, Origin
 from .expression import print_expression
 from .writer import Writer, wish_of
 
+_MEETINGS = ("comm.all_reduce", "comm.all_gather")
 _ELEMENTS = ("x", "y", "z", "w")
 
 
@@ -29,12 +31,12 @@ class ListWriter(Writer):
     Args:
         state_text: of a state or batch entry, the text that reads it and whether it is each parameter's own (it has `name` then).
         lists: ops of kernels that take lists.
-        numbers: values without dims: their sums over an axis go as one collective.
+        small: values of a few bytes: sums and gathers of these go as one collective, for what each costs is that ranks meet.
     """
 
-    def __init__(self, state_text: Callable[[str], tuple[str, bool]], lists: Collection[str], numbers: Collection[str] = ()) -> None:
+    def __init__(self, state_text: Callable[[str], tuple[str, bool]], lists: Collection[str], small: Collection[str] = ()) -> None:
         super().__init__(("names", *_ELEMENTS), lambda name: state_text(name)[0], lambda path: "", {}, lists)
-        self._find_state, self._numbers = state_text, numbers
+        self._find_state, self._small = state_text, small
         self._shared: set[str] = set()  # values that are no lists
 
     def take(self, value: str, key: str, own: bool, stays: bool) -> None:
@@ -67,8 +69,8 @@ class ListWriter(Writer):
             text = print_expression(node, [self._list_of(name) for name in node.inputs])
         elif node.op in STARTS and len(node.inputs) == 1:
             text = f"comm.{node.op.removeprefix('comm.')}({self._list_of(node.inputs[0])}, {print_start_options(node)})"
-        elif node.op == "comm.all_reduce" and node.inputs[0] in self._numbers:
-            text = f"[x.wait() for x in comm.start_all_reduce({self._list_of(node.inputs[0])}, {print_start_options(node)})]"
+        elif node.op in _MEETINGS and node.outputs[0] in self._small:
+            text = f"[x.wait() for x in comm.start_{node.op.removeprefix('comm.')}({self._list_of(node.inputs[0])}, {print_start_options(_each(node))})]"
         else:
             loop, elements = self._loop(node)
             one = print_expression(node, elements)
@@ -100,6 +102,11 @@ class ListWriter(Writer):
         sources = [*(["names"] if variables[0] == "name" else []), *(self.names[n] for n in lists)]
         loop = f"{variables[0]} in {sources[0]}" if len(sources) == 1 else f"{', '.join(variables)} in zip({', '.join(sources)})"
         return loop, [elements.get(n) or self.text_of(n) for n in node.inputs]
+
+
+def _each(node: Node) -> Node:
+    """A collective of one tensor with its arguments as those of a start are, an entry per tensor."""
+    return replace(node, args=tuple((name, (arg,) if name in ("dim", "stride", "short") else arg) for name, arg in node.args))
 
 
 def print_start_options(node: Node) -> str:

@@ -16,6 +16,7 @@ from ..graph.liveness import is_view
 from ..graph.node import Node, packet_of
 from ..graph.overlap import BUCKET_BYTES
 from ..graph.program import WAIT
+from ..graph.small_reductions import SMALL_BYTES
 from ..graph.tensor import Kind, size_bytes
 from ..graph.turns import RECEIVE, SEND
 from ..graph.update_parts import Layer, Part, update_layers
@@ -205,7 +206,7 @@ def _print_part(frame: Frame, title: str, part: Part, shared: frozenset[str], do
 def _print_parts(frame: Frame, title: str, part: Part, shared: frozenset[str]) -> str:
     """The function of many parameters, `names`."""
     storage = {v.name: v.storage for v in frame.graph.values}
-    writer = ListWriter(lambda name: _state_text(frame, part, storage[name], name), frame.lists, {v.name for v in frame.graph.values if not v.shape})
+    writer = ListWriter(lambda name: _state_text(frame, part, storage[name], name), frame.lists, {v.name for v in frame.graph.values if size_bytes(v) <= SMALL_BYTES})
 
     def take(value: str, key: str, stays: bool) -> None:
         writer.take(value, key, _is_own(key), stays)

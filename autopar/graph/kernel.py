@@ -25,7 +25,11 @@ _MOST_WORDS = 4
 _RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "row_sums", "more_exps", "row_exps", "range", "float", "parts", "table", "entry",
              "together", "lists", "inside", "along")  # in the texts of kernels
 # Names that texts make of others (`x_ptr`, `x_out`, `x_sum`, ...), of widths (`col_7`), and those of sizes (`ROWS`): what would have one of these, or is a word of Python, gets a line behind it.
-_MADE = re.compile(r".*_(ptr|out|sum|parts|kernel|launch|together|seen)|(col|input|inside|place)_\d+|[A-Z0-9_]+")
+_MADE = re.compile(r".*_(ptr|out|sum|max|min|parts|kernel|launch|together|seen)|(col|input|inside|place)_\d+|[A-Z0-9_]+")
+_OVER_EVERYTHING = {
+    "aten.sum": "aten.sum.dim_IntList", "aten.amax": "aten.amax.default", "aten.amin": "aten.amin.default", "aten.any": "aten.any.default", "aten.all": "aten.all.default", "aten.count_nonzero": "aten.count_nonzero.default",
+}  # fmt: skip  # packet -> the op that takes a tensor of any shape
+_WITHOUT_DIMS = frozenset(("aten.any.default", "aten.all.default", "aten.count_nonzero.default"))
 _SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim"))  # arguments of ops that know a shape
 
 
@@ -72,8 +76,7 @@ def cut_kernel(
     for number, i in enumerate(nodes):
         node = graph.nodes[i]
         outputs = tuple(names[o] if o else "" for o in node.outputs)
-        whole = _sums_everything(node, values)
-        op, args = ("aten.sum.dim_IntList", _over_everything(node)) if whole else (node.op, node.args)
+        op, args = _over_everything(node) if _reduces_everything(node, values) else (node.op, node.args)
         inner.append(Node(f"n{number}", op, tuple(names[n] for n in node.inputs), args, outputs, node.phase))
         own += [Value(names[o], names[o], 0, values[o].shape, values[o].dtype, Kind.ACTIVATION) for o in node.outputs if o]
     pairs = tuple((k, arguments.index(into[name])) for k, name in enumerate(outside) if name in into)
@@ -126,16 +129,23 @@ def kernel_key(kernel: Kernel) -> object:
 
 def leaves_sums(kernel: Kernel) -> bool:
     """True where it makes a number of a whole tensor."""
-    return any(node.op == "aten.sum.dim_IntList" and get_arg(node, "dim") == () for node in kernel.graph.nodes)
+    return any(_is_over_everything(node) for node in kernel.graph.nodes)
 
 
-def _sums_everything(node: Node, values: Mapping[str, Value]) -> bool:
-    """True for a sum of a whole tensor in the update: which dims that are says only how many it has."""
-    return node.phase is Phase.UPDATE and packet_of(node.op) == "aten.sum" and bool(values[node.inputs[0]].shape) and not values[node.outputs[0]].shape
+def _reduces_everything(node: Node, values: Mapping[str, Value]) -> bool:
+    """True for a sum or extreme of a whole tensor in the update: which dims that are says only how many it has."""
+    return node.phase is Phase.UPDATE and packet_of(node.op) in _OVER_EVERYTHING and bool(values[node.inputs[0]].shape) and not values[node.outputs[0]].shape
 
 
-def _over_everything(node: Node) -> tuple[tuple[str, Arg], ...]:
-    return (node.args[0], ("dim", ()), *(arg for arg in node.args[1:] if arg[0] not in ("dim", "keepdim")))
+def _over_everything(node: Node) -> tuple[str, tuple[tuple[str, Arg], ...]]:
+    """The op and arguments that say so of a tensor of any shape."""
+    op = _OVER_EVERYTHING[packet_of(node.op)]
+    dims = () if op in _WITHOUT_DIMS else (("dim", ()),)
+    return op, (node.args[0], *dims, *(arg for arg in node.args[1:] if arg[0] not in ("dim", "keepdim")))
+
+
+def _is_over_everything(node: Node) -> bool:
+    return node.op == _OVER_EVERYTHING.get(packet_of(node.op)) and get_arg(node, "dim") == (None if node.op in _WITHOUT_DIMS else ())
 
 
 def _takes_any_shape(graph: Graph) -> bool:
@@ -143,7 +153,7 @@ def _takes_any_shape(graph: Graph) -> bool:
     shape_of = {v.name: v.shape for v in graph.values}
     read = {name for node in graph.nodes for name in node.inputs}
     for node in graph.nodes:
-        sums = get_arg(node, "dim") == () and packet_of(node.op) == "aten.sum" and not read.intersection(node.outputs)
+        sums = _is_over_everything(node) and not read.intersection(node.outputs)
         if any(key in _SHAPED and not (sums and key == "dim") for key, _ in node.args):
             return False
         if not sums and any(not shape_of[out] and any(shape_of[name] for name in node.inputs) for out in node.outputs if out):
@@ -160,12 +170,12 @@ def suggest_name(kernel: Kernel) -> str:
     words: list[str] = []
     spelled, first, last = _find_phrase(kernel.graph)
     for number, node in enumerate(kernel.graph.nodes):
-        word = spelled if first <= number <= last else _short_op(node)
+        word = spelled if first <= number <= last else short_op(node)
         if first <= number <= last and words[-1:] != [spelled]:
             words.append(spelled)
         elif packet_of(node.op).partition(".")[2] not in _PLAIN and (not words or words[-1] != word):
             words.append(word)
-    words = words or [_short_op(next((n for n in kernel.graph.nodes if packet_of(n.op) == "aten.expand"), kernel.graph.nodes[-1]))]
+    words = words or [short_op(next((n for n in kernel.graph.nodes if packet_of(n.op) == "aten.expand"), kernel.graph.nodes[-1]))]
     if len(words) > _MOST_WORDS and spelled:
         words = list(dict.fromkeys((words[0], spelled, words[-1])))
     if len(words) > _MOST_WORDS:
@@ -217,7 +227,8 @@ def _readers(graph: Graph, name: str) -> list[int]:
     return found
 
 
-def _short_op(node: Node) -> str:
+def short_op(node: Node) -> str:
+    """The word for what it does: `layer_norm_backward`."""
     word = packet_of(node.op).partition(".")[2]
     return word.strip("_").removeprefix("native_").removeprefix("fused_").replace("backward_data", "backward")
 
@@ -230,11 +241,11 @@ def _name_values(
     taken = set(_RESERVED)
     phase = graph.nodes[nodes[0]].phase
     for name in arguments:
-        names[name] = fresh_name(_identifier(_argument_wish(values[name], _short_op(graph.nodes[makers[name][0]]) if name in makers else "", phase)), taken)
+        names[name] = fresh_name(_identifier(_argument_wish(values[name], short_op(graph.nodes[makers[name][0]]) if name in makers else "", phase)), taken)
     for i in nodes:
         for out in graph.nodes[i].outputs:
             if out:
-                names[out] = fresh_name(_identifier(_short_op(graph.nodes[i])), taken)
+                names[out] = fresh_name(_identifier(short_op(graph.nodes[i])), taken)
     return names
 
 

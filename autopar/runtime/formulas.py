@@ -97,6 +97,121 @@ def erfc(x):
 
 
 @jit
+def _number(value: tl.constexpr, like):
+    """A constant in the type of `like`: a bare one is rounded to float32."""
+    return tl.full((), value, like.dtype)
+
+
+@jit
+def is_negative(x):
+    """Of its sign alone: -0.0 is, and so may be what is no number."""
+    if x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True) < 0
+    elif x.dtype == tl.float32:
+        return x.to(tl.int32, bitcast=True) < 0
+    else:
+        return x < 0
+
+
+@jit
+def copysign(x, y):
+    """The size of x with the sign of y."""
+    return tl.where(is_negative(y), -tl.abs(x), tl.abs(x))
+
+
+@jit
+def _atan_of_part(x):
+    """Of 0 to 1: twice its angle is halved, tan(a / 2) = tan(a) / (1 + sqrt(1 + tan(a) tan(a))), then Taylor's series of what is below 0.2."""
+    x = x / (1.0 + tl.sqrt(1.0 + x * x))
+    x = x / (1.0 + tl.sqrt(1.0 + x * x))
+    z = x * x
+    terms: tl.constexpr = 13 if x.dtype == tl.float64 else 6
+    series = z * 0.0
+    for k in tl.static_range(terms):
+        series = _number(1.0 / (2 * (terms - k) - 1), x) - z * series
+    return 4.0 * x * series
+
+
+@jit
+def atan2(y, x):
+    """The angle of (x, y), with the sign of y, from -pi to pi."""
+    wide, high = tl.abs(x), tl.abs(y)
+    large, small = tl.maximum(wide, high), tl.minimum(wide, high)
+    part = tl.where(large == 0, 0.0, tl.where(small == float("inf"), 1.0, small / large))
+    angle = _atan_of_part(part)
+    angle = tl.where(high > wide, _number(1.5707963267948966, x) - angle, angle)
+    angle = copysign(tl.where(is_negative(x), _number(3.141592653589793, x) - angle, angle), y)
+    return tl.where((x != x) | (y != y), x + y, angle)
+
+
+@jit
+def atan(x):
+    """The angle of (1, x)."""
+    return atan2(x, tl.zeros_like(x) + 1.0)
+
+
+@jit
+def asin(x):
+    """The angle of (sqrt(1 - x x), x)."""
+    return tl.where(tl.abs(x) > 1.0, float("nan"), atan2(x, tl.sqrt(tl.maximum((1.0 - x) * (1.0 + x), 0.0))))
+
+
+@jit
+def acos(x):
+    """The angle of (x, sqrt(1 - x x))."""
+    return tl.where(tl.abs(x) > 1.0, float("nan"), atan2(tl.sqrt(tl.maximum((1.0 - x) * (1.0 + x), 0.0)), x))
+
+
+@jit
+def asinh(x):
+    """log(x + sqrt(x x + 1)) of the size, near 0 as `log1p`; of what has no square log(2 x)."""
+    size = tl.abs(x)
+    squared = size * size
+    near = log1p(size + squared / (1.0 + tl.sqrt(1.0 + squared)))
+    return copysign(tl.where(size > 1e15, tl.log(size) + _number(0.6931471805599453, x), near), x)
+
+
+@jit
+def acosh(x):
+    """log(x + sqrt(x x - 1)), near 1 as `log1p`."""
+    rest = x - 1.0
+    near = log1p(rest + tl.sqrt(rest * (rest + 2.0)))
+    return tl.where(x < 1.0, float("nan"), tl.where(x > 1e15, tl.log(x) + _number(0.6931471805599453, x), near))
+
+
+@jit
+def atanh(x):
+    """log((1 + x) / (1 - x)) / 2 of the size, near 0 as `log1p`."""
+    size = tl.abs(x)
+    return copysign(0.5 * log1p(2.0 * size / (1.0 - size)), x)
+
+
+@jit
+def logaddexp2(x, y):
+    """log2(exp2(x) + exp2(y)); equal infinities have no difference."""
+    return tl.maximum(x, y) + log1p(tl.exp2(-tl.abs(tl.where(x == y, 0.0, x - y)))) * _number(1.4426950408889634, x)
+
+
+@jit
+def fmax(x, y):
+    """The larger one; of one that is no number the other."""
+    return tl.where(x != x, y, tl.where(y != y, x, tl.maximum(x, y)))
+
+
+@jit
+def fmin(x, y):
+    """The smaller one; of one that is no number the other."""
+    return tl.where(x != x, y, tl.where(y != y, x, tl.minimum(x, y)))
+
+
+@jit
+def sinc(x):
+    """sin(pi x) / (pi x)."""
+    angle = _number(3.141592653589793, x) * x
+    return tl.where(x == 0, 1.0, tl.sin(angle) / angle)
+
+
+@jit
 def truncated(x):
     """The whole part, towards zero."""
     return tl.where(x < 0, tl.ceil(x), tl.floor(x))
@@ -160,27 +275,3 @@ def fraction_power(x, y):
     return tl.exp2(y * tl.log2(tl.where(x == float("-inf"), float("inf"), x)))
 
 
-@jit
-def _larger(x, y):
-    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@jit
-def _smaller(x, y):
-    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
-
-
-@jit
-def row_max(x):
-    """The largest elements along rows, no number where one is none: `[rows, cols]` -> `[rows, 1]`. Triton's interpreter takes long for reductions that are not its own."""
-    if _INTERPRETED:
-        return tl.where(tl.max((x != x).to(tl.int32), axis=1) > 0, float("nan"), tl.max(x, axis=1))[:, None]
-    return tl.reduce(x, 1, _larger)[:, None]
-
-
-@jit
-def row_min(x):
-    """The smallest elements along rows, as `row_max`."""
-    if _INTERPRETED:
-        return tl.where(tl.max((x != x).to(tl.int32), axis=1) > 0, float("nan"), tl.min(x, axis=1))[:, None]
-    return tl.reduce(x, 1, _smaller)[:, None]

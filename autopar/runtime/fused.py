@@ -52,8 +52,8 @@ _MOST_PROGRAMS = 1 << 14  # that leave a number each
 
 @dataclass(frozen=True)
 class Out:
-    """A result. `shape` None: that of the argument which a kernel of any size is like. `width`: where it comes in parts, elements of a part; `part_dtype`: theirs.
-    `strides`: where it does not lie row by row. `statistic`: of a norm, in float32 on a GPU."""
+    """A result. `shape` None: that of the argument which a kernel of any size is like. `width`: where it comes in parts, elements of a part; `part_dtype`: theirs; `kind`: what all parts
+    make, `sum`, `max` or `min`. `strides`: where it does not lie row by row. `statistic`: of a norm, in float32 on a GPU."""
 
     shape: Sequence[int] | None
     dtype: torch.dtype
@@ -61,6 +61,7 @@ class Out:
     part_dtype: torch.dtype = torch.float32
     strides: Sequence[int] = ()
     statistic: bool = False
+    kind: str = "sum"
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def jit(function: Callable) -> Any:
 
 
 if triton is not None:
+    _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
     _EIGHT, _FLUSHES = tl.constexpr(EIGHT), tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.interpret)
     _GOLDEN, _FIRST, _SECOND = tl.constexpr(0x9E3779B97F4A7C15), tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
 
@@ -134,17 +136,57 @@ def row_exps(peaks, sums):
 
 
 @jit
-def add_parts(part_ptr, sum_out, count, width, pitch, ROWS: tl.constexpr, COLS: tl.constexpr, WAITS: tl.constexpr):
-    """Of each sum the parts that programs left, added up: `[sums, count, width]` -> `[sums, pitch]`. `WAITS`: it may be there before they are."""
+def _larger(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@jit
+def _smaller(x, y):
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@jit
+def more(x, y, KIND: tl.constexpr):
+    """The sum, or the larger or smaller one: no number where one is none."""
+    if KIND == "sum":
+        return x + y
+    else:
+        return _larger(x, y) if KIND == "max" else _smaller(x, y)
+
+
+@jit
+def along(x, axis: tl.constexpr, KIND: tl.constexpr):
+    """The sum or extreme of a block along an axis: an extreme is no number where an element is none. Triton's interpreter takes long for reductions that are not its own."""
+    if KIND == "sum":
+        return tl.sum(x, axis=axis)
+    elif _INTERPRETED:
+        found = tl.max(x, axis=axis) if KIND == "max" else tl.min(x, axis=axis)
+        return tl.where(tl.max((x != x).to(tl.int32), axis=axis) > 0, float("nan"), found) if x.dtype.is_floating() else found
+    else:
+        return tl.reduce(x, axis, _larger if KIND == "max" else _smaller)
+
+
+@jit
+def extreme(x, KIND: tl.constexpr):
+    """Of a whole block, of one or two dims."""
+    if len(x.shape) == 2:
+        return along(along(x, 1, KIND), 0, KIND)
+    else:
+        return along(x, 0, KIND)
+
+
+@jit
+def add_parts(part_ptr, sum_out, count, width, pitch, ROWS: tl.constexpr, COLS: tl.constexpr, WAITS: tl.constexpr, KIND: tl.constexpr, NONE: tl.constexpr):
+    """Of each sum (or extreme) the parts that programs left, added up: `[sums, count, width]` -> `[sums, pitch]`. `WAITS`: it may be there before they are; `NONE`: what changes no result."""
     which = tl.program_id(0)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
     if WAITS:
         tl.extra.cuda.gdc_wait()
-    total = tl.zeros([ROWS, COLS], part_ptr.dtype.element_ty)
+    total = tl.full([ROWS, COLS], NONE, part_ptr.dtype.element_ty)
     for first in range(0, count, ROWS):
         row = first + tl.arange(0, ROWS)[:, None]
-        total += tl.load(part_ptr + (which * count + row) * width + col, mask=(row < count) & (col < width), other=0)
-    tl.store(sum_out + which * pitch + col, tl.sum(total, axis=0)[None, :].to(sum_out.dtype.element_ty), mask=col < width)
+        total = more(total, tl.load(part_ptr + (which * count + row) * width + col, mask=(row < count) & (col < width), other=NONE), KIND)
+    tl.store(sum_out + which * pitch + col, along(total, 0, KIND)[None, :].to(sum_out.dtype.element_ty), mask=col < width)
 
 
 @functools.cache
@@ -207,8 +249,8 @@ class Launch:
         together: dict[tuple, list[int]] = {}  # results that come in parts of one kind: added up in one launch
         for place, out in enumerate(outs):
             if out.width:
-                together.setdefault((out.width, out.part_dtype, out.dtype), []).append(place)
-        self._sums = tuple((width, dtype, tuple(places)) for (width, dtype, _), places in together.items())
+                together.setdefault((out.width, out.part_dtype, out.dtype, out.kind), []).append(place)
+        self._sums = tuple((width, dtype, tuple(places)) for (width, dtype, *_), places in together.items())
         self._widest = max((width for width, *_ in self._sums), default=0)
         self._sizes: dict[tuple, tuple[dict[str, int], dict[str, int]]] = {}  # by the rule, and those that run
 
@@ -247,7 +289,7 @@ class Launch:
         left = dict(pair for places, parts in sums for pair in zip(places, parts.unbind()))
         self._kernel[programs](*taken, *(left.get(k, x) for k, x in enumerate(made)), *([grid.rows] if grid.any_size else []), **sizes)
         for places, parts in sums:
-            for place, total in zip(places, _add_parts(parts, self._outs[places[0]].dtype)):
+            for place, total in zip(places, _add_parts(parts, self._outs[places[0]])):
                 shape = self._outs[place].shape
                 assert shape is not None
                 made[place] = total if len(shape) == 1 else total.view(tuple(shape))
@@ -415,15 +457,24 @@ class Seen:
         return result
 
 
-def _add_parts(parts: Tensor, dtype: torch.dtype) -> Sequence[Tensor]:
-    """`[sums, programs, width]` -> of each the sum over programs, its address a multiple of 16 bytes."""
+def identity_of(kind: str, dtype: torch.dtype) -> float:
+    """What changes no sum, or no largest or smallest element."""
+    if kind == "sum":
+        return 0
+    if dtype.is_floating_point:
+        return float("-inf") if kind == "max" else float("inf")
+    return torch.iinfo(dtype).min if kind == "max" else torch.iinfo(dtype).max
+
+
+def _add_parts(parts: Tensor, out: Out) -> Sequence[Tensor]:
+    """`[sums, programs, width]` -> of each the sum (or extreme) over programs, its address a multiple of 16 bytes."""
     count, programs, width = parts.shape
     pitch = -(-width // 16) * 16
-    sums = torch.empty((count, pitch), dtype=dtype, device=parts.device)
+    sums = torch.empty((count, pitch), dtype=out.dtype, device=parts.device)
     cols = min(_PART_COLS, power_of_two(width))
     rows, waits = min(_PART_ELEMENTS // cols, power_of_two(programs)), _can_wait(parts.device)
     options = {"launch_pdl": True} if waits else {}
-    add_parts[(count, -(-width // cols))](parts, sums, programs, width, pitch, ROWS=rows, COLS=cols, WAITS=waits, **options)
+    add_parts[(count, -(-width // cols))](parts, sums, programs, width, pitch, ROWS=rows, COLS=cols, WAITS=waits, KIND=out.kind, NONE=identity_of(out.kind, parts.dtype), **options)
     rows_of = sums.unbind()
     return rows_of if pitch == width else [row[:width] for row in rows_of]
 

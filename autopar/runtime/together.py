@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..errors import InputError
 from .adam import adam_all, runs_adam  # noqa: F401  called by kernels
-from .fused import Grid, block_sizes, blocks, in_pieces, jit, num_ranks, on_device, tl
+from .fused import Grid, along, block_sizes, blocks, identity_of, in_pieces, jit, more, num_ranks, on_device, tl
 from .lists import columns, pack
 
 ALIGNED = 16  # bytes of addresses, and elements: of multiples of it loads are as wide as the device has them
@@ -35,23 +35,24 @@ _MOST_TABLES = 64  # one for each lot of parameters and each of the places where
 
 @dataclass(frozen=True)
 class Made:
-    """A result for each parameter: of its shape, or a number (`scalar`); `part_dtype`: the number is a sum whose parts have this dtype."""
+    """A result for each parameter: of its shape, or a number (`scalar`); `part_dtype`: the number is a sum, or an extreme (`kind`), whose parts have this dtype."""
 
     dtype: torch.dtype
     scalar: bool = False
     part_dtype: torch.dtype | None = None
+    kind: str = "sum"
 
 
 @jit
-def add_up(part_ptr, bounds_ptr, sum_out, COLS: tl.constexpr):
-    """Of each parameter the sum of its programs' parts, which lie between two bounds."""
+def add_up(part_ptr, bounds_ptr, sum_out, COLS: tl.constexpr, KIND: tl.constexpr, NONE: tl.constexpr):
+    """Of each parameter the sum (or extreme) of its programs' parts, which lie between two bounds. `NONE` changes no result."""
     which = tl.program_id(0)
     first, last = tl.load(bounds_ptr + which), tl.load(bounds_ptr + which + 1)
-    total = tl.zeros([COLS], part_ptr.dtype.element_ty)
+    total = tl.full([COLS], NONE, part_ptr.dtype.element_ty)
     for start in range(first, last, COLS):
         place = start + tl.arange(0, COLS)
-        total += tl.load(part_ptr + place, mask=place < last, other=0)
-    tl.store(sum_out + which, tl.sum(total))
+        total = more(total, tl.load(part_ptr + place, mask=place < last, other=NONE), KIND)
+    tl.store(sum_out + which, along(total, 0, KIND).to(sum_out.dtype.element_ty))
 
 
 class Together:
@@ -139,14 +140,14 @@ class Together:
             numbers = torch.empty(count, dtype=made.dtype, device=device)
             results.append(list(numbers.unbind()))
             if made.part_dtype is not None:
-                sums.append((torch.empty(len(parts), dtype=made.part_dtype, device=device), numbers))
+                sums.append((torch.empty(len(parts), dtype=made.part_dtype, device=device), numbers, made.kind))
         told = [*lists, *(found for found, made in zip(results, self._made) if made.part_dtype is None)]
         addresses = [[x.data_ptr() for x in one] for one in told]
         table = self._table_of(tuple(zip(sizes, *addresses)), device)
         if len(parts):
-            self._kernel[(len(parts),)](parts, table, *(part for part, _ in sums), ALIGN=align, **blocks)
-        for part, numbers in sums:
-            add_up[(count,)](part, bounds, numbers, COLS=_SUM_BLOCK)
+            self._kernel[(len(parts),)](parts, table, *(part for part, *_ in sums), ALIGN=align, **blocks)
+        for part, numbers, kind in sums:
+            add_up[(count,)](part, bounds, numbers, COLS=_SUM_BLOCK, KIND=kind, NONE=identity_of(kind, part.dtype))
         return results
 
     def _blocks(self, lists: Sequence[Sequence[Tensor]]) -> dict[str, int]:

@@ -210,6 +210,18 @@ def _again(x):
     return torch.softmax(x, -1) * x.sum(-1).sum(0) + x.tanh() * torch.softmax(x, 0)
 
 
+def _rare(x):
+    """Functions that have no Triton text, before, after and between what has one."""
+    size = x.abs() + 1.5
+    return torch.softmax((size * 0.3).i0(), -1) * x.sigmoid() + (x.mean(0, keepdim=True) * 0.2).erfinv() + torch.special.i0e(size.t()).t() * 0.1
+
+
+def _angles(x):
+    size = x.sigmoid() * 0.9 + 0.05
+    bent = size.asin() + size.acos() * x.atan() + torch.atan2(x, size) + x.asinh() + (size + 1).acosh() + size.atanh() + size.logit() + F.celu(x, 0.7)
+    return bent + torch.fmax(x, size) * torch.copysign(x, size - 0.5) + torch.logaddexp2(x, size) + x.sinc() + x.nan_to_num() * torch.where(torch.signbit(x), size, x)
+
+
 CASES = {
     "gpt": lambda: _tokens(50),
     "gpt with a wide vocabulary": lambda: _tokens(9001),
@@ -243,6 +255,8 @@ CASES = {
     "dropout beside": lambda: _step(Beside(), 5, 6),
     "one row of a norm": lambda: _step(Dropout(19), 1, 19),
     "one wide row": lambda: _wide(lambda x: F.layer_norm(x * 2, (9001,)) + x, 1, 9001),
+    "rare functions": lambda: _of(_rare, 6, 11),
+    "angles": lambda: _of(_angles, 4, 17),
     "one column": lambda: _of(lambda x: F.layer_norm(x * 2, (1,)) + x, 5, 1),
     "one row": lambda: _of(lambda x: torch.softmax(x, -1) * x, 1, 19),
 }

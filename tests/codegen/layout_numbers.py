@@ -52,7 +52,7 @@ def drawn() -> Iterator[tuple[str, str, Kernel]]:
 
 def _ends(kernel: Kernel) -> list:
     """What enters, and what is stored as it is made: not what leaves in parts."""
-    parts = {part.kernel.graph.outputs[p.output] for part in print_parts(kernel) for p in part.text.partials}
+    parts = {part.kernel.graph.outputs[p.output] for part in print_parts(kernel) if part.text for p in part.text.partials}
     names = {*kernel.graph.inputs, *kernel.graph.outputs} - parts
     return [v for v in kernel.graph.values if v.name in names]
 
@@ -76,7 +76,7 @@ def main(asked: Asked) -> None:
         inputs = draw_inputs(kernel, seed=number)
         wanted = expected(kernel, {name: x.clone() for name, x in inputs.items()})
         inputs = dict(zip(inputs, asked.place(inputs.values())))
-        row: dict = {"case": case, "precision": precision, "kernel": kernel.name, "walks": any(part.text.walks for part in print_parts(kernel))}
+        row: dict = {"case": case, "precision": precision, "kernel": kernel.name, "walks": any(part.text.walks for part in print_parts(kernel) if part.text)}
         row |= {kind: [name for name in names if name in layouts] for kind, names in (("reads", kernel.graph.inputs), ("leaves", kernel.graph.outputs))}
         for key, taken in (
             ("as it lies", {name: lay(x, layouts[name]) if name in layouts else x for name, x in inputs.items()}),

@@ -30,7 +30,7 @@ GRID = (0.0, math.nan, *(sign * size for size in SIZES for sign in (1, -1)))
 COARSE = (0.0, math.nan, *(sign * size for size in (1e-30, 1e-10, 1e-3, 0.5, 1.0, 2.0, 7.5, 1e5, 1e30, math.inf) for sign in (1, -1)))  # of functions of several numbers all combinations
 WHOLE = (0, 1, -1, 2, 3, -7, 12, 2**20, -(2**31), 2**40)
 CANCELLING = ("lerp", "addcmul")  # sums of several numbers, of which little may be left
-UNLIKE = ("hardtanh_backward", "hardswish_backward", "hardshrink_backward", "softshrink_backward", "elu_backward")  # where `self` is no number torch does one thing on a CPU, another on a GPU
+UNLIKE = ("hardtanh_backward", "hardswish_backward", "hardshrink_backward", "softshrink_backward", "elu_backward", "logit_backward")  # where `self` is no number torch does one thing on a CPU, another on a GPU
 NUMBERS = {
     "alpha": 1.5, "scale": 0.5, "input_scale": 2.0, "beta": 2.0, "threshold": 0.5, "lambd": 0.5, "negative_slope": 0.1, "min_val": -1.5, "max_val": 2.0, "value": 0.7, "is_result": False, "self_is_result": False,
 }  # fmt: skip
@@ -39,6 +39,9 @@ OPTIONS = [
     *(("aten.pow.Tensor_Scalar", {"exponent": power}) for power in POWERS), *(("aten.pow.Scalar", {"self": base}) for base in (1, 1.0, 0.5, 2, 10000.0)), ("aten.pow.Tensor_Tensor", {}),
     *((f"aten.gelu{form}.default", {"approximate": kind}) for form in ("", "_backward") for kind in ("none", "tanh")), ("aten.elu_backward.default", {}),
     *(("aten.div.Tensor_mode", {"rounding_mode": mode}) for mode in ("floor", "trunc")), ("aten.floor_divide.default", {}),
+    ("aten.celu.default", {"alpha": 0.7}), ("aten.round.decimals", {"decimals": 2}), ("aten.round.decimals", {"decimals": -1}), *(("aten.copysign.Scalar", {"other": sign}) for sign in (2.0, -0.0)),
+    *((f"aten.logit{form}.default", eps) for form in ("", "_backward") for eps in ({}, {"eps": 0.2})), *(("aten.nan_to_num.default", to) for to in ({}, {"nan": 1.0, "posinf": 2.0, "neginf": -3.0})),
+    *((f"aten.{shift}.Scalar", {"other": 3}) for shift in ("__lshift__", "__rshift__")), *((f"aten.bitwise_{side}_shift.Tensor_Scalar", {"other": 3}) for side in ("left", "right")),
     ("aten.clamp.default", {"min": -0.5, "max": 1.0}), ("aten.clamp.Tensor", {}), ("aten.clamp_min.Tensor", {}), ("aten.clamp_max.Tensor", {}), ("aten._to_copy.default", {"dtype": Const("dtype", "torch.float32")}),
 ]  # fmt: skip
 ROUNDINGS = {
@@ -60,7 +63,7 @@ def draw(op: str, options: dict, dtype: str) -> tuple[Kernel, dict[str, torch.Te
     """A kernel of one node, and what it is given: all combinations of the numbers."""
     schema = getattr(getattr(torch.ops.aten, packet(op)), op.split(".")[2])._schema
     names = [a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]") and a.name not in options]
-    kinds = {name: "bool" if name in ("condition", "mask") else "int64" if "bitwise" in op else dtype for name in names}
+    kinds = {name: "bool" if name in ("condition", "mask") else "int64" if "bitwise" in op or "shift" in op else dtype for name in names}
     ranges = {"bool": (True, False), "int64": WHOLE, dtype: GRID if len(names) == 1 else COARSE}
     columns = list(zip(*itertools.product(*(ranges[kinds[name]] for name in names))))
     inputs = {name: torch.tensor(column, dtype=torch.float64 if kinds[name] == dtype else getattr(torch, kinds[name])).to(getattr(torch, kinds[name])) for name, column in zip(names, columns)}
@@ -97,6 +100,8 @@ def wrong(op: str, kernel: Kernel, inputs: dict[str, torch.Tensor], found: torch
         right |= next(x for name, x in inputs.items() if name.startswith("self")).isnan()
     if packet(op) == "hardsigmoid_backward" and kind == torch.float64:  # torch has 1 / 6 in float32
         right |= off < 1e-7 * exact.abs()
+    if packet(op) == "logaddexp2":  # of -1 and -1 nothing is left but torch's own rounding
+        right |= off <= rounding
     places = (~right).nonzero().flatten().tolist()
     return [(len(places), *(str(x[k].item()) for x in (*inputs.values(), got, exact, torch_s))) for k in places[:6]]
 

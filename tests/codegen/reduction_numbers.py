@@ -70,6 +70,35 @@ def whole_cases():
         yield f"floats as whole numbers over {dims} of {width}", chain("wholes", x, ("made", "aten.sum.dim_IntList", {"self": "x", "dim": dims, "dtype": Const("dtype", "torch.int64")})), x
 
 
+def counting_cases():
+    """Of what is not 0, which what is no number is not: of nothing but 0, of some and of all else."""
+    for dtype, width, dims in itertools.product(("float32", "bfloat16", "int64", "uint8", "bool"), (1, 13, 16, 9001), ((1,), (0,), (0, 1))):
+        if width == 9001 and (dims == (0,) or dtype in ("uint8", "bfloat16")):
+            continue
+        for share in (0.0, 0.05, 1.0):
+            torch.manual_seed(0)
+            x = torch.where(torch.rand(ROWS, width) < share, torch.randint(1, 100, (ROWS, width)), 0).to(getattr(torch, dtype))
+            if dtype in ("float32", "bfloat16"):
+                x = torch.where((x != 0) & (torch.rand(ROWS, width) < 0.5), torch.nan, -x)
+            for op in ("any.dims", "all.dims", "count_nonzero.dim_IntList"):
+                yield f"{op} of {dtype} over {dims} of {width}, {share}", chain(op.split(".")[0], {"x": x}, ("made", f"aten.{op}", {"self": "x", "dim": dims})), {"x": x}
+
+
+def everything_cases():
+    """Extremes of everything, beside others, and read by what is made of each element."""
+    for dtype, size, kind in itertools.product(("float32", "bfloat16", "float64", "int64", "int32", "uint8"), ((7, 13), (3, 9001)), EXTREMES):
+        torch.manual_seed(0)
+        x = torch.randint(1 if dtype == "uint8" else -90, 90, size).to(getattr(torch, dtype))
+        both = ("high", "aten.amax.default", {"self": "x", "dim": (0, 1)}), ("low", "aten.amin.default", {"self": "x", "dim": (0, 1)})
+        yield f"both extremes of {dtype} of {size}", chain("both_of_all", {"x": x}, *both, outputs=("high", "low")), {"x": x}
+        steps = ("top", f"aten.{kind}.default", {"self": "x", "dim": (0, 1)}), ("made", "aten.sub.Tensor", {"self": "x", "other": "top"})
+        yield f"{kind} of {dtype} of {size} taken off", chain("taken_off", {"x": x}, *steps), {"x": x}
+        if dtype in ("float32", "bfloat16", "float64"):
+            for odd in (torch.nan, torch.inf, -torch.inf):
+                other = torch.where(torch.rand(size) < 3 / x.numel(), torch.tensor(odd, dtype=x.dtype), x)
+                yield f"{kind} of {dtype} of {size} with {odd}", chain("odd", {"x": other}, steps[0]), {"x": other}
+
+
 def nan_cases():
     for dtype, width, kind in itertools.product(("float32", "bfloat16", "float64"), WIDTHS, EXTREMES):
         torch.manual_seed(0)
@@ -104,7 +133,7 @@ def equal_cases():
 
 
 def main(asked: Asked) -> None:
-    cases = [(*case, family) for family, made in (("whole", whole_cases()), ("nan", nan_cases()), ("equal", equal_cases())) for case in made]
+    cases = [(*case, family) for family, made in (("whole", whole_cases()), ("counting", counting_cases()), ("everything", everything_cases()), ("nan", nan_cases()), ("equal", equal_cases())) for case in made]
     cases = [(what, Kernel(f"{kernel.name}_{k}", kernel.graph, (), False, ()), given, family) for k, (what, kernel, given, family) in asked.share(enumerate(cases))]
     functions = functions_of([kernel for _, kernel, *_ in cases])
     for what, kernel, given, family in cases:

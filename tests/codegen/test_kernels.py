@@ -73,7 +73,7 @@ def test_one_walk_finds_the_largest_and_the_sum_of_exponentials():
 def _texts(case):
     """The Triton functions of a case, those of the update left out."""
     kernels = [kernel for kernel in kernels_of(CASES[case]()) if not takes_lists(kernel)]
-    return ["\n".join(part.text.lines) for kernel in kernels for part in print_parts(kernel) if "COLS" in part.text.lines[1] or part.text.rows > 1]
+    return ["\n".join(part.text.lines) for kernel in kernels for part in print_parts(kernel) if part.text and ("COLS" in part.text.lines[1] or part.text.rows > 1)]
 
 
 def test_masks_stand_where_a_block_may_reach_beyond():

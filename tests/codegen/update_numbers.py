@@ -39,6 +39,14 @@ class Clipped(optim.AdamW):
         return super().step(closure)
 
 
+class Capped(optim.SGD):
+    """After the gradients of the whole model have been clipped to a largest element."""
+
+    def step(self, closure=None):
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.01, norm_type=float("inf"))
+        return super().step(closure)
+
+
 class Two(optim.AdamW):
     """Two groups: matrices with decay, the rest without and faster."""
 
@@ -91,6 +99,18 @@ class Lamb(Own):
         p.add_(-lr * trust * towards)
 
 
+class Careful(Own):
+    """No step where a gradient is no number or beyond any, nor where none of them is anything but 0."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"]]
+        finite, moving = torch.stack([torch.isfinite(p.grad).all() for p in params]).all(), torch.stack([(p.grad != 0).any() for p in params]).any()
+        ready = finite & moving & (torch.stack([torch.count_nonzero(p.grad) for p in params]).sum() > 1)
+        for p in params:
+            p.copy_(torch.where(ready, p - 0.1 * p.grad, p))
+
+
 class Worded(Own):
     """A momentum in states that are called as texts of kernels call their sizes, their pointers and, in Python, functions."""
 
@@ -134,6 +154,11 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "sharded Lion": Case(Lion, ranks=2),
     "sharded LAMB": Case(Lamb, ranks=2),
     "RMSprop": Case(functools.partial(optim.RMSprop, lr=0.01)),
+    "clipped by the largest": Case(functools.partial(Capped, lr=0.1)),
+    "finite steps": Case(Careful),
+    "sharded, clipped by the largest": Case(functools.partial(Capped, lr=0.1), ranks=2),
+    "sharded finite steps": Case(Careful, ranks=2),
+    "masters, clipped by the largest": Case(functools.partial(Capped, lr=0.1), "bf16"),
     "masters": Case(functools.partial(optim.AdamW, lr=0.01, eps=0.01), "bf16"),
     "clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16"),
     "sharded": Case(functools.partial(optim.AdamW, lr=0.01), ranks=2),

@@ -20,6 +20,8 @@ ACTIVATIONS = {
     "aten.leaky_relu.default": "tl.where({self} > 0, {self}, {self} * {negative_slope})",
     "aten._prelu_kernel.default": "tl.where({self} > 0, {self}, {self} * {weight})",
     "aten.elu.default": "tl.where({self} <= 0, formulas.expm1({self} * {input_scale}) * {alpha} * {scale}, {self} * {scale})",
+    "aten.celu.default": "tl.where({self} <= 0, formulas.expm1({self} / {alpha}) * {alpha}, {self})",
+    "aten.threshold.default": "tl.where({self} <= {threshold}, {value}, {self})",
     "aten.hardtanh.default": "tl.where({self} != {self}, {self}, tl.minimum(tl.maximum({self}, {min_val}), {max_val}))",
     "aten.hardsigmoid.default": "tl.where({self} != {self}, {self}, tl.minimum(tl.maximum({self} + 3.0, 0.0), 6.0) / 6.0)",
     "aten.hardswish.default": "{self} * tl.minimum(tl.maximum({self} + 3.0, 0.0), 6.0) / 6.0",
@@ -45,6 +47,6 @@ ACTIVATIONS = {
 
 DEFAULTS = {
     "aten.leaky_relu.default": {"negative_slope": 0.01}, "aten.elu.default": {"alpha": 1.0, "scale": 1.0, "input_scale": 1.0},
-    "aten.hardtanh.default": {"min_val": -1.0, "max_val": 1.0}, "aten.softplus.default": {"beta": 1.0, "threshold": 20.0},
+    "aten.celu.default": {"alpha": 1.0}, "aten.hardtanh.default": {"min_val": -1.0, "max_val": 1.0}, "aten.softplus.default": {"beta": 1.0, "threshold": 20.0},
     "aten.hardshrink.default": {"lambd": 0.5}, "aten.softshrink.default": {"lambd": 0.5},
 }  # fmt: skip

@@ -8,12 +8,15 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ...graph.kernel import Kernel, leaves_sums, takes_lists
+from ...graph.kernel import Kernel, leaves_sums, short_op, takes_lists
+from ...graph.liveness import is_view
 from ..imports import print_used
 from .adam import adam_of, print_adam, print_adam_lists
+from .partials import Partial
 from .parts import Part, print_parts
 from .reductions import UnsupportedError, list_statistics
 from .torch_text import print_torch
+from .triton_text import TritonText
 
 FILE = "kernels.py"
 
@@ -75,8 +78,17 @@ def _print_kernel(kernel: Kernel) -> list[str]:
         parts = print_parts(kernel)
     except UnsupportedError as error:
         return _print_plain(kernel, _head(kernel, [*doc, f"Plain torch on every device: {error}."]))
+    plain = dict.fromkeys(short_op(node) for part in parts if part.text is None for node in part.kernel.graph.nodes if not is_view(node.op))
+    doc += [f"Plain torch on every device: {', '.join(plain)} (no Triton text)."] if plain else []
     head = [*_head(kernel, doc), f"    if fused.runs_triton({kernel.graph.inputs[0]}):", *_indented(_indented(_runs(kernel, parts)))]
-    return [*(_text(lines) for part in parts for lines in (part.text.lines, _launch(part))), *_print_plain(kernel, head)]
+    return [*(text for part in parts for text in _print_part(part)), *_print_plain(kernel, head)]
+
+
+def _print_part(part: Part) -> list[str]:
+    """A Triton function and its launch, or plain torch."""
+    if part.text is None:
+        return [_text([f"def {part.kernel.name}({', '.join(part.kernel.graph.inputs)}):", *_indented(print_torch(part.kernel))])]
+    return [_text(part.text.lines), _text(_launch(part, part.text))]
 
 
 def _print_plain(kernel: Kernel, head: list[str]) -> list[str]:
@@ -101,7 +113,7 @@ def _print_lists(kernel: Kernel, compiled: bool) -> list[str]:
     except UnsupportedError as error:
         parts, doc = (), doc if compiled else [*doc, f"Plain torch on every device: {error}."]
     if parts:
-        apart = [*(text for part in parts for text in (_text(part.text.lines), _together(part))), *apart]
+        apart = [*(text for part in parts if part.text for text in (_text(part.text.lines), _together(part, part.text))), *apart]
         head += [f"    if {first} and fused.runs_triton({first}[0]):", *_indented(_indented(_run_together(kernel, parts)))]
     ops, whole = f"{name}_ops", ", whole=True" if leaves_sums(kernel) else ""
     if compiled and not scalar:
@@ -129,15 +141,15 @@ def _run_together(kernel: Kernel, parts: Sequence[Part]) -> list[str]:
     return [*lines, f"return {', '.join(kernel.graph.outputs)}"]
 
 
-def _together(part: Part) -> str:
+def _together(part: Part, triton: TritonText) -> str:
     """The line that says what the Triton function of many parameters takes and makes."""
-    kernel, sums = part.kernel, {p.output: p.dtype for p in part.text.partials}
+    kernel, sums = part.kernel, {p.output: p for p in triton.partials}
     values, into = {v.name: v for v in kernel.graph.values}, dict(kernel.into)
     wide = next((k for k, name in enumerate(kernel.graph.inputs) if values[name].shape), None)
     made = []
     for k, name in enumerate(kernel.graph.outputs):
         if k not in into:
-            parted = f", part_dtype=torch.{sums[k]}" if k in sums else ""
+            parted = f", part_dtype=torch.{sums[k].kept}{_kind(sums[k])}" if k in sums else ""
             made.append(f"together.Made(torch.{values[name].dtype}{'' if values[name].shape else ', scalar=True'}{parted})")
     written = [i for _, i in kernel.into]
     return f"{kernel.name}_together = together.Together({kernel.name}_kernel, wide={wide}, made=[{', '.join(made)}], written={written})\n"
@@ -177,20 +189,23 @@ def _runs(kernel: Kernel, parts: Sequence[Part]) -> list[str]:
 
 
 def _run(part: Part) -> str:
-    return f"{part.kernel.name}_launch.run({', '.join(part.kernel.graph.inputs)})"
+    return f"{part.kernel.name}{'_launch.run' if part.text else ''}({', '.join(part.kernel.graph.inputs)})"
 
 
-def _launch(part: Part) -> list[str]:
+def _kind(partial: Partial) -> str:
+    return "" if partial.kind == "sum" else f', kind="{partial.kind}"'
+
+
+def _launch(part: Part, triton: TritonText) -> list[str]:
     """The lines that say what the Triton function runs over and makes."""
-    kernel, triton = part.kernel, part.text
-    into, graph = dict(kernel.into), kernel.graph
+    kernel, graph, into = part.kernel, part.kernel.graph, dict(part.kernel.into)
     values = {v.name: v for v in graph.values}
     partial, layouts, statistics = {p.output: p for p in triton.partials}, dict(kernel.layouts), list_statistics(graph)
     outs = []
     for k, name in enumerate(graph.outputs):
         if k not in into:
             value = values[name]
-            parts = f", {partial[k].width}, torch.{partial[k].dtype}" if k in partial else ""
+            parts = f", {partial[k].width}, torch.{partial[k].kept}{_kind(partial[k])}" if k in partial else ""
             shape = None if kernel.any_shape and value.shape else list(value.shape)
             lies = f", strides={list(layouts[name])}" if name in layouts else ""
             lies += ", statistic=True" if name in statistics else ""

@@ -10,6 +10,7 @@ from math import inf
 TYPES = {"float64": "tl.float64", "float32": "tl.float32", "bfloat16": "tl.float32", "float16": "tl.float32", "int64": "tl.int64", "int32": "tl.int32",
          "int16": "tl.int16", "int8": "tl.int8", "uint8": "tl.uint8", "bool": "tl.int1"}  # fmt: skip
 LOWEST = {"float64": "-1.7976931348623157e+308", "float32": "-3.4028234663852886e+38"}  # at or below any logit that is a number
+LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "bfloat16": 3.3895313892515355e38, "float16": 65504.0}  # finite numbers
 FLOATS = ("float64", "float32", "bfloat16", "float16")
 HALVES = ("bfloat16", "float16")
 SMALL = {"int16": (-(2**15), 2**15 - 1), "int8": (-128, 127), "uint8": (0, 255), "bool": (0, 1)}  # whole numbers that Triton reduces in int32: the least and the largest

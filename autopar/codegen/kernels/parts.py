@@ -1,9 +1,9 @@
-"""Parts: the Triton functions of a kernel, one where one can be.
+"""Parts: the functions of a kernel, one Triton function where one can be.
 
 In: a `Kernel`. Out: its `Part`s in the order in which they run, each a kernel of some of its results, with its text. A group whose results do not fit one function (results of
 several sizes, reductions along rows of several kinds, a sum over rows that is read again) is cut: a part ends at a reduction that another part reads, or has the results
-that fit one function together. What is pointwise is made again in each part that needs it, but for what is compared with its own extremes, which is handed on beside them.
-Invariant: one after the other the parts make the kernel's results.
+that fit one function together; an op that has no Triton text is a part of its own, which is plain torch. What is pointwise is made again in each part that needs it, but for what is compared with its
+own extremes, which is handed on beside them. Invariant: one after the other the parts make the kernel's results.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ...graph.graph import Graph, producer_table
-from ...graph.kernel import Kernel
-from ...graph.node import packet_of
+from ...graph.liveness import is_view
+from ...graph.kernel import Kernel, takes_lists
+from ...graph.node import Node, packet_of
 from .pointwise import COMPARISONS
 from .reductions import EXTREMES, REDUCING, UnsupportedError, keeps_numbers
 from .triton_text import TritonText, print_triton
@@ -21,44 +22,65 @@ from .triton_text import TritonText, print_triton
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some results of a kernel, with the Triton function that makes them."""
+    """Some results of a kernel, with the Triton function that makes them; None: plain torch, one op that has no text."""
 
     kernel: Kernel
-    text: TritonText
+    text: TritonText | None
 
 
 def print_parts(kernel: Kernel) -> tuple[Part, ...]:
-    """The Triton functions of a kernel.
+    """The functions of a kernel, in order.
 
     Raises:
-        UnsupportedError: there are none; it names the op that has no text, or why the group cannot be cut.
+        UnsupportedError: none of them is Triton's; it names the op that has no text, or why the group cannot be cut.
     """
     try:
         return (Part(kernel, print_triton(kernel)),)
     except UnsupportedError:
-        if kernel.into or len(kernel.graph.nodes) == 1:
+        nodes = [node for node in kernel.graph.nodes if not is_view(node.op)]
+        plain = [] if takes_lists(kernel) else [node for node in nodes if not _has_text(kernel, node)]
+        if kernel.into or len(plain) == len(nodes):
             raise
-    ends = _find_ends(kernel)
+    ends = _find_ends(kernel, plain)
     order = {out: k for k, node in enumerate(kernel.graph.nodes) for out in node.outputs}
+    apart = {name: _outputs(node) for node in plain for name in _outputs(node)}
     parts: list[list[str]] = []
     for name in sorted(ends, key=lambda n: order[n]):
-        if not any(_join(kernel, parts, place, name) for place in range(len(parts))):
+        if name in apart:
+            parts += [list(apart[name])] if name == apart[name][0] else []
+        elif not any(_join(kernel, parts, place, name) for place in range(len(parts)) if parts[place][0] not in apart):
             parts.append([name])
     found = []
     for number, names in enumerate(parts):
         part = _cut(kernel, names, {n for before in parts[:number] for n in before}, f"{kernel.name}_part_{number + 1}")
-        found.append(Part(part, print_triton(part)))
+        found.append(Part(part, None if names[0] in apart else print_triton(part)))
     return tuple(found)
 
 
-def _find_ends(kernel: Kernel) -> set[str]:
-    """The kernel's results, and the reductions between them that have to be made before others: each has a text when it reads these.
+def _has_text(kernel: Kernel, node: Node) -> bool:
+    """False for what is plain torch even alone."""
+    try:
+        print_triton(_cut(kernel, _outputs(node), node.inputs, "part"))
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _outputs(node: Node) -> tuple[str, ...]:
+    return tuple(out for out in node.outputs if out)
+
+
+def _find_ends(kernel: Kernel, plain: Sequence[Node]) -> set[str]:
+    """The kernel's results, what nodes that are `plain` torch read and make, and the reductions between them that have to be made before others: each has a text when it reads these.
 
     Raises:
         UnsupportedError: one has none.
     """
     makers = producer_table(kernel.graph)
-    ends, known, todo = set(kernel.graph.outputs), set[str](), list(kernel.graph.outputs)
+    apart = {out for node in plain for out in _outputs(node)}
+    known = apart | {root for node in plain for name in node.inputs if (root := _seen_through_views(kernel.graph, makers, name)) in makers}
+    ends = known | set(kernel.graph.outputs)
+    todo = [name for name in ends if name not in apart]
     while todo:
         name = todo.pop()
         new = set[str]()
@@ -86,6 +108,13 @@ def _compared(graph: Graph, makers: dict[str, tuple[int, int]], known: Collectio
             if packet_of(extreme.op) in EXTREMES:
                 found |= roots & {_root(graph, makers, extreme.inputs[0])} & makers.keys()
     return found
+
+
+def _seen_through_views(graph: Graph, makers: dict[str, tuple[int, int]], name: str) -> str:
+    """The value whose bytes these are."""
+    while name in makers and is_view((node := graph.nodes[makers[name][0]]).op):
+        name = node.inputs[0]
+    return name
 
 
 def _root(graph: Graph, makers: dict[str, tuple[int, int]], name: str) -> str:

@@ -10,20 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...graph.blocks import WIDEST_TILE
 from ...graph.graph import Graph
 from ...graph.liveness import is_view
-from ...graph.node import Node, Ref, get_arg, packet_of
+from ...graph.node import Node, Phase, Ref, get_arg, packet_of
 from ...graph.tensor import Value, num_elements
 from .index import Index, place_in_row, row_of
+from .literals import TYPES
 
 if TYPE_CHECKING:
     from .triton_text import Printer
 
-_PLAIN = {"aten.sum": "sum", "aten.amax": "max", "aten.amin": "min"}
+_PLAIN = {"aten.sum": "sum", "aten.amax": "max", "aten.amin": "min", "aten.any": "max", "aten.all": "min", "aten.count_nonzero": "sum"}
+_COUNTING = ("aten.any", "aten.all", "aten.count_nonzero")  # of what is not 0
 EXTREMES = ("aten.amax", "aten.amin")
 _NORMS = ("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data")
-_LONGEST_WALK = 2**17  # elements along which one program goes alone: as wide as a row of `graph.fusion`
 _CLASSES = ("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward")
 _UNCHANGED = ("aten._to_copy", "aten.view", "aten.reshape", "aten.unsqueeze", "aten.squeeze", "aten.alias", "aten.detach")  # the same number, in float32 at least
 REDUCING = frozenset((*_PLAIN, *_NORMS, *_SOFTMAX, *_CLASSES))
@@ -43,6 +45,7 @@ class Reduced:
         outputs: values that are the sums themselves, where they are not made within the kernel's rows.
         element: (printer, output, index) -> what is summed up there.
         inner: elements between two neighbours of a row: 1 where the dims that are reduced are the last ones.
+        kind: `sum`, `max` or `min`.
     """
 
     along: str
@@ -51,13 +54,14 @@ class Reduced:
     outputs: tuple[str, ...]
     element: Callable[[Printer, str, Index], str]
     inner: int = 1
+    kind: str = "sum"
 
 
 def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
     """The reductions of a kernel, in order.
 
     Raises:
-        UnsupportedError: one goes over dims that do not lie side by side, or for an extreme over more than a program walks along.
+        UnsupportedError: one goes over dims that do not lie side by side.
     """
     found = []
     for node in graph.nodes:
@@ -86,7 +90,7 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
     if packet in _PLAIN:
         value, dtype = node.inputs[0], printer.values[node.outputs[0]].dtype
         if reduced is None:  # over dims of size 1
-            return printer.in_type(value, index, dtype)
+            return _element(printer, node, index, dtype)
         if index.variables() - {"row"}:
             raise UnsupportedError("a row's sum that is wanted at several rows at once")
         cols, inner = reduced.cols, reduced.inner
@@ -95,8 +99,8 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
             names = (node.outputs[0], (node.name, index)), (exps.outputs[0], (exps.name, index))
             return printer.reduce_exps(*names, cols, lambda col: printer.at(value, place_in_row(index, col, cols, inner)))
         kind = _PLAIN[packet]
-        text = printer.reduce(kind, node.outputs[0], cols, lambda col: printer.in_type(value, place_in_row(index, col, cols, inner), dtype), (node.name, index), dtype)
-        return text if kind == "sum" else printer.rounded(text, value)
+        text = printer.reduce(kind, node.outputs[0], cols, lambda col: _element(printer, node, place_in_row(index, col, cols, inner), dtype), (node.name, index), dtype)
+        return printer.rounded(text, value) if packet in EXTREMES else text
     if packet in _CLASSES:
         return _classes(printer, node, packet.removeprefix("autopar."), index)
     row = _Row(printer, node, index)
@@ -146,10 +150,10 @@ def _plain(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
     wide = [d for d, size in enumerate(shape) if size > 1]
     over &= set(wide)
     kept = [d for d in wide if d not in over]
-    name, value = node.outputs[0], node.inputs[0]
+    name = node.outputs[0]
 
     def element(printer: Printer, output: str, index: Index) -> str:
-        return printer.in_type(value, index, values[name].dtype)
+        return _element(printer, node, index, values[name].dtype)
 
     if not over:
         return []
@@ -159,14 +163,22 @@ def _plain(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
     first, last = min(over), max(over)
     if any(first < d < last for d in kept):
         raise UnsupportedError("a reduction over dims that do not lie side by side")
-    if not kept and kind == "sum":
-        return [Reduced("all", size, 1, (name,), element)]
-    if not kept and size > _LONGEST_WALK:
-        raise UnsupportedError("an extreme of everything")
+    if not kept and (kind == "sum" or size > WIDEST_TILE or node.phase is Phase.UPDATE):
+        return [Reduced("all", size, 1, (name,), element, kind=kind)]
     cols, inner = num_elements(tuple(shape[first : last + 1])), num_elements(tuple(shape[last + 1 :]))
     if inner > 1 and cols * inner == size and kind == "sum":
         return [Reduced("column", cols, inner, (name,), element)]
     return [Reduced("row", size // cols, cols, (name,), element, inner)]
+
+
+def _element(printer: Printer, node: Node, index: Index, dtype: str) -> str:
+    """The text of an element of a sum or an extreme, in the type in which the result is computed."""
+    value = node.inputs[0]
+    if packet_of(node.op) not in _COUNTING:
+        return printer.in_type(value, index, dtype)
+    text = printer.at(value, index)
+    text = text if printer.values[value].dtype == "bool" else f"({printer.rounded(text, value)} != 0)"
+    return text if dtype == "bool" else f"{text}.to({TYPES[dtype]})"
 
 
 def _norm(node: Node, values: Mapping[str, Value]) -> list[Reduced]:

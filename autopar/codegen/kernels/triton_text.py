@@ -29,21 +29,13 @@ from ...graph.node import Const, Node, Ref, get_arg, packet_of
 from ...graph.tensor import num_elements, power_of_two
 from .index import Index, broadcast, coordinates, flatten, in_memory, place_in_row, variable, view_source
 from .literals import FLOATS, HALVES, LOWEST, SMALL, TYPES, identity_of, number_text, type_text
+from .partials import Partial, Running, masked
 from .placed import placed_text
 from .pointwise import COMPARISONS, pointwise_text
 from .reductions import Reduced, UnsupportedError, keeps_numbers, list_reductions, list_statistics, row_text
 
 _ANY_SIZE = (1024,)  # stands for all shapes
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a mantissa, as `runtime.random` draws them
-
-
-@dataclass(frozen=True, slots=True)
-class Partial:
-    """A result that programs leave in parts. `width` elements of each of the programs' rows; `dtype` of the parts."""
-
-    output: int
-    width: int
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +292,7 @@ class Printer:
                 operands[key] = number_text(arg, out.dtype)
             elif not isinstance(arg, Const) and arg is not None:
                 options[key] = arg
-        found = pointwise_text(node.op, operands, options, lambda number: number_text(number, out.dtype), out.dtype in FLOATS)
+        found = pointwise_text(node.op, operands, options, out.dtype)
         if found is None:
             raise UnsupportedError(f"{node.op} has no Triton text")
         return found
@@ -355,7 +347,7 @@ class Printer:
 
         def along(text: str) -> str:
             """The reduction of a block, of whole numbers in their own type: Triton has small ones in int32."""
-            body = f"formulas.row_{name}({text})" if careful else f"tl.{name}({text}, axis=1)[:, None]"
+            body = f'fused.along({text}, 1, "{name}")[:, None]' if careful else f"tl.{name}({text}, axis=1)[:, None]"
             return f"{body}.to({TYPES[dtype]})" if dtype in SMALL else body
 
         if not self.walks:
@@ -443,20 +435,18 @@ class Printer:
     def text(self) -> TritonText:
         graph, row = self.graph, self.row()
         down = {name: r for r in self.reductions if r.along != "row" for name in r.outputs}
-        accumulated: list[tuple[str, str, int]] = []  # (name of the running sum, text of what is added, its width)
+        accumulated: list[Running] = []
         stores: list[str] = []
-        partials: list[Partial] = []
         finals: list[str] = []
         wide: list[str] = []
         for number, name in enumerate(graph.outputs):
             value = self.values[name]
             if name in down:
                 reduced = down[name]
-                text, width = self._partial_text(reduced, name)
-                partials.append(Partial(number, reduced.cols if reduced.along == "column" else 1, self._sum_type(value.dtype)))
-                total = self.fresh(f"{name}_sum")
-                accumulated.append((total, text, width))
-                finals.append(self._store_partial(number, name, total, reduced))
+                partial = Partial(number, reduced.cols if reduced.along == "column" else 1, value.dtype, reduced.kind)
+                text, width = self._partial_text(reduced, name, partial)
+                accumulated.append(Running(self.fresh(f"{name}_{reduced.kind}"), text, width, partial))
+                finals.append(self._store_partial(name, accumulated[-1], reduced))
                 continue
             width = num_elements(value.shape) // self.rows
             if self.walks and width == self.cols:
@@ -469,7 +459,7 @@ class Printer:
         if self.walks and self.widths:
             raise UnsupportedError("rows of several widths, one of them wider than a program holds")
         body = [*self.outer.lines, *stores, *walk]
-        return TritonText(tuple(self._function(body, accumulated, partials, finals)), self.shape, self.rows, self.cols, self.walks, tuple(partials))
+        return TritonText(tuple(self._function(body, accumulated, finals)), self.shape, self.rows, self.cols, self.walks, tuple(a.partial for a in accumulated))
 
     def _in_order(self, name: str) -> Index:
         """The element that a flat kernel makes: in the order in which its first result lies in memory."""
@@ -497,32 +487,32 @@ class Printer:
         into = dict(self.kernel.into)
         return f"{self.graph.inputs[into[number]]}_ptr" if number in into else f"{name}_out"
 
-    def _partial_text(self, reduced: Reduced, name: str) -> tuple[str, int]:
-        """What a block of rows adds to a sum over rows, and how many columns that has."""
+    def _partial_text(self, reduced: Reduced, name: str, partial: Partial) -> tuple[str, int]:
+        """What a block of rows adds to a sum over rows, or of everything, and how many columns that has."""
         size = reduced.rows * reduced.cols
         if self.walks and reduced.along == "all" and size == self.rows * self.cols:
-            dtype = self._sum_type(self.values[name].dtype)
-            total = self.reduce("sum", name, self.cols, lambda col: reduced.element(self, name, place_in_row(self.row(), col, self.cols, self.inner)), (name, "all"), dtype)
-            return _where(self._limits_of("row"), total), 1
+            dtype = partial.kept if partial.kind == "sum" else partial.dtype
+            total = self.reduce(partial.kind, name, self.cols, lambda col: reduced.element(self, name, place_in_row(self.row(), col, self.cols, self.inner)), (name, "all"), dtype)
+            return masked(self._limits_of("row"), total, partial), 1
         if size % self.rows or self.walks and size != self.rows:
             raise UnsupportedError("a sum over rows beside rows of another kind")
         width = size // self.rows
         text = reduced.element(self, name, place_in_row(self.row(), self.col(width), width, self.inner))
-        return _where(self._limits_of("row") + (self._limits_of(self.col(width).text()) if width > 1 else []), text), width
+        return masked(self._limits_of("row") + (self._limits_of(self.col(width).text()) if width > 1 else []), text, partial), width
 
     def _limits(self, width: int, room: int | None) -> list[str]:
         """What holds where an element of a row of `width` is, which has this room."""
         rows = [] if self.rows == 1 and not self.kernel.any_shape else self._limits_of("row")
         return rows + (self._limits_of("col" if self.walks else self.col(width).text(), room) if width > 1 else [])
 
-    def _store_partial(self, number: int, name: str, total: str, reduced: Reduced) -> str:
+    def _store_partial(self, name: str, running: Running, reduced: Reduced) -> str:
         if reduced.along == "all" or reduced.cols == 1:
-            return f"tl.store({name}_out + tl.program_id(0), tl.sum({total}))"
+            return f"tl.store({name}_out + tl.program_id(0), {running.whole()})"
         width = reduced.cols
         place = f"{name}_out + tl.program_id(0) * {width} + {self.col(width).text()}"
-        return f"tl.store({place}, tl.sum({total}, axis=0)[None, :]{_mask(self._limits_of(self.col(width).text()) if width > 1 else [])})"
+        return f"tl.store({place}, tl.sum({running.name}, axis=0)[None, :]{_mask(self._limits_of(self.col(width).text()) if width > 1 else [])})"
 
-    def _function(self, body: list[str], accumulated: list[tuple[str, str, int]], partials: list[Partial], finals: list[str]) -> list[str]:
+    def _function(self, body: list[str], accumulated: list[Running], finals: list[str]) -> list[str]:
         graph, into = self.graph, dict(self.kernel.into)
         outs = [f"{name}_out" for k, name in enumerate(graph.outputs) if k not in into]
         flat = self.shape == "flat"
@@ -545,17 +535,17 @@ class Printer:
         elif not accumulated:
             lines += [f"row = {first} + tl.arange(0, ROWS){side}", *body]
         else:
-            for (total, _, width), partial in zip(accumulated, partials):
-                cols = "COLS" if width == self.cols and width > 1 else str(power_of_two(width))
-                lines.append(f"{total} = tl.zeros({'[ROWS]' if flat else f'[ROWS, {cols}]'}, tl.{partial.dtype})")
+            for running in accumulated:
+                cols = "COLS" if running.width == self.cols and running.width > 1 else str(power_of_two(running.width))
+                lines.append(running.begin("[ROWS]" if flat else f"[ROWS, {cols}]"))
             lines += self.fixed.lines
             stages = "" if self.walks else ", num_stages=STAGES"  # the loop that loads is the inner one then
             lines.append(f"for block in tl.range({first}, {self.rows}, PROGRAMS * ROWS{stages}):")
-            inner = [f"row = block + tl.arange(0, ROWS){side}", *body, *(f"{total} += {text}" for total, text, _ in accumulated)]
+            inner = [f"row = block + tl.arange(0, ROWS){side}", *body, *(running.add() for running in accumulated)]
             lines += [*(f"    {line}" for line in inner), *finals]
         return ["@fused.jit", head, *(f"    {line}" for line in lines)]
 
-    def _of_many(self, body: list[str], outs: list[str], accumulated: list[tuple[str, str, int]], finals: list[str]) -> list[str]:
+    def _of_many(self, body: list[str], outs: list[str], accumulated: list[Running], finals: list[str]) -> list[str]:
         """The function that works on one parameter of many (`runtime.together`): it finds its place in tables, and leaves a part of each sum."""
         graph, sums = self.graph, {f"{p}_out" for r in self.reductions for p in r.outputs}
         made = [n for n in graph.outputs if f"{n}_out" in outs and f"{n}_out" not in sums]
@@ -566,7 +556,7 @@ class Printer:
         for number, (name, value) in enumerate(told, 1):
             place = f"tl.load(entry + {number}).to(tl.pointer_type({type_text(value.dtype)}))"
             lines.append(f"{name} = {f'tl.multiple_of({place}, ALIGN)' if value.shape else place}")
-        lines += [*body, *(f"{total} = {text}" for total, text, _ in accumulated), *finals]
+        lines += [*body, *(f"{running.name} = {running.text}" for running in accumulated), *finals]
         arguments = ["parts", "table", *(name for name in outs if name in sums), "ROWS: tl.constexpr", "ALIGN: tl.constexpr"]
         return ["@fused.jit", f"def {self.kernel.name}_kernel({', '.join(arguments)}):", *(f"    {line}" for line in lines)]
 
@@ -576,10 +566,6 @@ class Printer:
 
     def _is_double(self) -> bool:
         return any(v.dtype == "float64" for v in self.graph.values if v.shape)
-
-    def _sum_type(self, dtype: str) -> str:
-        """In which a sum over rows is kept."""
-        return dtype if dtype in ("float64", "int64") else "float32" if dtype in FLOATS else "int64"
 
 
 def _mask(limits: list[str]) -> str:
