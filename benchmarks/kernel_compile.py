@@ -74,12 +74,12 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
     partial = {p.output: p for p in text.partials}
     for k, name in enumerate(kernel.graph.outputs):
         if k not in into:
-            signature[f"{name}_out"] = POINTERS[partial[k].dtype if k in partial else values[name].dtype]
+            signature[f"{name}_out"] = POINTERS[partial[k].kept if k in partial else values[name].dtype]
     loaded = sum(DTYPE_BYTES[v.dtype] for v in kernel.graph.values if v.name in kernel.graph.inputs and num_elements(v.shape) >= text.rows * text.cols)
     sizes = fused.blocks(fused.Grid(text.shape, text.rows, text.cols, text.walks), max((p.width for p in text.partials), default=0), loaded)
     warps = sizes.pop("num_warps")
     if takes_lists(kernel):
-        signature = {"parts": "*i64", "table": "*i64", **{f"{kernel.graph.outputs[p.output]}_out": POINTERS[p.dtype] for p in text.partials}}
+        signature = {"parts": "*i64", "table": "*i64", **{f"{kernel.graph.outputs[p.output]}_out": POINTERS[p.kept] for p in text.partials}}
         sizes = {"ROWS": sizes["ROWS"] if kernel.any_shape else 1, "ALIGN": together.ALIGNED}
     elif kernel.any_shape:
         signature["SIZE"] = "i32"

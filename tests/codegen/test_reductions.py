@@ -24,10 +24,10 @@ def numbers():
     return read_numbers("reduction_numbers")
 
 
-@pytest.mark.parametrize(("family", "count"), [("whole", 200), ("nan", 25), ("equal", 14)])
+@pytest.mark.parametrize(("family", "count"), [("whole", 200), ("nan", 25), ("equal", 14), ("counting", 400), ("everything", 60)])
 def test_results_are_torch_s_own(numbers, family, count):
     """Sums of whole numbers in 64 bits and extremes in their own type, along rows that a program holds or walks along, down columns and over everything; extremes of what is no number;
-    which elements are as large as the largest, in one function, in parts and of two kernels."""
+    which elements are as large as the largest, in one function, in parts and of two kernels; what is not 0, any, all and how many; extremes of everything by many programs."""
     rows = [row for row in numbers if row["family"] == family]
     assert len(rows) >= count and not [row for row in rows if not row["same"]]
 
@@ -66,3 +66,39 @@ def test_reductions_of_all_types_compile(width):
         wide = ("total", "aten.sum.dim_IntList", {"self": "x", "dim": (1,), "dtype": Const("dtype", "torch.float64")})
         kernels.append(chain(f"floats_{dtype}", {"x": torch.ones(6, width, dtype=getattr(torch, dtype))}, *steps, wide, outputs=("most_amax", "most_amin", "hit", "total")))
     assert len(compile_kernels(kernels, [90])) == len(kernels)
+
+
+@pytest.mark.parametrize("shape", [(7, 13), (3, 9001)])
+def test_extremes_of_everything_compile(shape):
+    """Beside results of all elements and sums, of a block or of rows that are walked along."""
+    pytest.importorskip("triton")
+    warnings.simplefilter("ignore", UserWarning)  # Triton 3.9 tells of a default of 3.10
+    from benchmarks.kernel_compile import compile_kernels
+
+    kernels = []
+    for dtype in ("bfloat16", "float32", "float64", "int64", "uint8"):
+        steps = [("top", "aten.amax.default", {"self": "x", "dim": (0, 1)}), ("any", "aten.any.default", {"self": "x"}), ("few", "aten.count_nonzero.default", {"self": "x"}), ("made", "aten.mul.Tensor", {"self": "x", "other": "x"})]
+        kernels.append(chain(f"everything_{dtype}", {"x": torch.ones(shape, dtype=getattr(torch, dtype))}, *steps, outputs=("top", "any", "few", "made")))
+    assert {row.name for row in compile_kernels(kernels, [80, 90]) if "part" not in row.name} <= {k.name for k in kernels} and len(compile_kernels(kernels, [90])) >= len(kernels)
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_launches_that_add_up_parts_compile(arch):
+    """For each kind and dtype of parts; on sm_90 they wait for the kernel before them."""
+    triton = pytest.importorskip("triton")
+    warnings.simplefilter("ignore", UserWarning)
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from autopar.runtime import fused, together
+
+    for kind in ("sum", "max", "min"):
+        for part, out in (("float32", "bf16"), ("float64", "fp64"), ("int64", "i64"), ("int32", "i1")):
+            told = {"KIND": kind, "NONE": fused.identity_of(kind, getattr(torch, part))}
+            pointers = {"part_ptr": f"*{ {'float32': 'fp32', 'float64': 'fp64', 'int64': 'i64', 'int32': 'i32'}[part]}", "sum_out": f"*{out}"}
+            sizes = {"ROWS": 16, "COLS": 8, "WAITS": arch >= 90, **told}
+            signature = {"part_ptr": pointers["part_ptr"], "sum_out": pointers["sum_out"], "count": "i32", "width": "i32", "pitch": "i32", **dict.fromkeys(sizes, "constexpr")}
+            assert triton.compile(ASTSource(fn=fused.add_parts, signature=signature, constexprs=sizes), target=GPUTarget("cuda", arch, 32)).asm["cubin"]
+            sizes = {"COLS": 1024, **told}
+            signature = {"part_ptr": pointers["part_ptr"], "bounds_ptr": "*i64", "sum_out": pointers["sum_out"], **dict.fromkeys(sizes, "constexpr")}
+            assert triton.compile(ASTSource(fn=together.add_up, signature=signature, constexprs=sizes), target=GPUTarget("cuda", arch, 32)).asm["cubin"]
