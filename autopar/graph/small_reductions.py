@@ -14,7 +14,7 @@ from .chains import find_chain
 from .graph import use_table, value_table
 from .node import Node, get_arg
 from .program import Program
-from .sections import Section
+from .sections import WEIGHT, Section
 from .tensor import size_bytes
 from .turns import LOOP
 
@@ -39,8 +39,8 @@ def reduce_once(program: Program, sections: Sequence[Section], places: Sequence[
     for i, node in enumerate(graph.nodes):
         inputs = tuple(same.get(name, name) for name in node.inputs)
         if node.op == _OP and places[i][1] is None and node.phase in LOOP and size_bytes(values[node.outputs[0]]) <= SMALL_BYTES:
-            key = (inputs, get_arg(node, "axis"), get_arg(node, "op"), sections[i].chunk)
-            first = made.setdefault(key, node.outputs[0])
+            key, late = (inputs, get_arg(node, "axis"), get_arg(node, "op"), sections[i].chunk), sections[i].part == WEIGHT
+            first = made.get((*key, False)) or made.setdefault((*key, late), node.outputs[0])  # what is made for the weights may come after what leads to another stage
             if first != node.outputs[0] and node.outputs[0] not in leaving:
                 same[node.outputs[0]] = first
                 continue

@@ -13,7 +13,7 @@ from autopar.graph.node import Node, Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
 from autopar.graph.program import STARTS, WAIT, check_program  # noqa: E402
-from autopar.graph.sections import phase_sections  # noqa: E402
+from autopar.graph.sections import INPUT, WEIGHT, Section, phase_sections  # noqa: E402
 from autopar.graph.tensor import Kind, Value, size_bytes  # noqa: E402
 from tests.graph.drafts import Assigner, make_graph, node, value  # noqa: E402
 
@@ -368,6 +368,18 @@ def test_sums_of_a_loss_along_two_axes_are_one_meeting():
     for loss, _ in results:
         torch.testing.assert_close(loss, (x * w).sum() / x.sum(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(after["w"], w + x.sum(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("parts", "count"), [((WEIGHT, INPUT), 3), ((INPUT, WEIGHT), 2), ((WEIGHT, WEIGHT), 2)])
+def test_what_is_reduced_for_the_weights_is_no_result_for_another_stage(parts, count):
+    """A schedule that splits the backward runs what the weights need later, wherever it stands."""
+    program = mean_program(mean_graph())
+    sections, split = list(phase_sections(program.graph)), iter(parts)
+    for i, n in enumerate(program.graph.nodes):
+        if n.op == "comm.all_reduce" and n.inputs == ("count",):
+            sections[i] = Section(Phase.BACKWARD, part=next(split))
+    found, _ = small_reductions.reduce_once(program, sections, overlap.list_places(program.graph, sections))
+    assert len([n for n in found.graph.nodes if n.op == "comm.all_reduce"]) == count
 
 
 @pytest.mark.parametrize(("most", "small"), [(8, True), (7, False)])
