@@ -220,6 +220,9 @@ class Executable:
         chosen = {}
         for name, state in own.items():
             given = [n for n in names[name] if n in state_dict]
+            wrong = [n for n in given if not isinstance(state_dict[n], torch.Tensor)]
+            lines += [f"{n}: expected a tensor, found {type(state_dict[n]).__name__}" for n in wrong]
+            given = [n for n in given if n not in wrong]
             for n in given:
                 shape, allowed = tuple(state_dict[n].shape), (state.shape, local_piece(state, self.program.mesh)[1])
                 if shape not in allowed:

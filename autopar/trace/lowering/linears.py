@@ -122,6 +122,14 @@ def rule_bmm(b: Draft, a: dict) -> object:
     return b.view(product, (1, *product.shape))
 
 
+def rule_baddbmm(b: Draft, a: dict) -> object:
+    """`beta * self + alpha * A @ B` of a batch, as it is written in two ops: scores with a bias before a softmax."""
+    bias, left, right, beta, alpha = a["self"], a["batch1"], a["batch2"], a["beta"], a["alpha"]
+    product = rule_bmm(b, {"self": left, "mat2": right})
+    product = product if alpha == 1 else b.mul(product, alpha)
+    return product if beta == 0 else rule_add(b, {"self": product, "other": bias if beta == 1 else b.mul(bias, beta), "alpha": 1})
+
+
 def _only(b: Draft, x: Val) -> Val:
     """The only matrix of [1, n, k]; where that is made of another one by turning it, a turned one, too."""
     if x.node is not None and x.node.op == "aten.permute.default":
@@ -183,6 +191,7 @@ LINEAR_RULES: dict[str, Rule] = {
     "aten.mm.default": rule_mm,
     "aten.addmm.default": rule_addmm,
     "aten.bmm.default": rule_bmm,
+    "aten.baddbmm.default": rule_baddbmm,
     "aten.add.Tensor": rule_add,
     "aten.mv.default": rule_mv,
     "aten.dot.default": rule_dot,
