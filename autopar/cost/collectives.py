@@ -88,7 +88,7 @@ class Group:
 
 
 def collective_seconds(
-    table: CommTable, kind: str, ranks: int, per_host: int, sizes: np.ndarray | float, nics: int | None = None
+    table: CommTable, kind: str, ranks: int, per_host: int, sizes: np.ndarray | float, nics: float | None = None
 ) -> np.ndarray:
     """Seconds of one collective per entry of `sizes`.
 
@@ -105,7 +105,7 @@ def collective_seconds(
 
 
 def explain_collective(
-    table: CommTable, kind: str, ranks: int, per_host: int, size: float, nics: int | None = None
+    table: CommTable, kind: str, ranks: int, per_host: int, size: float, nics: float | None = None
 ) -> tuple[float, str, float]:
     """(seconds, where they come from, how many times outside of what was measured: 1 inside of it, infinity without any row)."""
     way = collective_way(table, kind, ranks, per_host, nics)
@@ -123,7 +123,7 @@ def way_seconds(way: Way, sizes: np.ndarray | float) -> np.ndarray:
 
 
 @lru_cache(maxsize=4096)
-def collective_way(table: CommTable, kind: str, ranks: int, per_host: int, nics: int | None = None) -> Way:
+def collective_way(table: CommTable, kind: str, ranks: int, per_host: int, nics: float | None = None) -> Way:
     """`collective_seconds` of one group, but for the bytes."""
     if kind not in KINDS:
         raise ClusterError(f"collective {kind!r}: expected one of {', '.join(KINDS)}")

@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from ..graph.mesh import Mesh, axis_sizes, joint_group
+from ..graph.mesh import Mesh, axis_sizes
 from ..graph.reshard import COLLECTIVES, JOINED, Step, StepKind, after_step, join_steps, lies_outermost, reshard_steps
 from ..graph.reshard_pairs import reshard_pairs
 from ..graph.sharding import Sharding
@@ -28,6 +28,7 @@ from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 from ..graph.transfer import Transfer, transfer_of
 from .collectives import Way, collective_way, way_seconds
 from .measured import MeasuredRows, copy_seconds, meeting_seconds, wire_seconds
+from .meshes import worst_spread
 from .model import CostModel
 from .ops import Shape, tensor_bytes
 
@@ -59,28 +60,38 @@ ALONE = Bucket()
 
 @dataclass(frozen=True, slots=True)
 class AxisLink:
-    """The way along one mesh axis: `ranks` in all, `per_host` of them on one host, neighbours `stride` ranks apart."""
+    """The way along one mesh axis.
+
+    Args:
+        ranks, per_host: in all, and of them on one host: of the group that lies worst (`meshes.worst_spread`), for the slowest is waited for.
+        stride: neighbours are so many ranks apart.
+        fewest: of the group on the host that has the fewest of it, whose ports carry as much as those of the others; 0: `per_host`.
+    """
 
     ranks: int
     per_host: int
     stride: int = 1
+    fewest: int = 0
 
 
 def axis_link(model: CostModel, mesh: Mesh, axis: int) -> AxisLink:
     """The way along one axis of a mesh laid over the cluster host by host, last axis fastest."""
     here = mesh.axes[axis]
-    per_host, stride = here.size, prod(a.size for a in mesh.axes[axis + 1 :])
-    if here.link == "across":
-        per_host = max(1, min(here.size, model.cluster.devices_per_host // stride))
-    return AxisLink(here.size, per_host, stride)
+    stride = prod(a.size for a in mesh.axes[axis + 1 :])
+    return AxisLink(here.size, here.size, stride) if here.link == "inside" else _group_link(model, mesh, (axis,), stride)
 
 
 def joint_link(model: CostModel, mesh: Mesh, axes: Sequence[int]) -> AxisLink:
     """The way of one collective of the ranks of several axes, or of one."""
     if len(axes) == 1:
         return axis_link(model, mesh, axes[0])
-    ranks = joint_group(mesh, [mesh.axes[axis].name for axis in axes], 0)
-    return AxisLink(len(ranks), sum(r < model.cluster.devices_per_host for r in ranks), ranks[1] - ranks[0])
+    return _group_link(model, mesh, tuple(axes), prod(a.size for a in mesh.axes[max(axes) + 1 :]))
+
+
+def _group_link(model: CostModel, mesh: Mesh, axes: tuple[int, ...], stride: int) -> AxisLink:
+    sizes = axis_sizes(mesh)
+    spread = worst_spread(sizes, axes, model.cluster.devices_per_host)
+    return AxisLink(prod(sizes[axis] for axis in axes), spread.per_host, stride, spread.fewest if spread.fewest < spread.per_host else 0)
 
 
 def estimate_comm_s(
@@ -169,7 +180,7 @@ def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, tran
     if kind is StepKind.KEEP:
         return (bytes_in + bytes_out) / model.memory_bytes_per_s + model.launch_s
     sizes = bytes_out if kind is StepKind.ALL_GATHER else bytes_in
-    way = collective_way(model.links, _KINDS[kind], link.ranks, link.per_host, model.nics)
+    way = collective_way(model.links, _KINDS[kind], link.ranks, link.per_host, model.nics or link.fewest * model.links.ports)
     if model.grad_width > 1 and transfer is Transfer.GRAD and kind in _REDUCES:
         return _way_s(model, way, model.grad_width * times * sizes) / times + (1 + model.grad_width) * bytes_in / model.memory_bytes_per_s
     return _way_s(model, way, times * sizes) / times

@@ -1,12 +1,17 @@
-"""What a collective rearranges for its wire: what it costs is copied once each, what it holds is the more of the two."""
+"""What a collective rearranges for its wire: what it costs is copied once each, what it holds is the more of the two; how the groups of an axis lie on hosts."""
 
+from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 
 from autopar.cluster import parse_cluster
+from autopar.cost.collectives import collective_seconds
+from autopar.cost.meshes import list_meshes
 from autopar.cost.model import build_cost_model
-from autopar.cost.wires import AxisLink, estimate_comm_s, step_copied_bytes, step_held_bytes
+from autopar.cost.wires import AxisLink, axis_link, estimate_comm_s, joint_link, step_copied_bytes, step_held_bytes
+from autopar.graph.mesh import Mesh, MeshAxis, joint_group, num_ranks
 from autopar.graph.reshard import StepKind
 from autopar.graph.transfer import Transfer
 
@@ -42,3 +47,28 @@ def test_gradients_in_float32_cost_the_cast_and_twice_the_bytes():
         assert send(kind, size, out, Transfer.GRAD, wide) == pytest.approx(send(kind, 2 * size, 2 * out, Transfer.GRAD, model) + cast_s)
     assert send(StepKind.ALL_GATHER, size // 8, size, Transfer.GRAD, wide) == send(StepKind.ALL_GATHER, size // 8, size, Transfer.GRAD, model)
     assert send(StepKind.ALL_REDUCE, size, size, Transfer.BLOCKING, wide) == send(StepKind.ALL_REDUCE, size, size, Transfer.BLOCKING, model)
+
+
+@pytest.mark.parametrize("spec", ["2x8xH100", "3x8xH100", "2x6xH100", "6x8xH100", "3x4xH100", "4x6xV100", "5x9xA100"])
+def test_the_group_that_lies_worst_is_priced(spec):
+    """Against every group of every axis, and of every pair of axes, counted one by one."""
+    cluster = parse_cluster(spec)
+    model = build_cost_model(cluster)
+    for mesh in list_meshes(cluster):
+        for axes in [(k,) for k in range(len(mesh.axes))] + list(combinations(range(len(mesh.axes)), 2)):
+            groups = {joint_group(mesh, [mesh.axes[k].name for k in axes], rank) for rank in range(num_ranks(mesh))}
+            counts = [Counter(rank // cluster.devices_per_host for rank in group).values() for group in groups]
+            link = joint_link(model, mesh, axes)
+            hosts = -(-link.ranks // link.per_host)
+            assert link.ranks == len(next(iter(groups))) and hosts >= max(map(len, counts)) and (hosts == 1) == (max(map(len, counts)) == 1)
+            assert (link.fewest or link.per_host) == min(min(count) for count in counts if len(count) == max(map(len, counts)))
+
+
+def test_a_degree_that_does_not_divide_a_host_leaves_it():
+    """dp=4 tp=3 dp_2=2 on three hosts of eight: tp is 0, 2, 4, which is on one host, and 6, 8, 10, which is on two and has one rank on the first."""
+    model = build_cost_model(parse_cluster("3x8xH100-80GB"))
+    mesh = Mesh((MeshAxis("dp", 4, "across"), MeshAxis("tp", 3, "across"), MeshAxis("dp_2", 2)))
+    link, size = axis_link(model, mesh, 1), 9437184
+    assert link == AxisLink(3, 2, 2, 1)
+    found = estimate_comm_s(model, StepKind.ALL_REDUCE, link, size, size)
+    assert found == float(collective_seconds(model.links, "all_reduce", 3, 2, size, 1)) > 4 * float(collective_seconds(model.links, "all_reduce", 3, 3, size))
