@@ -230,4 +230,4 @@ def _read_oversubscription(links: Mapping[str, object], path: str) -> float | No
 def _oversubscribe(across: Link, ratio: float) -> Link:
     """The port where all hosts send at once through a network that cannot carry it all. Racks are not told apart: always divided."""
     said = f"; divided by {ratio:g}: oversubscribed where all hosts send at once (racks are not told apart)"
-    return replace(across, bandwidth_bytes_per_s=across.bandwidth_bytes_per_s / ratio, source=across.source + said)
+    return replace(across, bandwidth_bytes_per_s=across.bandwidth_bytes_per_s / ratio, source=across.source + said, oversubscription=ratio)

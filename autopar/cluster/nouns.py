@@ -40,12 +40,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects devices: seconds per hop, and bytes per second that one device (between hosts: one port) sends in one direction."""
+    """What connects devices.
+
+    Args:
+        latency_s: per hop.
+        bandwidth_bytes_per_s: that one device (between hosts: one port) sends in one direction.
+        oversubscription: by which that of the port itself was divided, because the network behind it does not carry all at once.
+    """
 
     name: str
     latency_s: float
     bandwidth_bytes_per_s: float
     source: str
+    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,8 +142,12 @@ def collective_way(table: CommTable, kind: str, ranks: int, per_host: int, nics:
         below = _guide(table, kind, group, (sizes[0], float(np.exp(middle.log_seconds[0]))))
     if sizes[-1] < _FULL[1]:
         above = _guide(table, kind, group, (sizes[-1], float(np.exp(middle.log_seconds[-1]))))
-    sources = dict.fromkeys(f"{c.source} ({_name(c)})" for c in exact)
-    return Way(continue_points(middle, below, above), (), float(sizes[0]), float(sizes[-1]), 1.0, "measured: " + "; ".join(sources))
+    source = "measured: " + "; ".join(dict.fromkeys(f"{c.source} ({_name(c)})" for c in exact))
+    knots, slower = continue_points(middle, below, above), _slower(table, kind, group)
+    if slower > 1:
+        # in the curve of the port itself the bytes take so many times as long; what a small message takes stays as it is
+        knots, source = move_knots(knots, 1.0, slower), f"{source}; bytes take {slower:.3g} times as long in an oversubscribed network"
+    return Way(knots, (), float(sizes[0]) / slower, float(sizes[-1]) / slower, slower, source)
 
 
 def _name(curve: Curve) -> str:
@@ -172,12 +176,24 @@ def _is_same(table: CommTable, curve: Curve, group: Group) -> bool:
 
 
 def _is_like(table: CommTable, curve: Curve) -> bool:
-    return curve.nics > 0 and _octaves(table.across.bandwidth_bytes_per_s, curve.nic_bytes_per_s) <= log2(_LIKE)
+    return curve.nics > 0 and _octaves(_port_bytes_per_s(table), curve.nic_bytes_per_s) <= log2(_LIKE)
+
+
+def _port_bytes_per_s(table: CommTable) -> float:
+    """Nominal, of a port itself: an oversubscribed network has the latencies of its ports, so it is known by them."""
+    return table.across.bandwidth_bytes_per_s * table.across.oversubscription
 
 
 def _net(table: CommTable, group: Group) -> float:
-    """Nominal, of one host, per direction."""
-    return group.nics * table.across.bandwidth_bytes_per_s
+    """Nominal, of the ports of one host, per direction."""
+    return group.nics * _port_bytes_per_s(table)
+
+
+def _slower(table: CommTable, kind: str, group: Group) -> float:
+    """So many times longer than through its ports alone the network takes for the bytes: no more than it is oversubscribed, less where something else is as slow."""
+    if group.hosts == 1 or table.across.oversubscription == 1:
+        return 1.0
+    return _across_rule(table, kind, group, _port_bytes_per_s(table)) / _across_rule(table, kind, group, table.across.bandwidth_bytes_per_s)
 
 
 def _octaves(a: float, b: float) -> float:

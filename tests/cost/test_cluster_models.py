@@ -11,7 +11,7 @@ from autopar.cluster import list_links, list_machines, parse_cluster
 from autopar.cost.attention import attention_seconds
 from autopar.cost.collectives import collective_seconds, explain_collective
 from autopar.cost.comm_table import comm_table
-from autopar.cost.curves import bus_factor, published_curves
+from autopar.cost.curves import KINDS, bus_factor, published_curves
 from autopar.cost.device_rates import find_device_rates
 from autopar.cost.matmul import find_matmul_rates, matmul_seconds
 from autopar.cost.model import build_cost_model
@@ -154,6 +154,24 @@ def test_an_oversubscribed_network_divides_what_crosses_it(model_of):
     assert bus(divided, "all_gather", 16, 1) == pytest.approx(bus(whole, "all_gather", 16, 1) / 4, rel=0.05)
     assert bus(divided, "all_gather", 8, 8) == bus(whole, "all_gather", 8, 8)
     assert "divided by 4: oversubscribed where all hosts send at once (racks are not told apart)" in divided.source
+
+
+@pytest.mark.parametrize("device", ["A100-80GB", "A100-40GB", "H100-80GB", "H200-141GB", "V100-32GB", "MI300X", "B200", "L40S"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_network_that_is_oversubscribed_more_is_never_faster(model_of, device, kind):
+    """Its ratio divides bandwidth and nothing else: a message takes no longer than one of so many times its bytes takes through the ports alone, a small one what it takes there."""
+    hosts, sizes = HOSTS.replace("H100-80GB", device), 2.0 ** np.arange(0, 36, 0.5)
+    groups = ((2, 1, None), (3, 1, None), (3, 2, 1), (4, 2, None), (8, 1, None), (8, 4, None), (12, 4, None), (16, 8, None), (16, 8, 1), (32, 8, None), (64, 8, None), (512, 8, None))
+    whole, ratios = model_of(hosts).links, (1.0001, 1.2, 1.4, 1.5, 1.6, 2, 2.2, 3, 4, 8, 16, 100)
+    divided = [(ratio, model_of(f"{hosts}[links]\noversubscription = {ratio}\n").links) for ratio in ratios]
+    for ranks, per_host, nics in groups if kind != "send_recv" else groups[:1]:
+        before = collective_seconds(whole, kind, ranks, per_host, sizes, nics)
+        tiny = before[0]
+        for ratio, links in divided:
+            after = collective_seconds(links, kind, ranks, per_host, sizes, nics)
+            assert np.all(after >= before * (1 - 1e-9)) and np.all(after <= collective_seconds(whole, kind, ranks, per_host, ratio * sizes, nics) * (1 + 1e-9))
+            assert after[0] == pytest.approx(tiny, rel=0.1)
+            before = after
 
 
 # --- hosts of different kinds ---------------------------------------------------------------------------------------------------------
