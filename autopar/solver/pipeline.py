@@ -39,6 +39,7 @@ from .layouts import (
     print_layout,
 )
 from .open_layouts import Open, OpenPlace, Step, by_count, by_place, least_bound, next_step, shares_work
+from .role_meshes import check_sequence
 from .unit_costs import UnitCosts
 from .unit_stages import count_cuts, why_no_cuts
 from .vary_stages import Varied, list_varied, may_vary
@@ -206,9 +207,13 @@ class PipelineSearch:
         most = 1 if self.cases.constraints.only is not None else self.most_stages or len(rows)
         makes = prod(degree for _, degree in self.cases.constraints.degrees)
         if asked is not None and asked > most and num_devices(cluster) % makes == 0:  # else that the degrees do not make the cluster is the first thing to say
-            why = f"this command needs a plan in {most} stage" if self.most_stages else f"the model has {len(rows)} units between which it may be cut"
+            units = f"has {len(rows)} units between which it may be cut" if len(rows) > 1 else "is one unit, and may be cut only between units"
+            why = f"this command needs a plan in {most} stage" if self.most_stages else f"the model {units}"
             raise ConstraintError(f"pp={asked}: {why}; leave it out")
-        for place in list_places(num_devices(cluster), cluster.devices_per_host, min(most, len(rows)), self.cases.constraints, spare):
+        places = list_places(num_devices(cluster), cluster.devices_per_host, min(most, len(rows)), self.cases.constraints, spare)
+        if places:  # else that there are none is the first thing to say
+            check_sequence(self.cases.constraints, self.cases.roles(self.cases.case))
+        for place in places:
             for turns in list_turns(place, batch, self.cases.constraints):
                 if place.num_stages == 1 and turns == 1 and (spare > 1 or not self.plain_too):
                     continue  # any mesh is searched for it (`search`)

@@ -73,10 +73,11 @@ def label_meshes(meshes: Sequence[Mesh], constraints: Constraints, roles: Roles)
     needed = tuple(role for role in _needed(constraints) if role not in degrees)
     open_ = tuple(role for role in _spoken(constraints) if role not in degrees)  # of whatever degree, 1 included
     labels = [role for role in (DATA, TENSOR, SEQUENCE) if degrees.get(role, 1) > 1 or role in needed or role in open_]
+    check_sequence(constraints, roles)
     for role in labels:
         if role not in roles.available():
             if role in needed or role in degrees:
-                raise ConstraintError(_why_missing(role, degrees.get(role)))
+                raise ConstraintError(_why_missing(role, f"{role}={degrees[role]}" if role in degrees else f"an axis of {role}"))
     labels = [role for role in labels if role in roles.available()]
     _check_sizes(degrees, roles, ranks)
     rest = rest_roles(constraints, roles, ranks)
@@ -115,8 +116,19 @@ def _print(degrees: Mapping[str, int]) -> str:
     return ", ".join(f"{role}={degree}" for role, degree in degrees.items())
 
 
-def _why_missing(role: str, degree: int | None) -> str:
-    said = f"{role}={degree}" if degree else f"an axis of {role}"
+def check_sequence(constraints: Constraints, roles: Roles) -> None:
+    """Words about the sequence are for models that have one, whatever the mesh. Without one `sequence_parallel` would split what every op has, its features, to the harm of all.
+
+    Raises:
+        ConstraintError: the model has none.
+    """
+    if not roles.sequence and constraints.sequence_parallel:
+        raise ConstraintError(_why_missing(SEQUENCE, "sequence_parallel=1"))
+    if not roles.sequence and (degree := dict(constraints.degrees).get(SEQUENCE, 1)) > 1:
+        raise ConstraintError(_why_missing(SEQUENCE, f"{SEQUENCE}={degree}"))
+
+
+def _why_missing(role: str, said: str) -> str:
     why = "no dim of its batch inputs is one (docs/constraints.md says how it is found)"
     return f"{said}: the model has no {_WORDS[role]} to split: {why}; leave it out"
 
@@ -159,7 +171,7 @@ def _why_none(degrees: Mapping[str, int], needed: Sequence[str], ranks: int, res
     fits.sort(key=lambda item: item[0])
     shown = "; ".join(_print(own).replace(", ", ",") for _, own in fits[:_MOST_SHOWN])
     cure = f"what fits: {shown}; or leave one of them out" if shown else "leave one of them out"
-    wrong = f"make {total} ranks, the cluster has {ranks}"
+    wrong = f"{'make' if len(large) + len(needed) > 1 else 'makes'} {total} ranks, the cluster has {ranks}"
     if total < ranks and not free:
         wrong += ", and no other role may take the rest"
     elif total <= ranks:

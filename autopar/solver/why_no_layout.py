@@ -40,7 +40,7 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
         total = prod(degree for _, degree in named)
         makes = f"{said} {'make' if len(named) > 1 else 'makes'} {total} rank{'s' if total > 1 else ''}, the cluster has {num_devices}"
         needs = _why_no_axis(constraints, lambda c: bool(list_places(num_devices, devices_per_host, num_units, c)))
-        wrong = makes if num_devices % total else f"{said or 'what is asked'} leaves no mesh{needs}"
+        wrong = makes if num_devices % total else _why_no_stages(num_devices, devices_per_host, constraints) or f"{said or 'what is asked'} leaves no mesh{needs}"
         there = [_print_place(p) for p in list_places(num_devices, devices_per_host, num_units, free) if p.num_stages > 1 or PIPELINE not in dict(named)]
         return f"{wrong}; {_offer(there)}"
     plain = replace(constraints, microbatches=None, microbatch=None)
@@ -54,6 +54,15 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
         if not any(list_schedules(place, turns, num_units, constraints, trains)):
             reasons.update(dict.fromkeys(_why_no_schedule(place, turns, num_units, constraints, trains)))
     return "; ".join(list(reasons)[:2]) or "no schedule fits"
+
+
+def _why_no_stages(num_devices: int, devices_per_host: int, constraints: Constraints) -> str:
+    """Of stages that would have some whole hosts and a part of one: "" where they would not."""
+    stages = dict(constraints.degrees).get(PIPELINE, 1)
+    inside = num_devices // stages
+    if num_devices % stages or inside % devices_per_host == 0 or devices_per_host % inside == 0:
+        return ""
+    return f"pp={stages} gives each stage {inside} of the {num_devices} devices; a stage is some whole hosts (of {devices_per_host} devices), or divides one evenly"
 
 
 def _why_no_axis(constraints: Constraints, has_places: Callable[[Constraints], bool]) -> str:

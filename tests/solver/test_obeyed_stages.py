@@ -13,6 +13,8 @@ from autopar.cluster import parse_cluster
 from autopar.constraints import Constraints, Pin, constrain
 from autopar.cost.model import build_cost_model
 from autopar.errors import ConstraintError
+from autopar.graph.stages import list_units
+from autopar.solver import pipeline
 from autopar.solver.decide import Ask, decide
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layouts import list_places
@@ -172,3 +174,38 @@ def test_decide_refuses_what_does_not_obey(monkeypatch):
     ask = Ask(case_of(), build_cost_model(parse_cluster(CLUSTER), None), words, LIMIT, 30.0, None, lambda line: None)
     with pytest.raises(ConstraintError, match="^microbatches=4: the plan has 2: the search did not obey"):
         decide(ask)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words", "text"),
+    [
+        (3, {"pp": 2, "dp": 12}, "pp=2 gives each stage 12 of the 24 devices; a stage is some whole hosts (of 8 devices), or divides one evenly; what there is: pp=3 dp=8; "),
+        (3, {"pp": 2}, "pp=2 gives each stage 12 of the 24 devices; a stage is some whole hosts (of 8 devices), or divides one evenly; what there is: pp=3 dp=8; "),
+        (3, {"pp": 5}, "pp=5 makes 5 ranks, the cluster has 24; "),
+        (6, {"pp": 4}, "pp=4 gives each stage 12 of the 48 devices; a stage is some whole hosts (of 8 devices), or divides one evenly; what there is: pp=2 dp=24; "),
+    ],
+)
+def test_stages_are_whole_hosts_or_divide_one(hosts, words, text):
+    assert why_no_layout(8 * hosts, 8, 6, 48, constrain(**words)).startswith(text)
+
+
+@pytest.mark.parametrize("words", [{"tp": 2, "sequence_parallel": True, "microbatches": 2}, {"tp": 2, "sequence_parallel": True, "pp": 2}, {"sp": 2, "pp": 2}, {"sequence_parallel": True}, {"sp": 2}])
+def test_words_about_a_sequence_are_refused_where_there_is_none(words):
+    ask = Ask(case_of(), build_cost_model(parse_cluster(CLUSTER), None), constrain(**words), LIMIT, 30.0, None, lambda line: None)
+    said = "sp=2" if "sp" in words else "sequence_parallel=1"
+    with pytest.raises(ConstraintError, match=f"^{said}: the model has no sequence to split: no dim of its batch inputs is one .*; leave it out"):
+        decide(ask)
+
+
+@pytest.mark.parametrize(
+    ("units", "text"),
+    [
+        (1, "pp=4: the model is one unit, and may be cut only between units; leave it out"),
+        (3, "pp=4: the model has 3 units between which it may be cut; leave it out"),
+    ],
+)
+def test_more_stages_than_units(monkeypatch, units, text):
+    real = list_units
+    monkeypatch.setattr(pipeline, "list_units", lambda graph: real(graph)[:units])
+    with pytest.raises(ConstraintError, match=f"^{text}$"):
+        find(constrain(pp=4))
