@@ -2,8 +2,9 @@
 
     python benchmarks/collective_fit.py [--data DIR] [--rows]
 
-Three questions to `autopar.cost.collectives`, predicted over measured seconds: each row of the package left out, the others stay; each
-group of a device left out with all its rows; and the rows under DIR (`published/collectives.csv`, `kernels/collectives_dgx.csv`) that the
+Four questions to `autopar.cost.collectives`, predicted over measured seconds: each row of the package left out, the others stay; each
+group of a device left out with all its rows; the rows that prices do without because ranks waited in them (`curves.drop_waits`: predicted is less by that
+wait); and the rows under DIR (`published/collectives.csv`, `kernels/collectives_dgx.csv`) that the
 package does not have, most of them sizes that another source covers. Beside it what one latency plus one bandwidth says, the links' own
 figures: what prices were before there were tables. Prints the median and the 90th percentile of |predicted / measured - 1| by device and
 kind.
@@ -21,7 +22,7 @@ import numpy as np
 from autopar.cluster import Link
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.comm_table import comm_table
-from autopar.cost.curves import KINDS, bus_factor, published_curves
+from autopar.cost.curves import KINDS, bus_factor, published_curves, read_curves
 
 DEVICE_LINKS = {
     "A100": "nvlink3", "H100": "nvlink4", "H200": "nvlink4", "B200": "nvlink5", "MI300X": "xgmi",
@@ -87,9 +88,16 @@ def leave_groups_out():
                 yield row, row_error(row, rest)
 
 
+def waiting_rows():
+    for curve, kept in zip(read_curves(), published_curves()):
+        for row in points(curve) if curve.bytes else ():
+            if row[6] not in kept.bytes:
+                yield row, row_error(row, None)
+
+
 def unseen_rows(data):
     """Rows of the two files that the package lacks and that name a device, a group and a network."""
-    seen = {(c.device, c.kind, c.ranks, c.per_host, round(b)) for c in published_curves() for b in c.bytes}
+    seen = {(c.device, c.kind, c.ranks, c.per_host, round(b)) for c in read_curves() for b in c.bytes}
     for name, parse in (("published/collectives.csv", published_row), ("kernels/collectives_dgx.csv", kernel_row)):
         if not (data / name).is_file():
             continue
@@ -156,6 +164,7 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     report("One row left out", leave_rows_out(), arguments.rows)
     report("One group left out", leave_groups_out(), arguments.rows)
+    report("Rows in which ranks waited", waiting_rows(), arguments.rows)
     unseen = list(unseen_rows(arguments.data))
     if unseen:
         report(f"Rows of {arguments.data.name} that the package does not have", unseen, arguments.rows)

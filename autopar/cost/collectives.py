@@ -21,7 +21,7 @@ Sources. Formulas: Thakur, Rabenseifner, Gropp 2005, sections 3-4. Hops, base la
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf, log2
 
@@ -34,12 +34,15 @@ from .curves import (
     Curve,
     Knots,
     bus_factor,
+    cap_knots,
     continue_points,
     join_points,
     knots_seconds,
     move_knots,
     move_through,
+    raise_knots,
     smooth_points,
+    wait_bytes,
 )
 
 Line = tuple[float, float]  # seconds, seconds per byte
@@ -131,9 +134,15 @@ def collective_way(table: CommTable, kind: str, ranks: int, per_host: int, nics:
         return Way(None, ((0.0, 0.0),), 0.0, inf, 1.0, "one rank: nothing is sent")
     per_host = min(per_host, ranks)
     group = Group(ranks, per_host, 0 if per_host == ranks else nics or per_host * table.ports)
+    way, rows_from = _capped_way(table, kind, group)
+    return way if way.knots is None else _raised_way(table, kind, group, way, rows_from)
+
+
+def _own_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
+    """By the rows of a group, or of the nearest; and the bytes from which it has rows of its own."""
     exact = [c for c in _curves(table, kind, group.hosts > 1) if _is_same(table, c, group)]
     if not exact or not exact[0].bytes:
-        return _unmeasured_way(table, kind, group)
+        return _unmeasured_way(table, kind, group), inf
     exact = [c for c in exact if c.bytes]
     sizes, seconds = join_points(exact)
     middle = smooth_points(sizes, seconds)
@@ -147,7 +156,57 @@ def collective_way(table: CommTable, kind: str, ranks: int, per_host: int, nics:
     if slower > 1:
         # in the curve of the port itself the bytes take so many times as long; what a small message takes stays as it is
         knots, source = move_knots(knots, 1.0, slower), f"{source}; bytes take {slower:.3g} times as long in an oversubscribed network"
-    return Way(knots, (), float(sizes[0]) / slower, float(sizes[-1]) / slower, slower, source)
+    return Way(knots, (), float(sizes[0]) / slower, float(sizes[-1]) / slower, slower, source), float(sizes[0]) / slower
+
+
+# --- groups beside each other -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _capped_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
+    """Inside a host small messages take no longer than among more ranks that were measured, and half of an all_reduce no longer than the whole. Rows of the group itself yield to rows alone."""
+    way, rows_from = _own_way(table, kind, group)
+    if way.knots is None or group.hosts > 1:
+        return way, rows_from
+    bounds: list[tuple[Knots | None, str, float]] = []
+    for ranks, curves in _measured_groups(table, kind).items():
+        if ranks > group.ranks:
+            source = f"{curves[0].source} ({_name(curves[0])})"
+            bounds += [(smooth_points(*join_points(curves)), source, inf), (_capped_way(table, kind, Group(ranks, ranks, 0))[0].knots, source, rows_from)]
+    if kind in ("all_gather", "reduce_scatter"):
+        bounds.append((collective_way(table, "all_reduce", group.ranks, group.per_host).knots, "an all_reduce", rows_from))
+    for most, source, below in bounds:
+        if most is not None and way.knots is not None:
+            capped = cap_knots(way.knots, most, below)
+            lower = np.any(knots_seconds(way.knots, np.exp(capped.log_bytes)) > 1.01 * np.exp(capped.log_seconds))
+            way = replace(way, knots=capped, source=f"{way.source}; small messages no more than {source}") if lower else way
+    return way, rows_from
+
+
+def _raised_way(table: CommTable, kind: str, group: Group, way: Way, rows_from: float) -> Way:
+    """Where a group has no rows of its own, small messages take no less than among fewer ranks of a host that were measured; and across hosts nothing takes less than among as many ranks inside of one
+    (the largest measured there, where it has more)."""
+    assert way.knots is not None
+    measured = _measured_groups(table, kind)
+    if group.hosts == 1:
+        for ranks in measured:
+            fewer = collective_way(table, kind, ranks, ranks).knots if ranks < group.ranks else None
+            if fewer is not None:
+                way = replace(way, knots=raise_knots(way.knots, fewer, min(rows_from, wait_bytes(fewer))))
+        return way
+    inside = min(group.ranks, max([*measured, *_measured_groups(table, "all_reduce")], default=1))
+    least = collective_way(table, kind, inside, inside).knots
+    return way if least is None or rows_from < inf else replace(way, knots=raise_knots(way.knots, least, inf))
+
+
+def _measured_groups(table: CommTable, kind: str) -> dict[int, list[Curve]]:
+    """Ranks -> curves of groups inside of a host with rows by size: of its own link, else of the one whose shape it borrows."""
+    found: dict[int, list[Curve]] = {}
+    for inside in (table.inside.name, *SHAPE_OF.get(table.inside.name, ())):
+        for curve in _curves(table, kind, False, inside=inside) if not found else ():
+            if curve.bytes:
+                found.setdefault(curve.ranks, []).append(curve)
+    return found
 
 
 def _name(curve: Curve) -> str:
@@ -241,6 +300,11 @@ def _shape(table: CommTable, kind: str, group: Group) -> Curve | None:
     return None
 
 
+def _same_case(table: CommTable, curve: Curve) -> list[Curve]:
+    """Other curves of the same group."""
+    return [c for c in table.curves if c is not curve and c.bytes and replace(c, bytes=(), seconds=(), bus_bytes_per_s=0.0, source="") == replace(curve, bytes=(), seconds=(), bus_bytes_per_s=0.0, source="")]
+
+
 def _guide(table: CommTable, kind: str, group: Group, through: tuple[float, float] | None) -> Knots | None:
     """The nearest full curve, moved to this group; None without any (then the formula, where a measured point asks for a curve).
 
@@ -256,7 +320,7 @@ def _guide(table: CommTable, kind: str, group: Group, through: tuple[float, floa
         steps = np.exp2(np.arange(8, 40, 0.5))
         per_byte = max(through[1] - fixed, 0.0) / through[0]
         return Knots(np.log(steps), np.log(min(fixed, through[1]) + per_byte * steps))
-    knots = smooth_points(*join_points([shape]))
+    knots = smooth_points(*join_points([shape, *_same_case(table, shape)]))  # sizes that the full one lacks
     there = Group(shape.ranks, shape.per_host, shape.nics)
     smallest = float(np.exp(knots.log_seconds[0]))
     before, after = _latency(shape.kind, there), _latency(kind, group)

@@ -11,14 +11,20 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
+from math import ceil, inf
 
 import numpy as np
 
 from .monotone import pool_falls
 
+# Vidur's profile (`profiling/collectives/collectives_wrapper.py`): torch's profiler over eleven calls of `torch.distributed` in each of the ranks' own processes, without a CUDA graph; the
+# median time of their NCCL kernels.
+_WAITS = "microsoft/vidur"
+# The longest time of its smallest message, 2 KiB (16 A100): a kernel that takes longer than a call is started before the one before it is over, and nobody waits.
+LONGEST_WAIT_S = 65e-6
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
@@ -65,9 +71,53 @@ def bus_factor(kind: str, ranks: int) -> float:
 
 @lru_cache(maxsize=1)
 def published_curves() -> tuple[Curve, ...]:
-    """The curves of the package, in file order."""
+    """The curves of the package, in file order, without the rows of which others prove that ranks waited (`drop_waits`)."""
+    return drop_waits(read_curves())
+
+
+def read_curves() -> tuple[Curve, ...]:
+    """All rows of the package, as they were published."""
     with resources.files("autopar.cost").joinpath("data/collectives.csv").open(encoding="utf-8", newline="") as file:
         return group_curves(csv.DictReader(file))
+
+
+def drop_waits(curves: Sequence[Curve]) -> tuple[Curve, ...]:
+    """The curves without rows that are no times of the collective.
+
+    nccl-tests starts a collective many times in a row and divides. A profile of kernels started one by one from Python (`_WAITS`) has in a short one's time what it stood still until the last
+    rank had started it, too: 7 us or 40 at random. A wait adds and never takes away. So a row, no longer than a wait may be, is left out where others prove that the collective takes less:
+
+        a larger message of the same group took less;
+        several smaller ones that hold as much took less one after the other;
+        the same message took less among more ranks on each host, on as many hosts.
+    """
+    found = list(curves)
+    for at in sorted(range(len(found)), key=lambda k: -found[k].ranks):  # the larger groups first: what is left of them judges the smaller ones
+        curve = found[at]
+        if not curve.source.startswith(_WAITS):
+            continue
+        larger = [join_points([c]) for c in found if c.bytes and _is_larger(c, curve)]
+        kept: list[tuple[float, float]] = []
+        for k, (size, seconds) in enumerate(zip(curve.bytes, curve.seconds)):
+            pieces = (ceil(size / b) * s for b, s in kept)
+            least = min([inf, *curve.seconds[k + 1 :], *pieces, *(_between(points, size) for points in larger)])
+            if seconds > LONGEST_WAIT_S or seconds <= least:
+                kept.append((size, seconds))
+        found[at] = replace(curve, bytes=tuple(b for b, _ in kept), seconds=tuple(s for _, s in kept))
+    return tuple(found)
+
+
+def _is_larger(curve: Curve, than: Curve) -> bool:
+    """A group of the same kind on as many hosts of the same device, with more ranks on each, over the same ports."""
+    names = ("device", "inside", "kind", "algorithm", "nics", "nic_bytes_per_s")
+    alike = all(getattr(curve, name) == getattr(than, name) for name in names)
+    return alike and curve.per_host > than.per_host and curve.ranks * than.per_host == than.ranks * curve.per_host
+
+
+def _between(points: tuple[np.ndarray, np.ndarray], size: float) -> float:
+    """Seconds of a message between rows; infinity outside of them."""
+    sizes, seconds = points
+    return float(np.exp(np.interp(np.log(size), np.log(sizes), np.log(seconds), left=np.inf, right=np.inf)))
 
 
 def group_curves(rows: Iterable[dict[str, str]]) -> tuple[Curve, ...]:
@@ -146,3 +196,33 @@ def continue_points(middle: Knots, below: Knots | None, above: Knots | None) -> 
         pieces.append(Knots(above.log_bytes[keep], above.log_seconds[keep]))
     log_bytes = np.concatenate([p.log_bytes for p in pieces])
     return Knots(log_bytes, np.maximum.accumulate(np.concatenate([p.log_seconds for p in pieces])))
+
+
+def wait_bytes(knots: Knots) -> float:
+    """Messages up to these take no longer than a wait may (`LONGEST_WAIT_S`); 0: none."""
+    small = knots.log_seconds <= np.log(LONGEST_WAIT_S)
+    return float(np.exp(knots.log_bytes[small][-1])) if small.any() else 0.0
+
+
+def cap_knots(knots: Knots, most: Knots, below: float) -> Knots:
+    """Seconds no more than those of another curve, as far as a wait may reach in that (`wait_bytes`) and of messages below so many bytes; of messages below its smallest no more than of that."""
+    logs, own, bound = _both(knots, most)
+    counts = (logs <= np.log(max(1e-300, wait_bytes(most))) + 1e-9) & (np.exp(logs) < below * (1 - 1e-9))
+    return Knots(logs, np.maximum.accumulate(np.where(counts, np.minimum(own, bound), own)))
+
+
+def raise_knots(knots: Knots, least: Knots, below: float) -> Knots:
+    """Seconds no less than those of another curve, of messages below so many bytes."""
+    logs, own, bound = _both(knots, least)
+    return Knots(logs, np.maximum.accumulate(np.where(np.exp(logs) < below * (1 - 1e-9), np.maximum(own, bound), own)))
+
+
+def _both(one: Knots, other: Knots) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(bytes, seconds of each) of two curves at the knots of both and where they cross, in logarithms: between these the lesser and the larger are straight lines, too."""
+    logs = np.union1d(one.log_bytes, other.log_bytes)
+    ahead = np.subtract(*(np.log(knots_seconds(k, np.exp(logs))) for k in (one, other)))
+    crosses = np.flatnonzero(ahead[:-1] * ahead[1:] < 0)
+    where = logs[crosses] + (logs[crosses + 1] - logs[crosses]) * ahead[crosses] / (ahead[crosses] - ahead[crosses + 1])
+    logs = np.union1d(logs, where)
+    first, second = (np.log(knots_seconds(k, np.exp(logs))) for k in (one, other))
+    return logs, first, second
