@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from .cuts import resolve_known
 from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
+from .held_longer import HeldLonger
 from .kernel import KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, kernel_key, kernel_node, suggest_name, written_states
 from .layouts import Laid, expanded, is_copied, lay_out, packed
 from .liveness import is_view, storage_bases
@@ -87,7 +88,8 @@ def fuse_program(
     groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes)).outside]  # what nobody reads makes no kernel
     groups += () if segments else _find_copies(graph, values, makers, uses, {i for nodes in found for i in nodes})
     cut: dict[object, Kernel] = {}
-    stands: dict[int, Node] = {}  # last node of a group -> the node that takes its place
+    stands: dict[int, Node] = {}  # the node in whose place a group runs -> the node that takes it
+    held = HeldLonger(graph)
     for group in groups:
         kernel, arguments = cut_kernel(graph, values, makers, sorted((*group.members, *group.views)), group.outside, group.into)
         key = kernel_key(kernel)
@@ -95,7 +97,8 @@ def fuse_program(
             first = graph.nodes[group.members[0]]
             name = suggest_name(kernel) if not segments or first.phase is Phase.UPDATE else segment_name(first, graph.sequences)
             cut[key] = replace(kernel, name=f"{len(cut)} {name}")  # until it has its layout
-        stands[group.members[-1]] = kernel_node(cut[key], arguments, group.outside, graph.nodes[group.members[-1]])
+        place = group.members[-1] if graph.nodes[group.members[0]].phase is Phase.UPDATE or segments else held.place(group.members)
+        stands[place if place is not None else group.members[-1]] = kernel_node(cut[key], arguments, group.outside, graph.nodes[group.members[-1]])
     gone = {i for group in groups for i in (*group.members, *group.writes)}
     fused, order = _assemble(program, stands, gone, {i for group in groups for i in group.views})
     fused, kernels = _name_kernels(fused, tuple(cut.values()), taken, segments)

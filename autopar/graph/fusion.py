@@ -7,7 +7,7 @@ The law:
   the nodes of a run need not stand together, as long as no way leads from one to another through other modules (a norm of all gradients), and one node is a group, too;
 * its nodes read what others of it made, or in the update, pointwise, a state or gradient that others of it read (Lion's momentum and its parameter), and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
   have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
-* it can run at once: nothing outside lies on a way from one of its nodes to another;
+* it can run at once: nothing outside lies on a way from one of its nodes to another; and it holds no more for it, while others work, than its nodes one by one (`held_longer`);
 * pointwise ops, whatever operands broadcast, may be in a group; so may random numbers, and what knows only its own row: norms, softmax, sums over
   trailing dims, the loss of a row of logits. Matmuls, convolutions, attention and lookups are never in one.
 
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from .adam import find_adam
 from .graph import Graph, value_table
+from .held_longer import HeldLonger
 from .liveness import is_view
 from .node import Phase, packet_of
 from .repeats import block_of
@@ -94,11 +95,11 @@ def find_groups(
             key = here
             runs.append([])
         runs[-1].append(i)
-    runs += _update_runs(graph, late, parts)
+    held, updates = HeldLonger(graph), _update_runs(graph, late, parts)
     found: list[tuple[int, ...]] = []
-    for nodes in runs:
+    for nodes, weighed in (*((nodes, held) for nodes in runs), *((nodes, None) for nodes in updates)):
         if wanted is None or any(i in wanted for i in nodes):
-            found += _Run(graph, sites, signatures, makers, nodes).groups()
+            found += _Run(graph, sites, signatures, makers, nodes, weighed).groups()
     return tuple(found)
 
 
@@ -128,9 +129,10 @@ class _Run:
     """Finds the groups of one run of nodes: units of nodes that grow by merging, as long as the units stay without circles."""
 
     def __init__(
-        self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], makers: dict[str, int], nodes: list[int]
+        self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], makers: dict[str, int], nodes: list[int], held: HeldLonger | None
     ) -> None:
-        self.nodes = nodes
+        self.nodes, self.held = nodes, held
+        self.members = {i: [i] for i in nodes}
         self.ops = {i: graph.nodes[i].op for i in nodes}
         self.leader = {i: i for i in nodes}
         self.reads: dict[int, set[int]] = {i: {makers[n] for n in graph.nodes[i].inputs if n in makers} & self.leader.keys() for i in nodes}
@@ -169,6 +171,10 @@ class _Run:
         if late == early or rows is None or self._leads(early, late) or self._leads(late, early):
             return
         low, high = sorted((late, early))
+        both = sorted((*self.members[low], *self.members[high]))
+        if self.held is not None and self.held.place(both, self.rows) is None:
+            return
+        self.members[low] = both
         self.leader[high] = low
         self.reads[low] |= self.reads[high]
         self.rows[low] = rows

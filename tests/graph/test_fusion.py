@@ -8,6 +8,7 @@ from autopar.graph.case import build_case
 from autopar.graph.cuts import resolve_all
 from autopar.graph.fusion import find_groups, find_traffic
 from autopar.graph.graph import Graph
+from autopar.graph.held_longer import HeldLonger
 from autopar.graph.node import Node, Phase, Ref
 from autopar.graph.rules import RULES
 from autopar.graph.tensor import Kind, Value
@@ -178,3 +179,44 @@ def test_equal_blocks_move_the_same():
         value = make.add("aten.mul.Tensor", gate, value, path=f"h.{k}")
     case = build_case(make.graph(value))
     assert len({site.traffic for site in case.sites}) == 2
+
+
+def test_sums_of_many_gradients_are_no_group():
+    """A weight that is used again and again: as one kernel they would hold all of its gradients until the last is made."""
+    torch = pytest.importorskip("torch")
+    from autopar import Workload
+    from autopar.graph.case import build_case
+    from autopar.trace import trace_step
+
+    class Again(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(64, 64, bias=False)
+
+        def forward(self, x):
+            for _ in range(6):
+                x = x + torch.tanh(self.linear(x))
+            return x
+
+    case = build_case(trace_step(Workload(Again(), (torch.zeros(4, 64),), (torch.zeros(4, 64),), torch.nn.functional.mse_loss, torch.optim.SGD)).graph)
+    graph, sizes = case.graph, {v.name: v.shape for v in case.graph.values}
+    sums = [i for i, node in enumerate(graph.nodes) if node.op == "aten.add.Tensor" and sizes[node.outputs[0]] == (64, 64) and node.phase.value == "backward"]
+    groups = find_groups(graph, case.sites, case.signatures)
+    assert len(sums) == 5 and not any(set(group).intersection(sums) for group in groups)
+    assert any("aten.tanh.default" in [graph.nodes[i].op for i in group] and len(group) > 1 for group in groups)
+
+
+def test_where_a_group_runs():
+    """Where its last node stood; where it would hold more there than its nodes one by one, while others work, and all that it reads is there before, where that is; else nowhere."""
+
+    def held(ready):
+        make = Maker()
+        x, big = make.enter("x"), make.enter("m", (4 * ROWS, 4 * ROWS))
+        both = make.add("aten.add.Tensor", make.add("aten.relu.default", x), make.add("aten.sigmoid.default", x))  # node 2, the last to read two of its size
+        product = make.add("aten.mm.default", big, big, shape=(4 * ROWS, 4 * ROWS))
+        late = make.add("aten.tanh.default", x)
+        return HeldLonger(make.graph(product, late, make.add("aten.mul.Tensor", both, x if ready else late)))
+
+    assert held(True).place((2, 5)) == 2 and held(False).place((2, 5)) is None
+    assert held(False).place((2, 5), joining={3, 4}) == 5, "what may be of the group is not in its way"
+    assert held(False).place((0, 1, 2)) == 2 and held(False).place((4, 5)) == 5
