@@ -71,11 +71,12 @@ def print_literal(value: object) -> str:
     return repr(value)
 
 
-def print_expression(node: Node, names: Sequence[str]) -> str:
+def print_expression(node: Node, names: Sequence[str], device: str = "comm.device") -> str:
     """The right-hand side of the line that runs this node.
 
     Args:
         names: the Python name of each of `node.inputs`.
+        device: the text that says on which device a tensor is made of nothing.
     """
     args = dict(node.args)
     op = "aten.reshape.default" if node.op in _RESHAPES else node.op
@@ -121,7 +122,7 @@ def print_expression(node: Node, names: Sequence[str]) -> str:
     if rest.split(".")[0] in READS_PACKED:
         return f"{op}({_call_arguments(node, [f'{name}.contiguous()' for name in names])})"
     if not node.inputs:  # made of nothing: on this rank's device
-        return f"{op}({', '.join([*(f'{key}={print_arg(value, names)}' for key, value in node.args), 'device=comm.device'])})"
+        return f"{op}({', '.join([*(f'{key}={print_arg(value, names)}' for key, value in node.args), f'device={device}'])})"
     return f"{_CAREFUL.get(op, op)}({_call_arguments(node, names)})"
 
 

@@ -18,7 +18,7 @@ from .cuts import resolve_known
 from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
 from .held_longer import HeldLonger
-from .kernel import KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, kernel_key, kernel_node, suggest_name, written_states
+from .kernel import KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, is_number, kernel_key, kernel_node, suggest_name, written_states
 from .layouts import Laid, expanded, is_copied, lay_out, packed
 from .liveness import is_view, storage_bases
 from .node import Node, Phase, packet_of
@@ -148,6 +148,10 @@ def _describe(
 ) -> _Group:
     inside = set(members)
     views = {view for i in members for name in graph.nodes[i].inputs for view in _views_between(graph, makers, name, inside)}
+    if graph.nodes[members[0]].phase is not Phase.UPDATE:  # there they are made once for all parameters
+        read = [name for i in (*members, *views) for name in graph.nodes[i].inputs if not (name in makers and makers[name][0] in inside | views)]
+        numbers = {makers[name][0] for name in read if name in makers and is_number(graph.nodes[makers[name][0]])}
+        views |= numbers if any(name not in makers or makers[name][0] not in numbers for name in read) else set()  # a kernel has an argument
     made = [out for i in members for out in graph.nodes[i].outputs if out]
     alike = {values[out].shape for out in made} - {()}  # sums, which end it, and numbers: where there is nothing else, of them
     into: dict[str, str] = {}

@@ -104,6 +104,11 @@ def is_kernel(op: str) -> bool:
     return op.startswith(f"{KERNEL}.")
 
 
+def is_number(node: Node) -> bool:
+    """True for a number of the model's text, which a kernel has in its own."""
+    return node.op == "aten.full.default" and get_arg(node, "size") == ()
+
+
 def takes_lists(kernel: Kernel) -> bool:
     """True where the program calls it for many parameters at once, with a list for each argument: a kernel of the update that works on tensors of any one shape, or on
     scalars alone."""
@@ -153,6 +158,8 @@ def _takes_any_shape(graph: Graph) -> bool:
     shape_of = {v.name: v.shape for v in graph.values}
     read = {name for node in graph.nodes for name in node.inputs}
     for node in graph.nodes:
+        if is_number(node):
+            continue
         sums = _is_over_everything(node) and not read.intersection(node.outputs)
         if any(key in _SHAPED and not (sums and key == "dim") for key, _ in node.args):
             return False

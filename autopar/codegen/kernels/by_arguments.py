@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from .literals import FLOATS, HALVES, LARGEST, number_text
+from .literals import FLOATS, HALVES, LARGEST, TYPES, number_text
 
 
 def _gelu(op: str, names: dict[str, str], options: dict[str, object], dtype: str) -> str:
@@ -119,7 +119,15 @@ def _shift(op: str, names: dict[str, str], options: dict[str, object], dtype: st
     return f"{names['self']} {'<<' if 'lshift' in op or 'left' in op else '>>'} {count}"
 
 
+def _number(op: str, names: dict[str, str], options: dict[str, object], dtype: str) -> str | None:
+    """A tensor without dims."""
+    if options.get("size") != () or "fill_value" not in options:
+        return None
+    return f"tl.full((), {number_text(options['fill_value'], 'float32' if dtype == 'float64' else dtype)}, {TYPES[dtype]})"  # type: ignore[arg-type]
+
+
 BY_ARGUMENTS = {
+    "aten.full.default": _number,
     **dict.fromkeys(("aten.div.Tensor", "aten.floor_divide.default"), _rounded_quotient), **dict.fromkeys(("aten.gelu.default", "aten.gelu_backward.default"), _gelu),
     "aten.pow.Tensor_Scalar": _number_power, "aten.pow.Tensor_Tensor": _power, "aten.pow.Scalar": _power_of_number, "aten.elu_backward.default": _elu_backward,
     **dict.fromkeys((f"aten.clamp{form}" for form in (".default", ".Tensor", "_min.Tensor", "_max.Tensor", "_min.default", "_max.default")), _clamp),

@@ -120,7 +120,7 @@ class _Printer:
             self.holder[state] = new
 
     def _line(self, place: int, node: Node) -> None:
-        text = print_expression(node, [self.texts[name] for name in node.inputs])
+        text = print_expression(node, [self.texts[name] for name in node.inputs], f"{self.graph.inputs[0]}.device")
         read = {name for later in self.graph.nodes[place:] for name in later.inputs}
         targets = [name if name and (name in read or name in self.results or name in self.into) else "_" for name in node.outputs]
         self.lines.append(f"{', '.join(targets)} = {text}")
