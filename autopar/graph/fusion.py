@@ -136,8 +136,8 @@ class _Run:
         self.ops = {i: graph.nodes[i].op for i in nodes}
         self.leader = {i: i for i in nodes}
         self.reads: dict[int, set[int]] = {i: {makers[n] for n in graph.nodes[i].inputs if n in makers} & self.leader.keys() for i in nodes}
-        self.alone = {i for i in nodes if graph.nodes[i].phase is Phase.UPDATE and signatures[i] and _rows(sites[i], signatures[i]) is not None}  # type: ignore[arg-type]
-        self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := _rows(sites[i], signature)) is not None}
+        self.alone = {i for i in nodes if graph.nodes[i].phase is Phase.UPDATE and signatures[i] and work_rows(sites[i], signatures[i]) is not None}  # type: ignore[arg-type]
+        self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := work_rows(sites[i], signature)) is not None}
         self.taken = {i: _whole_inputs(graph.nodes[i].inputs, sites[i]) for i in self.alone}
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -202,7 +202,7 @@ def _meet(a: _Rows, b: _Rows) -> _Rows | None:
     return (a & b) or None
 
 
-def _rows(site: Site, signature: Signature) -> _Rows | None:
+def work_rows(site: Site, signature: Signature) -> _Rows | None:
     """What a node works on; None where it cannot be in a group."""
     op = packet_of(site.node.op)
     if site.node.op in _NEVER or not site.outputs or not (op.startswith("aten.") or op == DRAWS or op in _CLASSES):

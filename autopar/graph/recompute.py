@@ -28,6 +28,7 @@ from .rule import Signature, Site
 from .tensor import Kind, Value
 
 AGAIN = "_again"
+REMADE = "_remade"  # of copies that every plan has (`remade`)
 _NAMESPACES = ("aten.", "autopar.")  # ops that we know to be deterministic; a region or a user's op may draw or count
 
 
@@ -90,6 +91,11 @@ def recompute_graph(graph: Graph, names: Collection[str]) -> Recomputed:
     return _Builder(graph, {nodes[name] for name in names}).build()
 
 
+def copy_for_backward(graph: Graph, names: Collection[str]) -> Graph:
+    """The graph in which the backward pass has copies of these nodes that are no choice of a plan."""
+    return _Builder(graph, {i for i, node in enumerate(graph.nodes) if node.name in set(names)}, REMADE).build().graph
+
+
 def recomputed_names(found: Recomputed) -> tuple[str, ...]:
     """The nodes that got a copy, views aside, in graph order."""
     copied = set(found.original.values())
@@ -99,8 +105,8 @@ def recomputed_names(found: Recomputed) -> tuple[str, ...]:
 class _Builder:
     """One rewrite; lives for one call of `recompute_graph`."""
 
-    def __init__(self, graph: Graph, chosen: set[int]) -> None:
-        self.graph, self.chosen = graph, chosen
+    def __init__(self, graph: Graph, chosen: set[int], suffix: str = AGAIN) -> None:
+        self.graph, self.chosen, self.suffix = graph, chosen, suffix
         self.values, self.makers = value_table(graph), producer_table(graph)
         base = storage_bases(graph)
         made = {out for i in chosen for out in graph.nodes[i].outputs if out}
@@ -124,7 +130,7 @@ class _Builder:
                 original[copy.name] = self.graph.nodes[k].name
                 nodes.append(copy)
                 values += [self._copy_value(out) for out in self.graph.nodes[k].outputs if out]
-                self.copies.update((out, out + AGAIN) for out in self.graph.nodes[k].outputs if out)
+                self.copies.update((out, out + self.suffix) for out in self.graph.nodes[k].outputs if out)
             if node.phase is Phase.BACKWARD:
                 node = replace(node, inputs=tuple(self.copies.get(name, name) for name in node.inputs))
             nodes.append(node)
@@ -146,11 +152,11 @@ class _Builder:
 
     def _copy(self, node: Node) -> Node:
         inputs = tuple(self.copies.get(name, name) for name in node.inputs)
-        return replace(node, name=node.name + AGAIN, inputs=inputs, outputs=tuple(out and out + AGAIN for out in node.outputs), phase=Phase.BACKWARD)
+        return replace(node, name=node.name + self.suffix, inputs=inputs, outputs=tuple(out and out + self.suffix for out in node.outputs), phase=Phase.BACKWARD)
 
     def _copy_value(self, name: str) -> Value:
         value = self.values[name]
-        return Value(name + AGAIN, name + AGAIN, value.version, value.shape, value.dtype, Kind.ACTIVATION)
+        return Value(name + self.suffix, name + self.suffix, value.version, value.shape, value.dtype, Kind.ACTIVATION)
 
 
 def recompute_all(

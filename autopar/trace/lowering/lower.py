@@ -11,6 +11,7 @@ import torch
 from ...errors import GraphError, MicrobatchError, TraceError
 from ...graph.graph import Graph
 from ...graph.node import Phase
+from ...graph.remade import remake_graph
 from ...graph.rules.random_numbers import STATE as RANDOM_STATE
 from ...graph.tensor import Kind
 from ..capture import Captured
@@ -95,7 +96,7 @@ class _Lowering:
         join_pieces(self.draft)
         owners = self._owners(captured)
         graph = finish_graph(name, self.draft, self.inputs, updates, loss, outputs, grads, owners)
-        return graph, self.constants
+        return remake_graph(graph), self.constants
 
     def _results(self) -> tuple[dict[str, Val], Val | None]:
         grads = {name: self.handles.read(uid) for name, uid in self.captured.grads}

@@ -1,0 +1,83 @@
+"""Remade: what the backward pass reads and makes again at no cost is not kept for it.
+
+In: a traced graph. Out: the graph in which the backward pass has its own copy of a forward node where that node is cheap arithmetic element by element, all who read its result there are such ops or sums
+along rows, which run as one kernel with the copy, and keeping what the copy reads instead takes fewer bytes: a norm in float32 of bfloat16 keeps its input and a number per row, not three tensors in
+float32; a gated activation keeps its gate, not what was made of it. As eager PyTorch's own fused norms and `torch.compile` do, and whatever the plan recomputes beside it (`recompute`).
+
+Numbers stay those of the forward pass: the same ops on the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from .cuts import resolve_known
+from .fusion import work_rows
+from .graph import Graph, producer_table, use_table, value_table
+from .liveness import is_view, storage_bases
+from .node import Node, Phase, get_arg, packet_of
+from .recompute import copy_for_backward
+from .repeats import block_of
+from .rule import Rule
+from .rules import RULES
+from .tensor import Kind, size_bytes
+
+_CHEAP = frozenset(f"aten.{name}" for name in """
+_to_copy add sub mul div neg rsub abs square where masked_fill maximum minimum clamp clamp_min clamp_max eq ne lt le gt ge logical_not logical_and logical_or bitwise_and bitwise_or bitwise_not
+relu silu sigmoid gelu leaky_relu hardtanh hardswish hardsigmoid
+""".split())  # at most one exponential: on a CPU, where each is a pass of its own, a few percent of the matmul beside it
+_POWERS = (2, 3)
+_DEEPEST = 6  # nodes after one another
+
+
+def remake_graph(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Graph:
+    """The graph with the copies; itself where there are none."""
+    sites, signatures = resolve_known(graph, rules)
+    base, uses, values = storage_bases(graph), use_table(graph), value_table(graph)
+    blocks = [block_of(node.path, graph.sequences) for node in graph.nodes]
+    readers: dict[str, set[int]] = {}  # value that owns bytes -> those that read it, itself or through views
+    for name, places in uses.items():
+        readers.setdefault(base[name], set()).update(i for i, _ in places if not is_view(graph.nodes[i].op))
+    leaving = {base[name] for name in (*graph.outputs, graph.loss, *(new for _, new in graph.updates), *(grad for _, grad in graph.grads)) if name}
+    free = {name for name in graph.inputs if values[name].kind in (Kind.PARAM, Kind.BATCH)}
+    free |= {name for name, found in readers.items() if any(graph.nodes[i].phase is Phase.BACKWARD for i in found)}
+    makers = producer_table(graph)
+
+    def ways(name: str, block: object, depth: int = 0) -> tuple[set[str], set[int]]:
+        """(what is held for a value in the backward pass, the nodes that are run again): the value itself, or less of which cheap nodes of its block make it."""
+        owner = base[name]
+        if owner in free:
+            return set(), set()
+        itself = {owner}, set[int]()
+        if owner not in makers or depth == _DEEPEST or not _is_cheap(node := graph.nodes[i := makers[owner][0]]) or blocks[i] != block or node.phase is not Phase.FORWARD:
+            return itself
+        found = [ways(read, block, depth + 1) for read in node.inputs]
+        held = set[str]().union(*(h for h, _ in found))
+        return (held, {i}.union(*(again for _, again in found))) if weigh(held) < size_bytes(values[owner]) else itself
+
+    def weigh(held: set[str]) -> int:
+        return sum(size_bytes(values[name]) for name in held)
+
+    chosen: set[int] = set()
+    for i, node in enumerate(graph.nodes):
+        if node.phase is not Phase.FORWARD or not _is_cheap(node) or base[node.outputs[0]] in leaving:
+            continue
+        out = node.outputs[0]
+        later = [k for k in readers.get(out, ()) if graph.nodes[k].phase is not Phase.FORWARD]
+        if not later or any(graph.nodes[k].phase is not Phase.BACKWARD or blocks[k] != blocks[i] for k in later):
+            continue
+        if any(signatures[k] is None or work_rows(sites[k], signatures[k]) is None for k in later):  # type: ignore[arg-type]
+            continue
+        found = [ways(name, blocks[i]) for name in node.inputs]
+        held = set[str]().union(*(h for h, _ in found))
+        if weigh(held) < size_bytes(values[out]):
+            free |= held
+            chosen |= {i}.union(*(again for _, again in found))
+    return copy_for_backward(graph, [graph.nodes[i].name for i in sorted(chosen)]) if chosen else graph
+
+
+def _is_cheap(node: Node) -> bool:
+    if len(node.outputs) != 1 or not node.inputs:
+        return False
+    return packet_of(node.op) in _CHEAP or node.op == "aten.pow.Tensor_Scalar" and get_arg(node, "exponent") in _POWERS
