@@ -94,6 +94,7 @@ class PeakReport:
         stage: whose devices these are; None where there are no stages. stages: all of them.
         others: the peaks of the stages that hold less.
         num_microbatches: of the step; the moments are those of one, with what is in flight of the others.
+        under_way_bytes: what the program holds at most beside the peak (`graph.plan.Cost`).
     """
 
     model: str
@@ -114,6 +115,7 @@ class PeakReport:
     stages: tuple[StageRow, ...]
     others: tuple[StagePeak, ...]
     num_microbatches: int
+    under_way_bytes: int
 
 
 def explain_memory(plan: Plan) -> PeakReport:
@@ -131,7 +133,7 @@ def explain_memory(plan: Plan) -> PeakReport:
         peak.path if peak else made.path if made else "", peak.source if peak else made.source if made else "",
         position, holders, plan.cost.moments,
         tuple((phase.value, _phase_s(plan, phase)) for phase in Phase), peak is not None,
-        top_stage(plan) if plan.pipeline else None, list_stages(plan), _list_others(plan, names), plan.num_microbatches,
+        top_stage(plan) if plan.pipeline else None, list_stages(plan), _list_others(plan, names), plan.num_microbatches, max(plan.cost.under_way_bytes),
     )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
 
+from .units import print_bytes
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -56,6 +58,12 @@ def print_line(console: Console, text: str, style: str = "", indent: int = 2) ->
     from rich.text import Text
 
     console.print(Padding(Text(text, style=style, overflow="fold"), (0, 0, 0, indent)))
+
+
+def print_under_way(console: Console, under_way_bytes: int) -> None:
+    """What a program holds beside its plan's peak; nothing where that is none."""
+    if under_way_bytes:
+        print_line(console, f"beside it, as far as there is room: at most {print_bytes(under_way_bytes)} of collectives under way and of copies", "dim")
 
 
 def print_heading(console: Console, title: str, note: str = "") -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from .explain_memory import ORDER, HeldRow, HolderReport, PeakReport, StagePeak
-from .lines import Column, print_heading, print_line, print_rows, print_text
+from .lines import Column, print_heading, print_line, print_rows, print_text, print_under_way
 from .memory_chart import draw_chart, holder_letters
 from .units import print_bytes, print_percent
 
@@ -51,6 +51,7 @@ def print_peak(report: PeakReport, console: Console) -> None:
     for other in report.others:
         _print_other(other, report, console)
     _print_stages(report, console)
+    print_under_way(console, report.under_way_bytes)
     print_line(console, "not counted: scratch space inside kernels, fragmentation, other programs", "dim")
 
 

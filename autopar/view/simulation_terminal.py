@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..cost.simulate import PHASES, Part, Simulation
 from ..graph.plan import counted
-from .lines import Column, print_heading, print_line, print_rows
+from .lines import Column, print_heading, print_line, print_rows, print_under_way
 from .terminal import print_error
 from .units import print_bytes, print_ms, print_percent
 
@@ -52,6 +52,7 @@ def print_simulation(plan: Plan, found: Simulation, console: Console) -> None:
     print_rows(console, _PARTS, rows)
     print_heading(console, "Stages" if plan.num_stages > 1 else "Passes", "forward and backward of one microbatch, what they wait for other devices, the update")
     print_rows(console, _STAGES, [_stage_row(plan, found, k) for k in range(plan.num_stages)])
+    print_under_way(console, max(plan.cost.under_way_bytes))
 
 
 def _stage_row(plan: Plan, found: Simulation, stage: int) -> tuple[str, ...]:
@@ -80,6 +81,7 @@ def simulation_to_json(plan: Plan, found: Simulation) -> Json:
             {
                 **{f"{phase.value}_s": one.seconds for phase, one in zip(PHASES, stage.passes)},
                 "peak_bytes": plan.cost.peak_bytes[k],
+                "under_way_bytes": plan.cost.under_way_bytes[k],
                 "state_bytes": plan.cost.state_bytes[k],
                 "waits": [{"name": name, "seconds": s} for one in stage.passes for name, s in one.waits],
             }

@@ -17,7 +17,7 @@ from ..graph.schedules.known import kind_name, runs_backward, splits_backward
 from ..graph.sharding import Sharding
 from ..graph.tensor import Kind
 from .fold import fold_names
-from .lines import Column, print_bar, print_heading, print_line, print_rows, print_text
+from .lines import Column, print_bar, print_heading, print_line, print_rows, print_text, print_under_way
 from .stages import (
     comm_times,
     crossing_sums,
@@ -204,8 +204,7 @@ def _print_memory(plan: Plan, console: Console) -> None:
     shown = [(h.name, print_bytes(h.bytes), f"{print_bar(h.bytes / limit)} {print_percent(h.bytes / limit)}") for h in holders if h.bytes]
     print_rows(console, (Column("holder"), Column("bytes", True), Column("of the limit")), shown)
     reserve = "" if any(h.name == "reserve" for h in holders) else ", reserve of the allocator"
-    if under_way := max(plan.cost.under_way_bytes):
-        print_line(console, f"beside it, as far as there is room: at most {print_bytes(under_way)} of collectives under way and of copies", "dim")
+    print_under_way(console, max(plan.cost.under_way_bytes))
     print_line(console, f"not counted: scratch space inside kernels, fragmentation{reserve}, other programs", "dim")
 
 
