@@ -130,6 +130,12 @@ def _clamp(b: Draft, a: dict) -> object:
     return b.call("aten.clamp.default", x, low, high)
 
 
+def _pow(b: Draft, a: dict) -> object:
+    """A first power is the number itself: autograd leaves it of a square's gradient."""
+    x, exponent = a["self"], a["exponent"]
+    return x if exponent == 1 and x.dtype == b.specs[0][1] else b.call("aten.pow.Tensor_Scalar", x, exponent)
+
+
 def _square(b: Draft, a: dict) -> object:
     return b.call("aten.pow.Tensor_Scalar", a["self"], 2)
 
@@ -293,7 +299,7 @@ RULES = {
     **{f"aten.where.{n}": _where_scalar for n in ("Scalar", "ScalarSelf", "ScalarOther", "self")},
     **{f"aten.{n}": _clamp for n in (
         "clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clamp_min.Tensor", "clamp_max.Tensor")},
-    "aten.square.default": _square, "aten.floor_divide.default": _floor_divide,
+    "aten.square.default": _square, "aten.pow.Tensor_Scalar": _pow, "aten.floor_divide.default": _floor_divide,
     "aten.mean.default": _mean, "aten.mean.dim": _mean, "aten.var.correction": _var, "aten.std.correction": _std,
     "aten.var_mean.correction": _var_mean,
     **{f"aten.{n}": _norm for n in ("linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype",
