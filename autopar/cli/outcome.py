@@ -135,7 +135,8 @@ def _text(error: BaseException) -> str:
         return str(error)
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "autopar"
-    return f"{error.format_message().rstrip('.')}. `{where} --help` shows what it takes."  # type: ignore[attr-defined]
+    message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    return f"{message}{'' if message.endswith(('?', '!')) else '.'} `{where} --help` shows what it takes."
 
 
 def _error_data(error: BaseException) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def write_program(files: Mapping[str, str], directory: str | os.PathLike, weight
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
-        raise ProgramError(f"cannot write {target}: {error.strerror or error}") from None
+        raise ProgramError(f"cannot write {target}: {error.strerror or error}; choose another folder") from None
     return target
 
 

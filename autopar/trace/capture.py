@@ -19,6 +19,7 @@ from ..graph.tensor import Kind
 from .blocks import BlockCopies
 from .counted import Counted, moved_numbers, plain_numbers
 from .drawn import refuse_drawn_numbers
+from .given import explain_misfit
 from .held import carry_hooks, check_carried, plain_attributes, unchanged
 from .loss_held import refuse_trained, widened
 from .outputs import output_spec, output_tensors, widen_output
@@ -269,7 +270,8 @@ class _Attempt:
             with explain_errors("the model's forward", self._print_inputs()), compiling(self.compile_flag):
                 narrow = {n: self._narrow(t) for n, t in inputs.items()}
                 values = map_tensors("input:", w.example_inputs, narrow)
-                output = w.model(**values) if isinstance(values, dict) else w.model(*values)
+                with explain_misfit("the model's forward", w.model.forward, values, "example_inputs", self._print_inputs()):
+                    output = w.model(**values) if isinstance(values, dict) else w.model(*values)
                 if self.precision == "bf16" and w.loss is not None:
                     output = widen_output(output)
             check_carried(attributes, self.tape)
@@ -277,7 +279,9 @@ class _Attempt:
             if w.loss is None:
                 return None, output
             with explain_errors("the loss", self._print_targets()), compiling(self.compile_flag):
-                loss = w.loss(output, *map_tensors("target:", w.example_targets, targets))
+                values = map_tensors("target:", w.example_targets, targets)
+                with explain_misfit("the loss", w.loss, (output, *values), "example_targets", self._print_targets(), leading=1):
+                    loss = w.loss(output, *values)
             self._check_loss(loss)
             self.tape.phase = Phase.BACKWARD
             with explain_errors("the backward pass", ""), warnings.catch_warnings():

@@ -65,7 +65,6 @@ _OTHER = ("its values", "Keep shapes fixed and values in tensors: masks instead 
 _DRAWN = (
     "Switch the random choice off (LayerDrop of a library: layerdrop=0.0), or apply it with tensors: torch.where(drawn, x, y)."
 )
-_ON_DATA = "depends on data, while a step is compiled once for all data"
 _IN_UPDATE = "Write the update with tensor operations only (no .item(), float(tensor) or `if tensor`), or choose another optimizer."
 
 # what torch says where fake tensors have no data -> (what the line needed, the cure)
@@ -103,10 +102,13 @@ def explain_demand(op: torch._ops.OpOverload, tensors: Sequence[torch.Tensor], p
         need, cure = _TRUTH if tensors and tensors[0].dtype == torch.bool else _NUMBER
     else:
         need, cure = _DEMANDS.get(_ALIASES.get(packet, packet), _OTHER)
-    shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
+    asked = [t for t in tensors if t.dtype == torch.bool] or tensors  # of an index and what it selects of: the mask
+    shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in asked)
+    several = len(asked) > 1
+    drawn, on_data = ("are drawn", "depend on data") if several else ("is drawn", "depends on data")
     return (
-        f"the program asks for the value of a tensor ({shapes}, by {op}) that "
-        f"{'is drawn in every step, while a step is compiled once for all draws' if is_drawn else _ON_DATA}. "
+        f"the program asks for the {'values of tensors' if several else 'value of a tensor'} ({shapes}, by {op}) that "
+        f"{f'{drawn} in every step, while a step is compiled once for all draws' if is_drawn else f'{on_data}, while a step is compiled once for all data'}. "
         f"It needs to know {need}. {_IN_UPDATE if phase is Phase.UPDATE else _DRAWN if is_drawn else cure}"
     )
 

@@ -51,10 +51,11 @@ def load_workload(spec: str, args: dict[str, str] | None = None, batch: int | No
     if spec.endswith(".pt2"):
         raise ModelError(f"{spec}: exported .pt2 programs carry no loss and no optimizer and cannot be loaded yet; pass file.py:factory")
     file, colon, factory = spec.rpartition(":")
-    if not colon or not file.endswith(".py"):
-        if spec.endswith(".py"):
-            found = ", ".join(_list_factories(_import_file(Path(spec)))) or "none"
-            raise ModelError(f"{spec}: which function builds the model? Expected {spec}:FACTORY; functions in the file: {found}")
+    if not colon or not file.endswith(".py") or not factory:
+        alone = spec.removesuffix(":")
+        if alone.endswith(".py"):
+            found = ", ".join(_list_factories(_import_file(Path(alone)))) or "none"
+            raise ModelError(f"{alone}: which function builds the model? Expected {alone}:FACTORY; functions in the file: {found}")
         raise ModelError(f"{spec!r}: expected file.py:factory or a Hugging Face config.json")
     return _load_factory(Path(file), factory, values, batch, seq)
 

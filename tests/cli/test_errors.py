@@ -301,3 +301,9 @@ def test_simulate_against_no_run(call, plan_file, tmp_path):
     assert f"RunError: {path}: line 1, column 39: not JSON" in refused(call, "simulate", plan_file, "--against", path)
     err = refused(call, "simulate", plan_file, "--against", plan_file)
     assert f"RunError: {plan_file}: format: expected 'autopar-run-1', found 'autopar-plan-1': not a run" in err
+
+
+def test_a_command_that_is_none_is_told_without_a_stray_stop(call):
+    code, out, err = call("foo")
+    assert (code, out) == (2, "")
+    assert "No such command 'foo'." in err and "?." not in err and err.rstrip().endswith("`autopar --help` shows what it takes.")

@@ -87,3 +87,42 @@ def test_a_model_without_parameters_is_planned_whole():
         options = autopar.Options(constraints=autopar.constrain(**words))
         with pytest.raises(ConstraintError, match=r"=2: Body has nothing to divide into stages or microbatches: no op of its forward pass reads a parameter"):
             autopar.plan(model, "cpu:2", example_inputs=(X,), options=options)
+
+
+class Fits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, scale=1.0):
+        return self.linear(x) * scale
+
+
+def distance(output, target, weight):
+    return ((output - target) ** 2 * weight).mean()
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ({"example_inputs": ()}, r"test_python_words.py:\d+: the model's forward raises TypeError: Fits.forward\(\) missing 1 required positional argument: 'x'. It takes \(x, scale=1.0\), and "
+         r"example_inputs gives nothing. Give example_inputs as a tuple of what it takes, in order, as in example_inputs=\(x,\), or as a dict by name\."),
+        ({"example_inputs": (X, X, X)}, r"test_python_words.py:\d+: the model's forward raises TypeError: .* 4 were given. It takes .* gives input:0 float32\[8, 4\], .*"),
+        ({"example_inputs": {"y": X}}, r"test_python_words.py:\d+: the model's forward raises TypeError: .*'y'. It takes .* gives input:y float32\[8, 4\]\. Give"),
+        ({"example_targets": X}, r"test_python_words.py:\d+: the loss raises TypeError: distance\(\) missing 1 .*: 'weight'. It takes \(output, target, weight\), and example_targets gives target:0 "
+         r"float32\[8, 4\]. Give example_targets as a tuple of what it takes after the output, in order, as in example_targets=\(target, weight\)\."),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_parameters_names_the_users_line(words, text):
+    with pytest.raises(InputError, match=text):
+        autopar.plan(Fits(), "cpu:2", **{"example_inputs": (X,), "example_targets": (X, X), "loss": distance, "optimizer": torch.optim.SGD} | words)
+
+
+def test_an_error_inside_of_a_forward_that_fits_is_told_as_it_is():
+    with pytest.raises(InputError, match=r"test_python_words.py:\d+: the model's forward raises TypeError: linear\(\): argument 'input'"):
+        autopar.plan(Fits(), "cpu:2", example_inputs=(None, X))
+
+
+def test_a_mask_that_selects_is_the_tensor_whose_value_is_asked_for():
+    with pytest.raises(TraceError, match=re.escape("the program asks for the value of a tensor (bool[8, 4], by aten.index.Tensor) that depends on data, while")):
+        autopar.plan(Body(lambda x: x[x > 0]), "cpu:2", example_inputs=(X,))
