@@ -102,12 +102,10 @@ def explain_demand(op: torch._ops.OpOverload, tensors: Sequence[torch.Tensor], p
         need, cure = _TRUTH if tensors and tensors[0].dtype == torch.bool else _NUMBER
     else:
         need, cure = _DEMANDS.get(_ALIASES.get(packet, packet), _OTHER)
-    asked = [t for t in tensors if t.dtype == torch.bool] or tensors  # of an index and what it selects of: the mask
-    shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in asked)
-    several = len(asked) > 1
-    drawn, on_data = ("are drawn", "depend on data") if several else ("is drawn", "depends on data")
+    shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
+    what, drawn, on_data = ("values of tensors", "are drawn", "depend on data") if len(tensors) > 1 else ("value of a tensor", "is drawn", "depends on data")
     return (
-        f"the program asks for the {'values of tensors' if several else 'value of a tensor'} ({shapes}, by {op}) that "
+        f"the program asks for the {what} ({shapes}, by {op}) that "
         f"{f'{drawn} in every step, while a step is compiled once for all draws' if is_drawn else f'{on_data}, while a step is compiled once for all data'}. "
         f"It needs to know {need}. {_IN_UPDATE if phase is Phase.UPDATE else _DRAWN if is_drawn else cure}"
     )

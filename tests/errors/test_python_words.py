@@ -123,6 +123,6 @@ def test_an_error_inside_of_a_forward_that_fits_is_told_as_it_is():
         autopar.plan(Fits(), "cpu:2", example_inputs=(None, X))
 
 
-def test_a_mask_that_selects_is_the_tensor_whose_value_is_asked_for():
-    with pytest.raises(TraceError, match=re.escape("the program asks for the value of a tensor (bool[8, 4], by aten.index.Tensor) that depends on data, while")):
+def test_several_tensors_whose_values_are_asked_for_are_several():
+    with pytest.raises(TraceError, match=re.escape("the program asks for the values of tensors (float32[8, 4], bool[8, 4], by aten.index.Tensor) that depend on data, while")):
         autopar.plan(Body(lambda x: x[x > 0]), "cpu:2", example_inputs=(X,))
