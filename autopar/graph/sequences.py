@@ -13,6 +13,7 @@ Views and casts do not count. It decides for nobody: `repeats.block_of` passes o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from .graph import Graph, value_table
 from .liveness import is_view
@@ -42,10 +43,19 @@ def find_sequences(graph: Graph) -> tuple[str, ...]:
 
 
 def _has_blocks(entries: list[list[Node]], matrices: frozenset[str]) -> bool:
-    """Whether entries that are alike make up most of a container."""
     works = [Counter(packet_of(n.op) for n in nodes if not (is_view(n.op) or packet_of(n.op) in _CASTS)) for nodes in entries]
     may = [work.total() > 1 and any(matrices.intersection(n.inputs) for n in nodes) for work, nodes in zip(works, entries)]
-    if len(entries) == 1:  # a row of one
+    return are_blocks(works, may)
+
+
+def are_blocks(works: Sequence[Counter[str]], may: Sequence[bool]) -> bool:
+    """Whether entries that are alike make up most of a container.
+
+    Args:
+        works: what each entry does, by names of ops.
+        may: whether it may be a block.
+    """
+    if len(works) == 1:  # a row of one
         return may[0]
     kinds = Counter(frozenset(work.items()) for work, fit in zip(works, may) if fit)
     alike = {kind for kind, count in kinds.items() if count > 1 or any(_are_alike(Counter(dict(kind)), Counter(dict(other))) for other in kinds if other != kind)}

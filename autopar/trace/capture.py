@@ -21,6 +21,7 @@ from .counted import Counted, moved_numbers, plain_numbers
 from .drawn import refuse_drawn_numbers
 from .given import explain_misfit
 from .held import carry_hooks, check_carried, plain_attributes, unchanged
+from .inline import name_inline
 from .loss_held import refuse_trained, widened
 from .outputs import output_spec, output_tensors, widen_output
 from .place import Places, explain_errors
@@ -275,6 +276,7 @@ class _Attempt:
                 if self.precision == "bf16" and w.loss is not None:
                     output = widen_output(output)
             check_carried(attributes, self.tape)
+            self.tape.records[:] = name_inline(self.tape, table, [t for t in table.values() if isinstance(t, torch.nn.Parameter) and t.dim() > 1])
             self.counted = moved_numbers(w.model, numbers)
             if w.loss is None:
                 return None, output
