@@ -39,7 +39,7 @@ from .graph import Graph, producer_table, use_table, value_table
 from .node import Arg, Node, Phase, Ref, get_arg
 from .own import find_overwritten, find_own
 from .program import CUTS, WAIT, Origin, Program
-from .repeats import block_of
+from .repeats import blocks_in_step
 from .sections import Section
 from .small_reductions import find_meetings, reduce_once
 from .tensor import STATE_KINDS, Value, size_bytes
@@ -109,8 +109,7 @@ def _gains(bucket: Sequence[_Hiding]) -> bool:
 def list_places(graph: Graph, sections: Sequence[Section]) -> list[tuple]:
     """For each node its section and block; where it is in no block, the run of such nodes that it is in."""
     found: list[tuple] = []
-    for i, (node, section) in enumerate(zip(graph.nodes, sections)):
-        block = block_of(node.path, graph.sequences)
+    for i, (block, section) in enumerate(zip(blocks_in_step(graph), sections)):
         if block is not None:
             found.append((section, *block))
         elif found and found[-1][0] == section and found[-1][1] is None:

@@ -6,8 +6,8 @@ otherwise what the forward pass left, which is then held until the copy has run.
 recomputed value are taken again of its copy.
 
     recomputable   a node of the forward pass that makes bytes of its own by a deterministic op, and something of which the backward pass, or
-                   another recomputed node, reads; all those readers are of its own block (`h.3`), so that loops over blocks stay loops and no
-                   chain reaches further back than a block. Outside of blocks a contraction (a matmul, a convolution) ends the chain.
+                   another recomputed node, reads; all those readers are of its own block (`h.3`; `in_step`), so that loops over blocks stay loops and
+                   no chain reaches further back than a block. Outside of blocks a contraction (a matmul, a convolution) ends the chain.
 
 Random numbers are functions of where an element is and of a counter that is state, so a copy draws the same. It decides nothing.
 """
@@ -23,7 +23,7 @@ from .cuts import CutTable
 from .graph import Graph, producer_table, use_table, value_table
 from .liveness import is_view, storage_bases
 from .node import Node, Phase
-from .repeats import block_of
+from .repeats import blocks_in_step
 from .rule import Signature, Site
 from .tensor import Kind, Value
 
@@ -53,7 +53,7 @@ def list_recomputable(graph: Graph, signatures: Sequence[Signature]) -> tuple[st
         signatures: of each node (`cuts.resolve_all`).
     """
     base, uses = storage_bases(graph), use_table(graph)
-    blocks = [block_of(node.path, graph.sequences) for node in graph.nodes]
+    blocks = blocks_in_step(graph)
     readers: dict[str, list[int]] = defaultdict(list)  # base value -> nodes that read it, itself or as a view
     for name, places in uses.items():
         readers[base[name]] += [i for i, _ in places if not (is_view(graph.nodes[i].op) and graph.nodes[i].phase is Phase.FORWARD)]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .graph import Graph, entering_values, value_table
+from .in_step import find_leads
 from .node import Phase
 from .tensor import STATE_KINDS
 
@@ -69,6 +70,19 @@ def block_of(path: str, sequences: Collection[str] = ()) -> tuple[str, int] | No
     return None
 
 
+def blocks_in_step(graph: Graph) -> list[tuple[str, int] | None]:
+    """The block of each node, as `block_of` says; of containers that are in step with others (`graph.in_step`), the one block that they are together."""
+    outermost, leads = [block_of(node.path) for node in graph.nodes], _leads_in_step(graph)
+    return [(leads[place[0]], place[1]) if place is not None and place[0] in leads else block_of(node.path, graph.sequences) for place, node in zip(outermost, graph.nodes)]
+
+
+def _leads_in_step(graph: Graph) -> dict[str, str]:
+    """Of each container that is in step with others, the first of them."""
+    leads = find_leads(place for node in graph.nodes if node.phase is Phase.FORWARD and (place := block_of(node.path)) is not None)
+    several = {lead for family, lead in leads.items() if family != lead}
+    return {family: lead for family, lead in leads.items() if lead in several}
+
+
 @lru_cache(maxsize=1 << 14)
 def _numbers_on(path: str) -> tuple[tuple[str, int], ...]:
     return tuple((path[: match.start()].rstrip("."), int(match.group())) for match in _NUMBER.finditer(path))
@@ -88,11 +102,17 @@ def state_blocks(graph: Graph) -> dict[str, tuple[str, int]]:
 
     An embedding, a norm or a head may be an entry of the row (`nn.Sequential(embed, *blocks, norm, head)`) and is no block for that: a block has more than one
     `weight` and `bias`, and in a row of several it shares names with another, at least half of those of the shorter. So the spelling of a row does not matter.
+    What is in containers that are in step with each other is in the block that they are together.
     """
     rows: dict[str, dict[int, list[str]]] = {}
+    leads, together = _leads_in_step(graph), {}
     for value in entering_values(graph):
         path = value.storage.rpartition(":")[2]
-        if value.kind in STATE_KINDS and (place := block_of(path, graph.sequences)) is not None:
+        if value.kind not in STATE_KINDS:
+            continue
+        if (place := block_of(path)) is not None and place[0] in leads:
+            together[value.storage] = leads[place[0]], place[1]
+        elif (place := block_of(path, graph.sequences)) is not None:
             rows.setdefault(place[0], {}).setdefault(place[1], []).append(value.storage)
     found: dict[str, tuple[str, int]] = {}
     for family, entries in rows.items():
@@ -100,7 +120,7 @@ def state_blocks(graph: Graph) -> dict[str, tuple[str, int]]:
         kinds = Counter(map(frozenset, inner.values()))
         alike = {kind for kind in kinds if kind - _LEAF and (len(entries) == 1 or kinds[kind] > 1 or any(_share_names(kind, other) for other in kinds if other != kind))}
         found |= {storage: (family, index) for index, storages in entries.items() if inner[index] in alike for storage in storages}
-    return found
+    return found | together
 
 
 def _share_names(a: Collection[str], b: Collection[str]) -> bool:

@@ -11,7 +11,8 @@ An op is inline where its path is that of a module around the container, or of a
                  they stand before the first block, too (h), the others the former's as far as they stand after the last block, too (t); h + t are all of them.
                  The same line of the source makes them the same where that leaves a way, else the same ops. Of several ways the one in which the fewest values
                  cross, then the one that leaves most to the former.
-    other modules between blocks (`self.norms[i]`) keep their paths: what follows a block up to there is of it, what leads from there to the next is of that.
+    other modules between blocks keep their paths: what follows a block up to there is of it, what leads from there to the next is of that. So it is of lists side by
+    side (`self.qkv[i]`, `self.out[i]`), which are judged together (`graph.in_step`).
 
 It moves nothing, and leaves containers alone whose entries are no blocks by themselves (`graph.sequences`) or do not run one after the other.
 """
@@ -25,6 +26,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..graph.in_step import find_leads
 from ..graph.node import Phase
 from ..graph.repeats import block_of
 from ..graph.sequences import are_blocks
@@ -99,7 +101,12 @@ class _Inline:
                 place = block_of(self.records[i].path, passed)
                 if place is not None:
                     rows.setdefault(place[0], {}).setdefault(place[1], []).append(i)
-            fresh = {family for family, row in rows.items() if not self._is_row(row.values())}
+            leads = find_leads(place for i in self.own if (place := block_of(self.records[i].path, passed)) is not None)
+            together: dict[str, dict[int, list[int]]] = {}
+            for family, row in rows.items():
+                for number, at in row.items():
+                    together.setdefault(leads[family], {}).setdefault(number, []).extend(at)
+            fresh = {family for family in rows if not self._is_row(together[leads[family]].values())}
             if not fresh:
                 break
             passed |= fresh
