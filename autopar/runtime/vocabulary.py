@@ -121,22 +121,27 @@ def cross_entropy_backward(
     target: torch.Tensor,
     rows: torch.Tensor,
     num_rows: int,
+    own: torch.Tensor | None = None,
+    even: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Gradient of the local logits: grad (softmax - one-hot of the class).
+    """Gradient of the local logits: grad softmax - own one-hot of the class + even.
 
     Args:
         grad: of each token's loss, `[...]`; its dtype is the one that is computed in, the result has that of `logits`.
         peak, total: `m` and `sum_exp` of all classes, `[...]`.
+        own, even: `[...]`, where the loss is smoothed; None: `grad` and 0.
     """
     made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    if logits.shape[-1] == num_rows:
-        place, own = target, grad
-    else:
+    own = grad if own is None else own
+    place = target
+    if logits.shape[-1] != num_rows:
         place, here = _find(target, rows, num_rows)
-        own = grad * here
-    for x, out, g, m, s, at, mine in _blocks(logits, made, grad, peak, total, place, own):
+        own = own * here
+    for x, out, g, m, s, at, mine, *rest in _blocks(logits, made, grad, peak, total, place, own, *(() if even is None else (even,))):
         shares, local = _exp(x, m.to(g.dtype), out if out.dtype == g.dtype else None)
         shares.mul_((local * (g / s))[..., None]).scatter_add_(-1, at[..., None], -mine[..., None])
+        for added in rest:
+            shares.add_(added[..., None])
         if shares is not out:
             out.copy_(shares)
     return made

@@ -171,6 +171,23 @@ def _tokens(vocab):
     return Workload(Gpt(vocab, 8, 1, 24, 3), (ids,), (targets,), token_loss, ADAMW)
 
 
+def _scores(classes, loss):
+    """A loss of logits that are a model's scale times what comes in."""
+    torch.manual_seed(0)
+    targets = torch.tensor([3, 0, -100, classes - 1, 4])
+    return Workload(Chain(torch.sin, 1), (torch.randn(5, classes),), (targets,), loss, ADAMW)
+
+
+def _smoothed(y, targets):
+    return F.cross_entropy(y, targets, label_smoothing=0.1)
+
+
+def _smoothed_by_class(y, targets):
+    """Two targets of one softmax, with a weight of each class for what all classes share, and logits that are held near zero."""
+    log_p = F.log_softmax(y, -1)
+    return F.nll_loss(log_p, targets) + F.nll_loss(log_p, targets.roll(1), reduction="sum") - (log_p * torch.linspace(0.5, 1, y.shape[-1])).sum(-1).mean() + y.logsumexp(-1).square().mean()
+
+
 def _bent(x):
     """Activations, one on the other."""
     first, x = x, F.hardswish(x * 3) + F.elu(x, 0.7) * F.leaky_relu(x, 0.1)
@@ -225,6 +242,11 @@ def _angles(x):
 CASES = {
     "gpt": lambda: _tokens(50),
     "gpt with a wide vocabulary": lambda: _tokens(9001),
+    "smoothed loss": lambda: _scores(77, _smoothed),
+    "smoothed loss of a wide vocabulary": lambda: _scores(9001, _smoothed),
+    "smoothed loss by class": lambda: _scores(77, _smoothed_by_class),
+    "log of a sum of exponentials": lambda: _of(lambda x: x.logsumexp(-1, keepdim=True) + x.logsumexp((0, 2), keepdim=True) * x.logsumexp(1, keepdim=True), 3, 5, 7),
+    "wide log of a sum of exponentials": lambda: _wide(lambda x: x.logsumexp(-1, keepdim=True) * x, 3, 9001),
     "rms norm": lambda: _step(Rms(37), 5, 3, 37),
     "rotary": lambda: _step(Rotary(3, 10), 2, 7, 30),
     "dropout": lambda: _step(Dropout(21), 4, 5, 21),

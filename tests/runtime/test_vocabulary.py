@@ -35,6 +35,11 @@ def test_blocks_of_any_size(shape, layout, block, monkeypatch):
     torch.testing.assert_close(loss, expected.detach())
     (wanted,) = torch.autograd.grad((expected * grad).sum(), x)
     torch.testing.assert_close(cross_entropy_backward(grad, x.detach(), peak, total, target, ROWS, 10), wanted)
+    even = torch.randn(shape, dtype=torch.float64)
+    (wanted,) = torch.autograd.grad((-torch.log_softmax(x, -1).gather(-1, target[..., None])[..., 0] * grad + torch.log_softmax(x, -1).sum(-1) * even).sum(), x)
+    parts = [cross_entropy_backward(grad - 10 * even, x.detach()[..., k], peak, total, target, ROWS[k], 10, grad, even) for k in (slice(10), slice(4), slice(4, 10))]
+    torch.testing.assert_close(parts[0], wanted)
+    torch.testing.assert_close(torch.cat(parts[1:], -1), wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

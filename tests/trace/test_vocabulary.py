@@ -82,10 +82,51 @@ REDUCTIONS = {
     "one sequence": lambda x, t: F.cross_entropy(x[0], t[0]) * 2,
     "one token": lambda x, t: F.cross_entropy(x[0, 0], t[0, 0]),
 }
-STAY_WHOLE = {
-    "two targets of one softmax": lambda x, t: (lambda p: F.nll_loss(p, t.flatten()) + F.nll_loss(p, t.roll(1).flatten()))(F.log_softmax(x.flatten(0, 1), -1)),
+
+
+def by_hand(smooth, dim=-1):
+    """Label smoothing as people spell it: `smooth(log-probabilities, targets)` beside the loss of the targets."""
+
+    def loss(x, t):
+        log_p = F.log_softmax(x.flatten(0, 1) if dim == -1 else x.transpose(1, 2), dim)
+        return 0.9 * F.nll_loss(log_p, t.flatten() if dim == -1 else t) + 0.1 * smooth(log_p, t)
+
+    return loss
+
+
+SMOOTHED = {
     "label smoothing": functools.partial(flat, label_smoothing=0.1),
-    "label smoothing and weights": lambda x, t: flat(x, t, weight=CLASS_WEIGHTS.to(x.dtype), label_smoothing=0.1),
+    "smoothing, summed": functools.partial(flat, label_smoothing=0.1, reduction="sum"),
+    "smoothing, none": lambda x, t: (flat(x, t, label_smoothing=0.2, reduction="none") * torch.arange(12.0)).mean(),
+    "smoothing, none, classes second": lambda x, t: (F.cross_entropy(x.transpose(1, 2), t, reduction="none", label_smoothing=0.2) ** 2).sum(),
+    "smoothing and weights": lambda x, t: flat(x, t, weight=CLASS_WEIGHTS.to(x.dtype), label_smoothing=0.1),
+    "smoothing and weights, summed": lambda x, t: flat(x, t, weight=CLASS_WEIGHTS.to(x.dtype), label_smoothing=0.1, reduction="sum"),
+    "smoothing and weights, classes second": lambda x, t: F.cross_entropy(x.transpose(1, 2), t, CLASS_WEIGHTS.to(x.dtype), label_smoothing=0.3),
+    "smoothing, ignored class": lambda x, t: flat(x, t.clamp(min=0), ignore_index=3, label_smoothing=0.1),
+    "nothing but smoothing": functools.partial(flat, label_smoothing=1.0),
+    "smoothing, four dims": lambda x, t: F.cross_entropy(x.view(B, 2, 3, V).permute(0, 3, 1, 2), t.view(B, 2, 3), label_smoothing=0.1),
+    "smoothing, one token": lambda x, t: F.cross_entropy(x[0, 0], t[0, 0], label_smoothing=0.1),
+    "smoothing, far from zero": lambda x, t: flat(x + 40, t, label_smoothing=0.1),
+    "two smoothed losses": lambda x, t: flat(x, t, label_smoothing=0.1) + 0.3 * flat(x, t.roll(1), label_smoothing=0.2),
+    "mean by hand": by_hand(lambda p, t: -(p.mean(-1)).mean()),
+    "mean of all by hand": by_hand(lambda p, t: -p.mean()),
+    "sum by hand": by_hand(lambda p, t: (-p).sum(-1, keepdim=True).mean() / V),
+    "sum of all by hand": by_hand(lambda p, t: -p.sum()),
+    "masked by hand": by_hand(lambda p, t: -(p.mean(-1) * (t.flatten() != -100)).sum()),
+    "weighted by hand": by_hand(lambda p, t: -(p * (CLASS_WEIGHTS.to(p.dtype) * 0.5)).sum(-1).mean()),
+    "weighted twice by hand": by_hand(lambda p, t: (CLASS_WEIGHTS.to(p.dtype) * (-p / 3) * CLASS_WEIGHTS.to(p.dtype)).sum(1).square().mean()),
+    "classes second by hand": by_hand(lambda p, t: -(p.mean(1) * (t != -100)).sum(), 1),
+    "sequences summed by hand": by_hand(lambda p, t: p.mean((1, 2)).square().mean(), 1),
+    "two targets of one softmax": lambda x, t: (lambda p: F.nll_loss(p, t.flatten()) + F.nll_loss(p, t.roll(1).flatten()))(F.log_softmax(x.flatten(0, 1), -1)),
+    "views of one softmax": lambda x, t: (lambda p: F.nll_loss(p.flatten(0, 1), t.flatten()) - 0.1 * p.transpose(1, 2).mean(1).mean() - p.view(-1, V).sum(1).std())(F.log_softmax(x, -1)),
+}
+SUMS_ALONE = {
+    "mean": lambda x, t: -F.log_softmax(x, -1).mean(),
+    "class weights": lambda x, t: (F.log_softmax(x, -1) * CLASS_WEIGHTS.to(x.dtype)).sum(-1).square().mean(),
+}
+STAY_WHOLE = {
+    "smoothing over tokens": lambda x, t: (lambda p: F.nll_loss(p.flatten(0, 1), t.flatten()) + p.mean(1).square().sum())(F.log_softmax(x, -1)),
+    "a weight for each token": lambda x, t: (lambda p: F.nll_loss(p, t.flatten()) + (p * torch.arange(12.0)[:, None]).exp().sum())(F.log_softmax(x.flatten(0, 1), -1)),
     "probabilities": lambda x, t: F.cross_entropy(x.flatten(0, 1), F.one_hot(t.flatten().clamp(min=0), V).to(x.dtype)),
     "an entropy beside the loss": lambda x, t: (lambda p: F.nll_loss(p, t.flatten()) - 0.1 * (p.exp() * p).sum(-1).mean())(F.log_softmax(x.flatten(0, 1), -1)),
     "scaled log-probabilities": lambda x, t: F.nll_loss(1.5 * F.log_softmax(x.flatten(0, 1), -1), t.flatten()),
@@ -98,12 +139,19 @@ def ops_of(graph) -> set[str]:
     return {n.op for n in graph.nodes}
 
 
-@pytest.mark.parametrize("name", {**SPELLINGS, **REDUCTIONS})
+@pytest.mark.parametrize("name", {**SPELLINGS, **REDUCTIONS, **SMOOTHED})
 def test_opened_losses_equal_eager(name):
-    worst, traced = worst_differences(head({**SPELLINGS, **REDUCTIONS}[name]))
+    worst, traced = worst_differences(head({**SPELLINGS, **REDUCTIONS, **SMOOTHED}[name]))
     assert all(w <= TOLERANCE for w in worst.values()), worst
     assert ops_of(traced.graph) >= set(SPLIT) and not ops_of(traced.graph) & set(WHOLE)
     assert not [op for op in ops_of(traced.graph) if "nll_loss" in op]
+
+
+@pytest.mark.parametrize("name", SUMS_ALONE)
+def test_sums_without_a_target_are_opened_too(name):
+    worst, traced = worst_differences(head(SUMS_ALONE[name]))
+    assert all(w <= TOLERANCE for w in worst.values()), worst
+    assert "autopar.sum_exp" in ops_of(traced.graph) and not ops_of(traced.graph) & set(WHOLE)
 
 
 @pytest.mark.parametrize("name", STAY_WHOLE)
@@ -176,15 +224,32 @@ def test_bf16_logits_are_never_widened():
     assert found[Phase.BACKWARD] == [("autopar.cross_entropy_backward", "bfloat16")]
 
 
-def test_bf16_loss_equals_the_widened_one():
-    work = head(flat)
+@pytest.mark.parametrize("precision, dtype", [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_smoothing_makes_nothing_large(precision, dtype):
+    found = big_values(trace_step(head(SMOOTHED["label smoothing"]), precision).graph)
+    assert found[Phase.FORWARD] == [("autopar.linear", dtype)]
+    assert found[Phase.BACKWARD] == [("autopar.cross_entropy_backward", dtype)]
+
+
+def test_masked_classes_that_are_smoothed_are_as_infinite_as_in_eager():
+    def loss(x, t):
+        masked = x.flatten(0, 1).masked_fill(torch.arange(V) == 11, -torch.inf)
+        return F.cross_entropy(masked, t.flatten().clamp(max=10), label_smoothing=0.1, reduction="none").clamp(max=100).sum()
+
+    worst, traced = worst_differences(head(loss))
+    assert worst["loss"] == 0 and "autopar.sum_exp" in ops_of(traced.graph)
+
+
+@pytest.mark.parametrize("loss", [flat, SMOOTHED["label smoothing"]], ids=["plain", "smoothed"])
+def test_bf16_loss_equals_the_widened_one(loss):
+    work = head(loss)
     traced = trace_step(work, "bf16")
     known = run_graph(traced.graph, {**first_states(work, traced, None), **batch(work, traced, False, 0)[2]})
     logits_node = next(n for n in traced.graph.nodes if n.op == "autopar.sum_exp")
     logits = known[logits_node.inputs[0]].float().requires_grad_()
-    loss = flat(logits, work.example_targets[0])
-    (gradient,) = torch.autograd.grad(loss, logits)
-    torch.testing.assert_close(known[traced.graph.loss], loss.detach(), rtol=1e-6, atol=1e-6)
+    wanted = loss(logits, work.example_targets[0])
+    (gradient,) = torch.autograd.grad(wanted, logits)
+    torch.testing.assert_close(known[traced.graph.loss], wanted.detach(), rtol=1e-6, atol=1e-6)
     made = next(n for n in traced.graph.nodes if n.op == "autopar.cross_entropy_backward")
     torch.testing.assert_close(known[made.outputs[0]], gradient.bfloat16())
 

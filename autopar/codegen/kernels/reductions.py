@@ -371,4 +371,6 @@ def _classes(printer: Printer, node: Node, op: str, index: Index) -> str:
         return printer.reduce("sum", node.outputs[0], width, lambda col: f"tl.where({is_class(col)}, {printer.at(logits, row * width + col)}, 0.0)", (node.name, row))
     grad, col = of_row("grad"), index % width
     share = printer.named(printer.scope_of(row), (node.name, "share", row), "share", f"{grad} / {of_row('total')}")
-    return f"tl.exp({printer.at(logits, index)} - {of_row('peak')}) * {share} - tl.where({is_class(col)}, {grad}, 0.0)"
+    own = of_row("own") if _is_given(node, "own") else grad
+    text = f"tl.exp({printer.at(logits, index)} - {of_row('peak')}) * {share} - tl.where({is_class(col)}, {own}, 0.0)"
+    return f"{text} + {of_row('even')}" if _is_given(node, "even") else text

@@ -147,31 +147,33 @@ def _floor_divide(b: Draft, a: dict) -> object:
 # -- reductions ----------------------------------------------------------------------------------------------------------------------
 
 
-def _axes(x: Val, dim: object) -> list[int]:
+def list_dims(x: Val, dim: object) -> list[int]:
+    """The dims that an argument `dim` names; nothing names all."""
     if dim is None or dim == [] or not x.shape:  # a scalar takes 0 and -1 as dims, too
         return list(range(len(x.shape)))
     return [d % len(x.shape) for d in (dim if isinstance(dim, (list, tuple)) else [dim])]
 
 
-def _keep(b: Draft, thin: Val, x: Val, dims: list[int], keepdim: bool) -> Val:
+def keep_dims(b: Draft, thin: Val, x: Val, dims: list[int], keepdim: bool) -> Val:
+    """What was made over dims of `x`, with those as dims of size 1 where they are kept."""
     return b.view(thin, tuple(1 if k in dims else s for k, s in enumerate(x.shape))) if keepdim else thin
 
 
 def _mean(b: Draft, a: dict) -> object:
-    x, dims = a["self"], _axes(a["self"], a.get("dim"))
+    x, dims = a["self"], list_dims(a["self"], a.get("dim"))
     if a.get("dtype") is not None:
         x = b.cast(x, b.specs[0][1])
     scaled = b.mul(b.sum(x, dims), 1.0 / max(prod(x.shape[d] for d in dims), 1))
-    return _keep(b, scaled, x, dims, a.get("keepdim", False))
+    return keep_dims(b, scaled, x, dims, a.get("keepdim", False))
 
 
 def _moments(b: Draft, a: dict) -> tuple[Val, Val, list[int]]:
-    x, dims = a["self"], _axes(a["self"], a.get("dim"))
+    x, dims = a["self"], list_dims(a["self"], a.get("dim"))
     n = prod(x.shape[d] for d in dims)
     correction = a.get("correction")
     correction = 1 if correction is None else correction
     mean = b.mul(b.sum(x, dims), 1.0 / n)
-    centred = b.sub(x, _keep(b, mean, x, dims, True))
+    centred = b.sub(x, keep_dims(b, mean, x, dims, True))
     square = b.sum(b.mul(centred, centred), dims)
     rest = n - correction
     return b.mul(square, 1.0 / rest if rest > 0 else math.nan), mean, dims
@@ -179,24 +181,24 @@ def _moments(b: Draft, a: dict) -> tuple[Val, Val, list[int]]:
 
 def _var(b: Draft, a: dict) -> object:
     var, _, dims = _moments(b, a)
-    return _keep(b, var, a["self"], dims, a["keepdim"])
+    return keep_dims(b, var, a["self"], dims, a["keepdim"])
 
 
 def _std(b: Draft, a: dict) -> object:
     var, _, dims = _moments(b, a)
-    return _keep(b, b.call("aten.sqrt.default", var), a["self"], dims, a["keepdim"])
+    return keep_dims(b, b.call("aten.sqrt.default", var), a["self"], dims, a["keepdim"])
 
 
 def _var_mean(b: Draft, a: dict) -> object:
     var, mean, dims = _moments(b, a)
-    return [_keep(b, v, a["self"], dims, a["keepdim"]) for v in (var, mean)]
+    return [keep_dims(b, v, a["self"], dims, a["keepdim"]) for v in (var, mean)]
 
 
 def _norm(b: Draft, a: dict) -> object:
     """Norms of any order: sums of powers, the largest or least magnitude, or the number of elements that are not zero."""
     x, order = a["self"], a.get("ord", a.get("p", 2))
     order = 2 if order is None else order
-    dims = _axes(x, a.get("dim"))
+    dims = list_dims(x, a.get("dim"))
     if a.get("dtype") is not None:
         x = b.cast(x, b.specs[0][1])
     joined = _join_roots(b, x, order)
@@ -211,7 +213,7 @@ def _norm(b: Draft, a: dict) -> object:
     else:
         power = b.call("aten.pow.Tensor_Scalar", b.call("aten.abs.default", x), order) if joined is None else joined
         thin = b.call("aten.pow.Tensor_Scalar", b.sum(power, dims), 1.0 / order)
-    return _keep(b, thin, x, dims, a.get("keepdim", False))
+    return keep_dims(b, thin, x, dims, a.get("keepdim", False))
 
 
 _ROOTS = {2: "aten.sqrt.default", 1: "aten.sum.dim_IntList", math.inf: "aten.amax.default", -math.inf: "aten.amin.default"}  # what a norm ends with
@@ -265,7 +267,7 @@ def _any_all(kind: str):
     """`all` is the minimum, `any` the maximum; kept as one op over all dims."""
 
     def rule(b: Draft, a: dict) -> object:
-        return b.call(f"aten.{kind}.dims", a["self"], _axes(a["self"], a.get("dim")), a.get("keepdim", False))
+        return b.call(f"aten.{kind}.dims", a["self"], list_dims(a["self"], a.get("dim")), a.get("keepdim", False))
 
     return rule
 

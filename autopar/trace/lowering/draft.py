@@ -102,8 +102,9 @@ class Draft:
         self.specs: list[tuple[Shape, torch.dtype] | None] = []  # what the op that is being rewritten returns
         self._results: dict[object, tuple[bool, list[tuple[Shape, torch.dtype] | None]]] = {}  # of `call`, which asks torch once
         self.num_uses: dict[Val, int] = {}
-        self.is_private = False  # only a loss reads what the op that is being rewritten returns (see vocabulary.py)
+        self.is_private = False  # only a loss reads what the op that is being rewritten returns (see log_probabilities.py)
         self.entropies: dict[Val, object] = {}
+        self.exponentials: dict[object, object] = {}  # of rows (see exponentials.py)
         self.counter_entry = Val((), torch.int64, None, 0, RANDOM_STATE, Kind.BUFFER)
         self._counter = self.counter_entry
         self._positions: dict[tuple[int, str], Val] = {}

@@ -20,16 +20,18 @@ from ..tape import Record, Slot, find_slots, map_slots
 from .copies import UpdateCopier
 from .decompose import RULES as FORM_RULES
 from .draft import Draft, Val, bind, canonical_args, schema_arguments
+from .exponentials import EXPONENTIAL_RULES
 from .finish import finish_graph
 from .linears import LINEAR_RULES
+from .log_probabilities import find_private
 from .losses import LOSS_RULES
 from .norms import NORM_RULES, Effects
 from .pieces import join_pieces
 from .random_ops import RANDOM_RULES
 from .views import Handles, View, strided_steps, tensor_spec, view_steps
-from .vocabulary import VOCABULARY_RULES, find_private
+from .vocabulary import VOCABULARY_RULES
 
-RULES = {**FORM_RULES, **LOSS_RULES, **NORM_RULES, **LINEAR_RULES, **RANDOM_RULES, **VOCABULARY_RULES}
+RULES = {**FORM_RULES, **LOSS_RULES, **NORM_RULES, **LINEAR_RULES, **RANDOM_RULES, **VOCABULARY_RULES, **EXPONENTIAL_RULES}
 _PROMOTING = frozenset("add sub rsub mul div true_divide pow exp log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid neg abs".split())
 _MAX_UNIFORM = 2**22  # constants up to this many elements are looked at for being one number everywhere
 
@@ -61,7 +63,7 @@ class _Lowering:
         self.inputs: dict[str, Val] = {}
         self.places = self._forward_places()
         kept = {captured.loss, *captured.outputs, *(uid for _, uid in (*captured.finals, *captured.grads))}
-        self.private = find_private(self.tape.records[: captured.num_before_update], frozenset(kept))
+        self.private = find_private(self.tape.records[: captured.num_before_update], frozenset(kept), self.tape.tensors)
 
     def run(self, name: str) -> tuple[Graph, dict[str, torch.Tensor]]:
         captured = self.captured
