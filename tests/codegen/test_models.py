@@ -10,6 +10,7 @@ import random
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.nn import functional as F  # noqa: E402
 
 from autopar import Workload  # noqa: E402
 from autopar.graph.repeats import fold_graph  # noqa: E402
@@ -54,3 +55,36 @@ def test_tensors_without_elements():
         for seed in range(3):
             difference, whose = control.worst(assigner.program(assigner.draw(random.Random(seed))))
             assert difference < 1e-10, (sizes, seed, whose)
+
+
+class Scores(torch.nn.Module):
+    """Tokens to logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(24, 8), torch.nn.Linear(8, 24)
+
+    def forward(self, ids):
+        return self.head(torch.tanh(self.table(ids)))
+
+
+def smoothed(x, t):
+    """Label smoothing, weights of classes, and logits that are held near zero."""
+    log_p = F.log_softmax(x, -1)
+    by_class = (log_p * torch.linspace(0.5, 2.0, 24, dtype=log_p.dtype)).sum(-1).mean()
+    return F.cross_entropy(x.flatten(0, 1), t.flatten(), label_smoothing=0.1) - 0.1 * by_class + 0.1 * x.logsumexp(-1).square().mean()
+
+
+def test_classes_of_a_smoothed_loss_may_be_split():
+    torch.manual_seed(0)
+    targets = torch.randint(0, 24, (4, 6))
+    targets[0, :2] = -100
+    control = Control(Workload(Scores(), (torch.randint(0, 24, (4, 6)),), (targets,), smoothed, functools.partial(torch.optim.SGD, lr=0.1)))
+    loss = next(node.name for node in control.graph.nodes if node.op == "autopar.cross_entropy_backward")
+    assigner, num_split = Assigner(control.graph, (2, 2)), 0
+    for seed in range(16):
+        assignment = assigner.draw(random.Random(seed))
+        num_split += "v" in dict(assignment.strategies)[loss]
+        difference, whose = control.worst(assigner.program(assignment))
+        assert difference < 1e-10, (seed, whose)
+    assert num_split >= 4

@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from .draft import Draft, Val, const
+from .draft import Draft, Val, canonical_args, const, resolve_op
 
 # -- creation ------------------------------------------------------------------------------------------------------------------------
 
@@ -111,6 +111,16 @@ def _scalar_like(b: Draft, value: object, x: Val) -> Val:
 
 def _masked_fill(b: Draft, a: dict) -> object:
     return b.call("aten.where.self", a["mask"], _scalar_like(b, a["value"], a["self"]), a["self"])
+
+
+def _index_put(b: Draft, a: dict) -> object:
+    """One number where a mask says so is `where`, whose places need not be counted; all else stays whole."""
+    x, value, masks = a["self"], a["values"], [index for index in a["indices"] if index is not None]
+    if len(masks) != 1 or masks[0].dtype != torch.bool or value.shape or a["accumulate"]:
+        return b.emit("aten.index_put.default", canonical_args(resolve_op("aten.index_put.default"), a), b.specs)
+    before = a["indices"].index(masks[0])
+    mask = b.view(masks[0], (1,) * before + masks[0].shape + (1,) * (len(x.shape) - before - len(masks[0].shape)))
+    return b.call("aten.where.self", mask, b.cast(value, x.dtype), x)
 
 
 def _where_scalar(b: Draft, a: dict) -> object:
@@ -297,7 +307,7 @@ RULES = {
     "aten.mul.Scalar": _tensor_form("aten.mul.Tensor"), "aten.div.Scalar": _tensor_form("aten.div.Tensor"),
     "aten.true_divide.Tensor": _tensor_form("aten.div.Tensor"),
     "aten.rsub.Scalar": _rsub, "aten.rsub.Tensor": _rsub, "aten.lerp.Scalar": _lerp, "aten.lerp.Tensor": _lerp,
-    "aten.masked_fill.Scalar": _masked_fill, "aten.masked_fill.Tensor": _masked_fill,
+    "aten.masked_fill.Scalar": _masked_fill, "aten.masked_fill.Tensor": _masked_fill, "aten.index_put.default": _index_put,
     **{f"aten.where.{n}": _where_scalar for n in ("Scalar", "ScalarSelf", "ScalarOther", "self")},
     **{f"aten.{n}": _clamp for n in (
         "clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clamp_min.Tensor", "clamp_max.Tensor")},
