@@ -91,6 +91,12 @@ def test_a_walk_asks_for_the_width_that_it_goes_along():
     assert {rests["v_2"], rests["w_2"]} == {"10000", "9001"}, text
 
 
+def test_a_smoothed_loss_reads_its_logits_once():
+    """The largest, the sum of exponentials and the sum that smoothing adds are one walk; so is the gradient."""
+    texts = [text for text in _texts("smoothed loss of a wide vocabulary") if "for first in" in text]
+    assert [text.count("for first in") for text in texts] == [1, 1] and "more_exps" in texts[0] and "tl.exp(" in texts[1], texts
+
+
 def test_what_no_round_of_a_loop_changes_is_loaded_before_it():
     before, _, loop = next(text for text in _texts("even rows") if "row_sums" in text).partition("for block in")
     assert "tl.load(weight_ptr + col)" in before and "weight_ptr" not in loop and loop.count("row_sums(") == 1

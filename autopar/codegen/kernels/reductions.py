@@ -97,7 +97,7 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
         exps = _exps_above(printer, node) if printer.walks and packet == "aten.amax" and inner == 1 else None
         if exps is not None:
             names = (node.outputs[0], (node.name, index)), (exps.outputs[0], (exps.name, index))
-            return printer.reduce_exps(*names, cols, lambda col: printer.at(value, place_in_row(index, col, cols, inner)))
+            return printer.reduce_exps(*names, _sums_beside(printer, node, index), cols, lambda col: printer.at(value, place_in_row(index, col, cols, inner)))
         kind = _PLAIN[packet]
         text = printer.reduce(kind, node.outputs[0], cols, lambda col: _element(printer, node, place_in_row(index, col, cols, inner), dtype), (node.name, index), dtype)
         return printer.rounded(text, value) if packet in EXTREMES else text
@@ -136,6 +136,18 @@ def _exps_above(printer: Printer, peak: Node) -> Node | None:
             if name == peak.outputs[0]:
                 return node
     return None
+
+
+def _sums_beside(printer: Printer, peak: Node, index: Index) -> list[tuple[str, tuple[str, Index]]]:
+    """What the sums of the elements whose largest is `peak` are called, and their keys (the loss that label smoothing adds): the same walk makes them."""
+    floats = ("float32", "float64")
+    over = {int(d) % len(printer.values[peak.inputs[0]].shape) for d in get_arg(peak, "dim")}  # type: ignore[union-attr]
+    found = []
+    for node in printer.graph.nodes:
+        if node.op == "aten.sum.dim_IntList" and node.inputs[0] == peak.inputs[0] and printer.values[node.outputs[0]].dtype in floats:
+            if {int(d) % len(printer.values[node.inputs[0]].shape) for d in get_arg(node, "dim")} == over:  # type: ignore[union-attr]
+                found.append((node.outputs[0], (node.name, index)))
+    return found
 
 
 # --- which

@@ -17,7 +17,7 @@ Sums over rows (a bias's gradient), and over everything, leave one partial sum p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...graph.blocks import EIGHT, LARGEST, WIDEST_TILE, block_cols, most_rows
@@ -34,6 +34,7 @@ from .placed import placed_text
 from .pointwise import COMPARISONS, pointwise_text
 from .reductions import Reduced, UnsupportedError, keeps_numbers, list_reductions, list_statistics, row_text
 
+_LEAST = 'float("-inf")'  # has no share of a sum of exponentials
 _ANY_SIZE = (1024,)  # stands for all shapes
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a mantissa, as `runtime.random` draws them
 
@@ -383,11 +384,11 @@ class Printer:
         self.outer.names.update(zip((first[2], second[2]), names))
         return names
 
-    def reduce_exps(self, peak: tuple[str, object], sum_exp: tuple[str, object], width: int, element: Callable[[Index], str]) -> str:
-        """The name of a row's largest element; in the same walk the sum of exp(element - largest) (`runtime.fused.more_exps`).
+    def reduce_exps(self, peak: tuple[str, object], sum_exp: tuple[str, object], sums: Sequence[tuple[str, object]], width: int, element: Callable[[Index], str]) -> str:
+        """The name of a row's largest element; in the same walk the sum of exp(element - largest) (`runtime.fused.more_exps`), and the sum of the elements where it is wanted.
 
         Args:
-            peak, sum_exp: (wish for its name, its key).
+            peak, sum_exp, each of sums: (wish for its name, its key).
         """
         known = self.known(peak[1])
         if known:
@@ -395,14 +396,20 @@ class Printer:
         names = self.fresh(peak[0]), self.fresh(sum_exp[0])
         parts = [self.fresh(f"{name}_parts") for name in names]
         block = f"[ROWS, COLS // {EIGHT}], {{}}, {'tl.float64' if self._is_double() else 'tl.float32'}"
+        added = self.fresh(f"{sums[0][0]}_parts") if sums else ""
 
         def add_block() -> list[str]:
-            part = self._in_row(element(variable("col", width)), width, 'float("-inf")')
-            return [f"{', '.join(parts)} = more_exps({part}, {', '.join(parts)})"]
+            text = element(variable("col", width))
+            found = [f"{', '.join(parts)} = more_exps({self._in_row(text, width, _LEAST)}, {', '.join(parts)})"]
+            eights = f"tl.reshape({self._in_row(text, width, '0.0')}, [ROWS, COLS // {EIGHT}, {EIGHT}])"
+            return [*found, f"{added} += tl.sum({eights}, axis=2)"] if sums else found
 
-        self.outer.lines += [f"{parts[0]} = tl.full({block.format(LOWEST['float64' if self._is_double() else 'float32'])})", f"{parts[1]} = tl.full({block.format('0.0')})"]
+        self.outer.lines.append(f"{parts[0]} = tl.full({block.format(LOWEST['float64' if self._is_double() else 'float32'])})")
+        self.outer.lines += [f"{name} = tl.full({block.format('0.0')})" for name in (parts[1], *([added] if sums else []))]
         self.outer.lines += [*self._walk(width, add_block), f"{', '.join(names)} = row_exps({', '.join(parts)})"]
         self.outer.names.update({peak[1]: names[0], sum_exp[1]: names[1]})
+        for k, (wish, key) in enumerate(sums):
+            self.outer.names[key] = self.outer.names[sums[0][1]] if k else self.named(self.outer, key, wish, f"tl.sum({added}, axis=1)[:, None]")
         return names[0]
 
     def _in_row(self, text: str, width: int, other: str) -> str:

@@ -1,7 +1,8 @@
 """Lowering: from the tape to a `Graph`.
 
 In: `Captured`. Out: the graph, in canonical ops, pure, with every node's phase, module path and source line. Invariant: running the
-graph (`execute.py`) gives what eager PyTorch gives. The tables of rewriting rules are data in `decompose`, `losses`, `norms`, `linears`.
+graph (`execute.py`) gives what eager PyTorch gives. The tables of rewriting rules are data in `decompose`, `losses`,
+`norms`, `linears`, `random_ops`, `vocabulary`, `exponentials`.
 """
 
 from __future__ import annotations
