@@ -240,6 +240,21 @@ def test_masked_classes_that_are_smoothed_are_as_infinite_as_in_eager():
     assert worst["loss"] == 0 and "autopar.sum_exp" in ops_of(traced.graph)
 
 
+def test_means_of_halves_are_made_in_float32():
+    """Of 4,000 log-probabilities near -40 the sum is beyond float16."""
+
+    class Halves(nn.Module):
+        def forward(self, x):
+            return F.log_softmax(x.to(torch.float16), -1).mean(-1)
+
+    x = torch.randn(3, 4000)
+    x[:, 0] = 40
+    traced = trace_step(Workload(Halves(), (x,)))
+    known = run_graph(traced.graph, {**traced.constants, "input:0": x})
+    assert "autopar.sum_exp" in ops_of(traced.graph)
+    torch.testing.assert_close(known[traced.graph.outputs[0]], F.log_softmax(x, -1).mean(-1).half(), rtol=2e-3, atol=0)
+
+
 @pytest.mark.parametrize("loss", [flat, SMOOTHED["label smoothing"]], ids=["plain", "smoothed"])
 def test_bf16_loss_equals_the_widened_one(loss):
     work = head(loss)

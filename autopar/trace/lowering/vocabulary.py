@@ -18,9 +18,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+import torch
+
 from .decompose import RULES as FORM_RULES
 from .decompose import keep_dims, list_dims
 from .draft import Draft, DraftNode, Val, canonical_args, resolve_op
+from .exponentials import HALVES
+from .linears import LINEAR_RULES
 from .log_probabilities import LOSSES, Entropy, Term, class_dim, find_entropy, find_scores, find_terms
 from .losses import LOSS_RULES, count_targets, mask_ignored, total_weight
 
@@ -95,8 +99,7 @@ def _loss(op: str):
 def _summed(op: str):
     """Sums and means over the classes, and over other dims beside them."""
 
-    def whole(b: Draft, a: dict) -> object:
-        return FORM_RULES[op](b, a) if op in FORM_RULES else b.emit(op, canonical_args(resolve_op(op), a), b.specs)
+    whole = FORM_RULES[op] if op in FORM_RULES else LINEAR_RULES[op]
 
     def rule(b: Draft, a: dict) -> object:
         x = a["self"]
@@ -104,18 +107,20 @@ def _summed(op: str):
         scores = find_scores(b, x, dims) if a.get("dtype") in (None, x.dtype) else None
         if scores is None:
             return whole(b, a)
-        e, dtype = scores.entropy, scores.entropy.peak.dtype
-        whole_p = b.add(b.call("aten.log.default", e.total), e.peak)
+        e = scores.entropy
+        dtype = torch.float32 if e.peak.dtype in HALVES else e.peak.dtype  # a sum of so many is beyond a half
+        log_total = b.add(b.call("aten.log.default", b.cast(e.total, dtype)), b.cast(e.peak, dtype))
         if scores.weight is None:
-            row = b.sub(b.sum(e.logits, [-1], dtype=dtype), b.mul(whole_p, e.logits.shape[-1]))
+            row = b.sub(b.sum(e.logits, [-1], dtype=dtype), b.mul(log_total, e.logits.shape[-1]))
         else:
             weight = b.cast(scores.weight, dtype)
-            row = b.sub(b.sum(b.mul(b.cast(e.logits, dtype), weight), [-1]), b.mul(whole_p, b.sum(weight, None)))
+            row = b.sub(b.sum(b.mul(b.cast(e.logits, dtype), weight), [-1]), b.mul(log_total, b.sum(weight, None)))
         factor = scores.factor / (prod(x.shape[d] for d in dims) if "mean" in op else 1)
         row = row if factor == 1 else b.mul(row, factor)
         row = b.view(row, x.shape[: scores.dim] + x.shape[scores.dim + 1 :])
         others = [d - (d > scores.dim) for d in dims if d != scores.dim]
-        return keep_dims(b, b.sum(row, others) if others else row, x, dims, a.get("keepdim", False))
+        made = b.cast(b.sum(row, others) if others else row, x.dtype)
+        return keep_dims(b, made, x, dims, a.get("keepdim", False))
 
     return rule
 
