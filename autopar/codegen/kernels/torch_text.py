@@ -3,14 +3,16 @@
 In: a `Kernel`. Out: the lines of a function's body whose arguments are the kernel's inputs. Invariant: the ops of the graph, one after the other; a value is deleted
 after its last use, and a state is rewritten as soon as its old version has been read (the law of `graph.liveness`).
 
-Where a kernel works element by element, what an op makes takes the place of what it is the last to read: `x.mul_(c)`. The old version of a state that the kernel
-rewrites is such a place, too, so an optimizer's update needs no more passes than torch's own.
+What an op makes takes the place of what it is the last to read, where the kernel itself made that and nothing is a view of it: `x.mul_(c)`. So ops that run one after the other hold no more
+beside the kernel's arguments, which are all there until it is over, than they would by themselves. The old version of a state that the kernel rewrites is such a place, too, so an optimizer's update
+needs no more passes than torch's own.
 """
 
 from __future__ import annotations
 
 from ...graph.kernel import Kernel
-from ...graph.node import Const, Node, Ref, get_arg
+from ...graph.liveness import is_view
+from ...graph.node import Arg, Const, Node, Ref, get_arg
 from ..expression import print_arg, print_expression
 
 _IN_PLACE = frozenset((
@@ -36,24 +38,25 @@ class _Printer:
 
     def __init__(self, kernel: Kernel) -> None:
         graph = kernel.graph
-        self.graph, self.reuses = graph, kernel.any_shape
+        self.graph = graph
         self.into = {graph.outputs[o]: graph.inputs[i] for o, i in kernel.into}
         self.results = [name for name in graph.outputs if name not in self.into]
         self.last = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
         self.values = {v.name: v for v in graph.values}
+        self.shared = {name for node in graph.nodes if is_view(node.op) for name in (*node.inputs[:1], *node.outputs)}  # views, and what they are of
         self.texts = {name: name for name in graph.inputs}
         self.holder: dict[str, str] = {}  # state -> the value that is in its place meanwhile
         self.waiting: dict[str, str] = {}  # new version -> the state that it is to replace
         self.lines: list[str] = []
-        self.lerps = self._find_lerps() if self.reuses else {}
+        self.lerps = self._find_lerps() if kernel.any_shape else {}
         self.merged = {difference for _, difference in self.lerps.values()}
 
     def text(self) -> tuple[list[str], list[str]]:
         for place, node in enumerate(self.graph.nodes):
             if place in self.merged:
                 continue
-            if self._takes_place(place, node):
-                self._in_place(place, node)
+            if key := self._takes_place(place, node):
+                self._in_place(place, node, key)
             else:
                 self._line(place, node)
             self._settle(place, node)
@@ -80,24 +83,30 @@ class _Printer:
                 self.last[end] = max(self.last[end], place)
         return found
 
-    def _takes_place(self, place: int, node: Node) -> bool:
-        """True where the op may write over its first operand."""
-        first = get_arg(node, "self")
-        if not self.reuses or node.op not in _IN_PLACE or not isinstance(first, Ref):
+    def _takes_place(self, place: int, node: Node) -> str:
+        """The operand that the op may write over: `self`, or the other one of two that may change places; "": none."""
+        if node.op not in _IN_PLACE or len(node.outputs) != 1:
+            return ""
+        commutes = node.op in ("aten.add.Tensor", "aten.mul.Tensor") and get_arg(node, "alpha", 1) == 1
+        return next((key for key in ("self", "other") if (key == "self" or commutes) and self._may_go(place, node, get_arg(node, key))), "")
+
+    def _may_go(self, place: int, node: Node, operand: Arg) -> bool:
+        if not isinstance(operand, Ref):
             return False
-        old, new = node.inputs[first.index], node.outputs[0]
+        old, new = node.inputs[operand.index], node.outputs[0]
         states = set(self.into.values())
         ours = old in states if old in self.graph.inputs else not self._may_be_its_input(old)
         alike = (self.values[old].shape, self.values[old].dtype) == (self.values[new].shape, self.values[new].dtype)
-        return ours and alike and self.last[old] <= place and old not in self.results and node.inputs.count(old) == 1 and old not in self.waiting and old not in self.into
+        free = old not in self.results and old not in self.waiting and old not in self.into and old not in self.shared
+        return ours and alike and free and self.last[old] <= place and node.inputs.count(old) == 1
 
     def _may_be_its_input(self, name: str) -> bool:
         """True for what a conversion to its own dtype made: torch then gives back what it got."""
         node = next(n for n in self.graph.nodes if name in n.outputs)
         return node.op == "aten._to_copy.default" and self.values[node.inputs[0]].dtype == self.values[name].dtype
 
-    def _in_place(self, place: int, node: Node) -> None:
-        first = get_arg(node, "self")
+    def _in_place(self, place: int, node: Node, key: str) -> None:
+        first = get_arg(node, key)
         assert isinstance(first, Ref)
         old, new = node.inputs[first.index], node.outputs[0]
         if place in self.lerps:
@@ -105,10 +114,10 @@ class _Printer:
             return
         names = [self.texts[name] for name in node.inputs]
         rest = []
-        for key, arg in node.args:
-            if key != "self" and not isinstance(arg, Const):
+        for name, arg in node.args:
+            if name != key and not isinstance(arg, Const):
                 text = print_arg(arg, names)
-                rest.append(f"{key}={text}" if key in ("alpha", "value", "rounding_mode") else text)
+                rest.append(f"{name}={text}" if name in ("alpha", "value", "rounding_mode") else text)
         self._over(old, new, f"{node.op.split('.')[1]}_({', '.join(rest)})")
 
     def _over(self, old: str, new: str, call: str) -> None:
