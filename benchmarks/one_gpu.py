@@ -5,7 +5,8 @@
 In: `data/one_gpu.csv`, a row per model and contender as they were measured. Out: of autopar's rows the predicted step and peak with their errors. The peak is without the plan's
 reserve, which stands for what is not in the allocator's count. Steps that wait for the host (`gpt-small`) are left out: predictions know the device alone. Takes about a minute, most of it for the weights of the models; needs no GPU. Ends with 1 where an aim is missed.
 
-    step, peak            predicted, measured, error (aims: within 8 % and 5 %)
+    step, peak            predicted, measured, error (aims: within 8 % and 5 %). Rows "of a program that kept more" were measured before the backward pass made norms and gates again
+                          (`graph.remade`): their steps and peaks are not those of the program that is predicted, and do not count
     ops                   of the package's profiles (`autopar profile --quick` on those devices) matmuls and attention: predicted over measured, the median and the ends; of a
                           matmul that runs for seconds (`matmul_sustained`), which the board's power slows down, too
 """
@@ -39,6 +40,7 @@ BUILDERS: dict[str, Callable[[int], Workload]] = {
     "gpt2-medium": lambda batch: demo.build(**{**GPT2_MEDIUM, "batch": batch}),
     "llama-blocks": lambda batch: llama.build(batch=batch, **llama.LLAMA_1B),
 }
+_KEPT_MORE = {("llama-blocks", run) for run in "1234567"}  # models with norms in float32 and gates, in runs of programs that kept what these are made of
 _GIB = 2**30
 
 
@@ -51,6 +53,7 @@ class Found:
     predicted_s: float
     peak_bytes: float
     predicted_bytes: float
+    kept_more: bool = False
 
     @property
     def step_error(self) -> float:
@@ -66,7 +69,7 @@ def predict(row: dict[str, str]) -> Found:
     cluster = f"1x1x{find_preset(row['device'])}"
     cost = compile_workload(BUILDERS[row["model"]](int(row["batch"])), cluster, Options(precision="bf16", time_limit_s=30.0), cache_path=None).plan.cost
     [peak], reserve = cost.peak_bytes, sum(holder.bytes for holder in cost.holders if holder.name == "reserve")
-    return Found(f"{row['model']}, batch {row['batch']}, {find_preset(row['device'])}", float(row["step_ms"]) / 1e3, cost.step_s, float(row["peak_gib"]) * _GIB, peak - reserve)
+    return Found(f"{row['model']}, batch {row['batch']}, {find_preset(row['device'])}", float(row["step_ms"]) / 1e3, cost.step_s, float(row["peak_gib"]) * _GIB, peak - reserve, (row["model"], row["run"]) in _KEPT_MORE)
 
 
 def predict_op(rates: MatmulRates, row: OpRow) -> float | None:
@@ -99,7 +102,7 @@ def print_rows(found: Iterable[Found]) -> Iterable[str]:
     for one in found:
         steps = f"{one.predicted_s * 1e3:.2f}, {one.step_s * 1e3:.2f}"
         peaks = f"{one.predicted_bytes / _GIB:.2f}, {one.peak_bytes / _GIB:.2f}"
-        yield f"{one.name:36} {steps:>20} {one.step_error:+7.1%}   {peaks:>16} {one.peak_error:+7.1%}"
+        yield f"{one.name:36} {steps:>20} {one.step_error:+7.1%}   {peaks:>16} {one.peak_error:+7.1%}{'  of a program that kept more' if one.kept_more else ''}"
 
 
 def main(words: list[str] | None = None) -> int:
@@ -113,9 +116,10 @@ def main(words: list[str] | None = None) -> int:
     print("predicted (data sheet), measured:", "; ".join(sorted({f"{r['device']}, torch {r['torch']}, {r['date']}" for r in rows})))
     found = [predict(row) for row in rows]
     print("\n".join(print_rows(found)))
-    steps, peaks = sum(abs(f.step_error) <= STEP_AIM for f in found), sum(abs(f.peak_error) <= PEAK_AIM for f in found)
-    print(f"step within {STEP_AIM:.0%}: {steps} of {len(found)}; peak within {PEAK_AIM:.0%}: {peaks} of {len(found)}")
-    return int(min(steps, peaks) < len(found))
+    judged = [f for f in found if not f.kept_more]
+    steps, peaks = sum(abs(f.step_error) <= STEP_AIM for f in judged), sum(abs(f.peak_error) <= PEAK_AIM for f in judged)
+    print(f"step within {STEP_AIM:.0%}: {steps} of {len(judged)}; peak within {PEAK_AIM:.0%}: {peaks} of {len(judged)}")
+    return int(min(steps, peaks) < len(judged))
 
 
 if __name__ == "__main__":
