@@ -21,10 +21,10 @@ from .recompute import copy_for_backward
 from .repeats import block_of
 from .rule import Rule
 from .rules import RULES
-from .tensor import Kind, size_bytes
+from .tensor import Kind, num_elements, size_bytes
 
 _CHEAP = frozenset(f"aten.{name}" for name in """
-_to_copy add sub mul div neg rsub abs square where masked_fill maximum minimum clamp clamp_min clamp_max eq ne lt le gt ge logical_not logical_and logical_or bitwise_and bitwise_or bitwise_not
+_to_copy add sub mul div neg rsub abs square where masked_fill maximum minimum clamp clamp_min clamp_max
 relu silu sigmoid gelu leaky_relu hardtanh hardswish hardsigmoid
 """.split())  # at most one exponential: on a CPU, where each is a pass of its own, a few percent of the matmul beside it
 _POWERS = (2, 3)
@@ -68,6 +68,8 @@ def remake_graph(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Graph:
         if not later or any(graph.nodes[k].phase is not Phase.BACKWARD or blocks[k] != blocks[i] for k in later):
             continue
         if any(signatures[k] is None or work_rows(sites[k], signatures[k]) is None for k in later):  # type: ignore[arg-type]
+            continue
+        if any(num_elements(read) > num_elements(values[out].shape) for k in later for read in sites[k].inputs):  # what has a number per row of others is not worth it
             continue
         found = [ways(name, blocks[i]) for name in node.inputs]
         held = set[str]().union(*(h for h, _ in found))

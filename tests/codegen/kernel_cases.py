@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from dataclasses import replace
 
 import torch
 from torch.nn import functional as F
@@ -15,6 +16,7 @@ from autopar.graph.fuse import fuse_program
 from autopar.graph.partition import partition
 from autopar.graph.random_plans import Assigner, plain_mesh
 from autopar.graph.sections import phase_sections
+from autopar.runtime.execute import run_graph
 from autopar.trace import trace_step
 
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3)
@@ -319,5 +321,6 @@ def draw_inputs(kernel, seed=0, strided=False):
                 found[name] = found[name].to(torch.bfloat16).to(found[name].dtype)
     for node in kernel.graph.nodes:
         if node.op == "aten.log_sigmoid_backward.default":  # its forward op leaves this on a CPU, and nothing on a GPU
-            found[node.inputs[2]] = torch.exp(-found[node.inputs[1]].abs())
+            before = replace(kernel.graph, nodes=kernel.graph.nodes[: kernel.graph.nodes.index(node)], outputs=(node.inputs[1],))
+            found[node.inputs[2]] = torch.exp(-run_graph(before, found)[node.inputs[1]].abs())
     return found

@@ -13,7 +13,7 @@ import autopar  # noqa: E402
 from autopar.api import compile_workload, plan_workload  # noqa: E402
 from autopar.cluster import parse_cluster  # noqa: E402
 from autopar.codegen.emit import find_room  # noqa: E402
-from autopar.constraints import parse_fix  # noqa: E402
+from autopar.constraints import Pin, parse_fix  # noqa: E402
 from autopar.cost.estimate import node_seconds  # noqa: E402
 from autopar.cost.model import build_cost_model  # noqa: E402
 from autopar.cost.program_order import replay_order  # noqa: E402
@@ -38,7 +38,8 @@ def program_text(fix, cluster="cpu:4"):
 
 
 def test_two_axes_of_zero_3_are_one_collective():
-    text = program_text("dp=4,zero=3", "1x4xH100-80GB")
+    split = autopar.constrain(dp=4, zero=3, pin=[Pin("blocks.*.up.weight", "S0", on="dp_2")])  # a mesh that has this axis
+    text = compile_workload(small(), "1x4xH100-80GB", autopar.Options(constraints=split, price=False, time_limit_s=20.0)).files["program.py"]
     gathers = re.findall(r"def blocks_(?:forward|backward)_gather\(.*?\n\n\n", text, re.S)
     assert len(gathers) == 2 and all("('dp', 'dp_2')" in g and g.count("start_all_gather") == 1 for g in gathers)
     blocks = text.split("def blocks_backward(")[1].split("\n\n\n")[0]
@@ -90,18 +91,28 @@ def test_the_order_comes_close_to_the_plan(fix):
     assert order.step_s < blocking.step_s
 
 
+class Bend(torch.nn.Module):
+    """A module of its own between blocks: it has a state, so it is of none of them (`trace.inline`)."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("one", torch.ones(8))
+
+    def forward(self, x):
+        return torch.sin(x) * x * self.one
+
+
 class Walk(torch.nn.Module):
-    """Equal blocks in any order, with or without an op between them."""
+    """Equal blocks in any order, with or without a module between them."""
 
     def __init__(self, order, between=False):
         super().__init__()
         self.blocks = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8)) for _ in range(3))
-        self.order, self.between = order, between
+        self.order, self.between = order, Bend() if between else torch.nn.Identity()
 
     def forward(self, x):
         for number in self.order:
-            x = x + self.blocks[number](x)
-            x = torch.sin(x) * x if self.between else x
+            x = self.between(x + self.blocks[number](x))
         return x
 
 
