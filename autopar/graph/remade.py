@@ -10,7 +10,6 @@ Numbers stay those of the forward pass: the same ops on the same values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from .cuts import resolve_known
 from .fusion import work_rows
