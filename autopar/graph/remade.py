@@ -26,6 +26,7 @@ _CHEAP = frozenset(f"aten.{name}" for name in """
 _to_copy add sub mul div neg rsub abs square where masked_fill maximum minimum clamp clamp_min clamp_max
 relu silu sigmoid gelu leaky_relu hardtanh hardswish hardsigmoid
 """.split())  # at most one exponential: on a CPU, where each is a pass of its own, a few percent of the matmul beside it
+_COMPARISONS = frozenset(f"aten.{name}" for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 _POWERS = (2, 3)
 _DEEPEST = 6  # nodes after one another
 
@@ -58,13 +59,18 @@ def remake_graph(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Graph:
     def weigh(held: set[str]) -> int:
         return sum(size_bytes(values[name]) for name in held)
 
+    def is_compared(name: str) -> bool:
+        """True for what an op of the backward pass compares, itself or cast: with its own largest element, it may be, to which another kernel's rounding would make nothing equal."""
+        later = [graph.nodes[k] for k in readers.get(name, ()) if graph.nodes[k].phase is not Phase.FORWARD]
+        return any(packet_of(reader.op) in _COMPARISONS or packet_of(reader.op) == "aten._to_copy" and is_compared(reader.outputs[0]) for reader in later)
+
     chosen: set[int] = set()
     for i, node in enumerate(graph.nodes):
         if node.phase is not Phase.FORWARD or not _is_cheap(node) or base[node.outputs[0]] in leaving:
             continue
         out = node.outputs[0]
         later = [k for k in readers.get(out, ()) if graph.nodes[k].phase is not Phase.FORWARD]
-        if not later or any(graph.nodes[k].phase is not Phase.BACKWARD or blocks[k] != blocks[i] for k in later):
+        if not later or any(graph.nodes[k].phase is not Phase.BACKWARD or blocks[k] != blocks[i] for k in later) or is_compared(out):
             continue
         if any(signatures[k] is None or work_rows(sites[k], signatures[k]) is None for k in later):  # type: ignore[arg-type]
             continue

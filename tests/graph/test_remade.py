@@ -78,3 +78,10 @@ def test_a_tanh_is_kept_and_what_is_made_of_it_is_not():
 def test_what_would_be_written_again_or_costs_is_kept(function):
     graph, _ = kept(function)
     assert not [node.op for node in graph.nodes if node.name.endswith(REMADE) and ("gelu" in node.op or "exp" in node.op or "uniform" in node.op or "lt" in node.op)]
+
+
+def test_what_is_compared_with_its_own_extreme_is_kept():
+    """Made again in another kernel it might be a rounding away from it, and nothing were the largest: the gradient would be divided by 0."""
+    graph, _ = kept(lambda x, w: x / (x * w + 1).amax(-1, keepdim=True))
+    assert any(node.op == "aten.eq.Tensor" and node.phase is Phase.BACKWARD for node in graph.nodes)
+    assert not {name for node in graph.nodes if node.op == "aten.eq.Tensor" for name in node.inputs if name.endswith(REMADE)}
