@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from .graph import Graph, final_values, producer_table, value_table
-from .liveness import is_view, storage_bases
+from .liveness import is_view, list_readers, storage_bases
 from .tensor import size_bytes
 
 _MUCH = 1.25  # times what it spares: less is not worth a kernel
@@ -22,11 +22,7 @@ class HeldLonger:
     def __init__(self, graph: Graph) -> None:
         self._graph, self._base, self._makers = graph, storage_bases(graph), producer_table(graph)
         self._sizes = {name: size_bytes(value) for name, value in value_table(graph).items()}
-        self._readers: dict[str, list[int]] = {}  # value that owns bytes -> those that read it, itself or through views; the last of them, and the end where it stays
-        for i, node in enumerate(graph.nodes):
-            if not is_view(node.op):
-                for name in node.inputs:
-                    self._readers.setdefault(self._base[name], []).append(i)
+        self._readers = list_readers(graph, self._base)  # and the end, where a value stays
         for name in (*graph.inputs, *final_values(graph), *(grad for _, grad in graph.grads)):
             self._readers.setdefault(self._base[name], []).append(len(graph.nodes))
 

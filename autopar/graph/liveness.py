@@ -65,6 +65,19 @@ def storage_bases(graph: Graph, overwritten: Collection[str] = ()) -> dict[str, 
     return base
 
 
+def list_readers(graph: Graph, base: Mapping[str, str]) -> dict[str, list[int]]:
+    """Value that owns bytes -> the nodes that read it, themselves or through views, in order; views are no readers.
+
+    Args:
+        base: `storage_bases`.
+    """
+    found: dict[str, list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        for name in dict.fromkeys(base[n] for n in node.inputs) if not is_view(node.op) else ():
+            found.setdefault(name, []).append(i)
+    return found
+
+
 def held_bases(graph: Graph) -> dict[str, str]:
     """`storage_bases` by the law of this module: the owner of each value is in `live_ranges`, or owns nothing there either."""
     onto = {both.inputs[0] for _, both in find_rows_onto(graph).values()}

@@ -91,9 +91,9 @@ def recompute_graph(graph: Graph, names: Collection[str]) -> Recomputed:
     return _Builder(graph, {nodes[name] for name in names}).build()
 
 
-def copy_for_backward(graph: Graph, names: Collection[str]) -> Graph:
+def copy_for_backward(graph: Graph, chosen: set[int]) -> Graph:
     """The graph in which the backward pass has copies of these nodes that are no choice of a plan."""
-    return _Builder(graph, {i for i, node in enumerate(graph.nodes) if node.name in set(names)}, REMADE).build().graph
+    return _Builder(graph, chosen, REMADE).build().graph
 
 
 def recomputed_names(found: Recomputed) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from .cuts import resolve_known
 from .fusion import work_rows
-from .graph import Graph, producer_table, use_table, value_table
-from .liveness import is_view, storage_bases
+from .graph import Graph, producer_table, value_table
+from .liveness import list_readers, storage_bases
 from .node import Node, Phase, get_arg, packet_of
 from .recompute import copy_for_backward
 from .repeats import block_of
@@ -34,15 +34,12 @@ _DEEPEST = 6  # nodes after one another
 def remake_graph(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Graph:
     """The graph with the copies; itself where there are none."""
     sites, signatures = resolve_known(graph, rules)
-    base, uses, values = storage_bases(graph), use_table(graph), value_table(graph)
+    base, values, makers = storage_bases(graph), value_table(graph), producer_table(graph)
     blocks = [block_of(node.path, graph.sequences) for node in graph.nodes]
-    readers: dict[str, set[int]] = {}  # value that owns bytes -> those that read it, itself or through views
-    for name, places in uses.items():
-        readers.setdefault(base[name], set()).update(i for i, _ in places if not is_view(graph.nodes[i].op))
+    readers = list_readers(graph, base)
     leaving = {base[name] for name in (*graph.outputs, graph.loss, *(new for _, new in graph.updates), *(grad for _, grad in graph.grads)) if name}
     free = {name for name in graph.inputs if values[name].kind in (Kind.PARAM, Kind.BATCH)}
     free |= {name for name, found in readers.items() if any(graph.nodes[i].phase is Phase.BACKWARD for i in found)}
-    makers = producer_table(graph)
 
     def ways(name: str, block: object, depth: int = 0) -> tuple[set[str], set[int]]:
         """(what is held for a value in the backward pass, the nodes that are run again): the value itself, or less of which cheap nodes of its block make it."""
@@ -81,7 +78,7 @@ def remake_graph(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Graph:
         if weigh(held) < size_bytes(values[out]):
             free |= held
             chosen |= {i}.union(*(again for _, again in found))
-    return copy_for_backward(graph, [graph.nodes[i].name for i in sorted(chosen)]) if chosen else graph
+    return copy_for_backward(graph, chosen) if chosen else graph
 
 
 def _is_cheap(node: Node) -> bool:

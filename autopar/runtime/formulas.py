@@ -7,12 +7,10 @@ What is only asked for in float64 is written for exactness, not for speed: devic
 
 from __future__ import annotations
 
-from .fused import interprets, jit, tl, triton
+from .fused import INTERPRETED, jit, tl, triton
 
 if triton is not None:
     from triton.language.extra import libdevice
-
-    _INTERPRETED = tl.constexpr(interprets())
 
 
 @jit
@@ -229,7 +227,7 @@ def nearest(x):
 @jit
 def fmod(x, y):
     """What division leaves, exact, with the sign of x: whole numbers, too. Of floats Triton's own on a GPU is x - trunc(x / y) y, rounded, and no number beside infinity."""
-    if not _INTERPRETED and x.dtype.is_floating():
+    if not INTERPRETED and x.dtype.is_floating():
         return libdevice.fmod(x, y)
     else:
         return x % y

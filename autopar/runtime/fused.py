@@ -81,8 +81,8 @@ def jit(function: Callable) -> Any:
     return function if triton is None else triton.jit(function)
 
 
+INTERPRETED = None if triton is None else tl.constexpr(bool(triton.knobs.runtime.interpret))  # in texts of kernels; `interprets` elsewhere
 if triton is not None:
-    _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
     _EIGHT, _FLUSHES = tl.constexpr(EIGHT), tl.constexpr(torch.version.hip is None and not triton.knobs.runtime.interpret)
     _GOLDEN, _FIRST, _SECOND = tl.constexpr(0x9E3779B97F4A7C15), tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
 
@@ -159,7 +159,7 @@ def along(x, axis: tl.constexpr, KIND: tl.constexpr):
     """The sum or extreme of a block along an axis: an extreme is no number where an element is none. Triton's interpreter takes long for reductions that are not its own."""
     if KIND == "sum":
         return tl.sum(x, axis=axis)
-    elif _INTERPRETED:
+    elif INTERPRETED:
         found = tl.max(x, axis=axis) if KIND == "max" else tl.min(x, axis=axis)
         return tl.where(tl.max((x != x).to(tl.int32), axis=axis) > 0, float("nan"), found) if x.dtype.is_floating() else found
     else:

@@ -216,6 +216,16 @@ def held_bytes(step, *whole):
     return sum(step.num_bytes().values()) + sum(x.numel() * x.element_size() for x in mine) + extra
 
 
+def hold_gpt(fix, batch, seq, **sizes):
+    """The step of a GPT under a recipe, and what this rank holds of it at most."""
+    torch.manual_seed(0)
+    model = Gpt(vocab=64, seq=seq, heads=4, **sizes)
+    inputs, targets = (torch.randint(0, 64, (batch, seq)) for _ in range(2))
+    options = autopar.Options(constraints=parse_fix(fix), time_limit_s=20.0)
+    step = autopar.compile(model, f"cpu:{os.environ['WORLD_SIZE']}", example_inputs=(inputs,), example_targets=(targets,), loss=token_loss, optimizer=ADAMW, options=options)
+    return step, held_bytes(step, inputs, targets)
+
+
 def task_forward_memory(fix):
     """Without a loss in stages: each rank holds what its plan says, outputs and messages included."""
     torch.manual_seed(0)
@@ -231,13 +241,8 @@ def task_forward_memory(fix):
 def task_stage_memory(*fixes):
     """In training every rank of every schedule holds what its plan says, messages under way included, and its stages hold unlike much."""
     for fix in fixes:
-        torch.manual_seed(0)
-        model = Gpt(vocab=64, seq=64, layers=8, hidden=64, heads=4)
-        inputs, targets = (torch.randint(0, 64, (32, 64)) for _ in range(2))
-        options = autopar.Options(constraints=parse_fix(fix), time_limit_s=20.0)
-        ranks = f"cpu:{os.environ['WORLD_SIZE']}"
-        step = autopar.compile(model, ranks, example_inputs=(inputs,), example_targets=(targets,), loss=token_loss, optimizer=ADAMW, options=options)
-        held, predicted = held_bytes(step, inputs, targets), step.plan.cost.peak_bytes[step.comm.coordinate("pp")]
+        step, held = hold_gpt(fix, 32, seq=64, layers=8, hidden=64)
+        predicted = step.plan.cost.peak_bytes[step.comm.coordinate("pp")]
         print(fix, held, predicted)
         assert abs(held - predicted) <= 0.05 * predicted, (fix, held, predicted)
     stop_process_group()
@@ -246,12 +251,8 @@ def task_stage_memory(*fixes):
 def task_update_memory(*fixes):
     """Where the gradients of all turns are reduced in the update, a rank holds what its plan says, with what is packed beside them."""
     for fix in fixes:
-        torch.manual_seed(0)
-        model = Gpt(vocab=64, seq=16, layers=4, hidden=128, heads=4)
-        inputs, targets = (torch.randint(0, 64, (16, 16)) for _ in range(2))
-        options = autopar.Options(constraints=parse_fix(fix), time_limit_s=20.0)
-        step = autopar.compile(model, f"cpu:{os.environ['WORLD_SIZE']}", example_inputs=(inputs,), example_targets=(targets,), loss=token_loss, optimizer=ADAMW, options=options)
-        held, cost = held_bytes(step, inputs, targets), step.plan.cost
+        step, held = hold_gpt(fix, 16, seq=16, layers=4, hidden=128)
+        cost = step.plan.cost
         predicted = cost.peak_bytes[0] + cost.under_way_bytes[0]
         print(fix, held, predicted, cost.under_way_bytes)
         assert abs(held - predicted) <= 0.05 * predicted, (fix, held, predicted)

@@ -41,7 +41,10 @@ def _clamp(op: str, names: dict[str, str], options: dict[str, object], dtype: st
 
 def _rounded_quotient(op: str, names: dict[str, str], options: dict[str, object], dtype: str) -> str:
     x, y, is_float = names["self"], names["other"], dtype in FLOATS
-    if options.get("rounding_mode", "floor") == "trunc":
+    mode = "floor" if op == "aten.floor_divide.default" else options.get("rounding_mode")
+    if mode is None:
+        return f"{x} / {y}"
+    if mode == "trunc":
         return f"formulas.truncated({x} / {y})" if is_float else f"{x} // {y}"
     return f"formulas.{'' if is_float else 'whole_'}floor_divided({x}, {y})"
 
@@ -128,7 +131,7 @@ def _number(op: str, names: dict[str, str], options: dict[str, object], dtype: s
 
 BY_ARGUMENTS = {
     "aten.full.default": _number,
-    **dict.fromkeys(("aten.div.Tensor", "aten.floor_divide.default"), _rounded_quotient), **dict.fromkeys(("aten.gelu.default", "aten.gelu_backward.default"), _gelu),
+    **dict.fromkeys(("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide.default"), _rounded_quotient), **dict.fromkeys(("aten.gelu.default", "aten.gelu_backward.default"), _gelu),
     "aten.pow.Tensor_Scalar": _number_power, "aten.pow.Tensor_Tensor": _power, "aten.pow.Scalar": _power_of_number, "aten.elu_backward.default": _elu_backward,
     **dict.fromkeys((f"aten.clamp{form}" for form in (".default", ".Tensor", "_min.Tensor", "_max.Tensor", "_min.default", "_max.default")), _clamp),
     **dict.fromkeys(("aten.logit.default", "aten.logit_backward.default"), _logit), "aten.nan_to_num.default": _nan_to_num, "aten.round.decimals": _round_decimals,

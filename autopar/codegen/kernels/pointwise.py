@@ -108,7 +108,6 @@ _SCALAR_FORMS = {f"aten.{p}.Scalar": f"aten.{p}.Tensor" for p in (
 )}  # fmt: skip
 _SCALAR_FORMS.update({f"aten.where.Scalar{form}": "aten.where.self" for form in ("", "Self", "Other")})
 _SCALAR_FORMS.update({"aten.max.other": "aten.maximum.default", "aten.min.other": "aten.minimum.default", "aten.xlogy.Scalar_Other": "aten.xlogy.Tensor"})
-_SCALAR_FORMS.update({"aten.div.Tensor_mode": "aten.div.Tensor", "aten.div.Scalar_mode": "aten.div.Tensor"})
 _CONSTANTS = {"log10_of_2": math.log10(2), "pi": math.pi, "degree": math.pi / 180}
 _DEFAULTS = {"aten.addcmul.default": {"value": 1}, "aten.addcdiv.default": {"value": 1}, **DEFAULTS}
 _PREDICATES = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf", "isposinf", "isneginf", "isfinite", "signbit")
@@ -129,7 +128,7 @@ def pointwise_text(op: str, operands: dict[str, str], options: dict[str, object]
         key = "self" if op == "aten.rsub.Tensor" else "other"
         names[key] = f"{names['alpha']} * {names[key]}"
     own = BY_ARGUMENTS.get(op)
-    if own is not None and not (op == "aten.div.Tensor" and not options.get("rounding_mode")):
+    if own is not None:
         return own(op, names, options, dtype)
     text = TEXTS.get(op)
     if text is None:

@@ -141,11 +141,11 @@ def _exps_above(printer: Printer, peak: Node) -> Node | None:
 def _sums_beside(printer: Printer, peak: Node, index: Index) -> list[tuple[str, tuple[str, Index]]]:
     """What the sums of the elements whose largest is `peak` are called, and their keys (the loss that label smoothing adds): the same walk makes them."""
     floats = ("float32", "float64")
-    over = {int(d) % len(printer.values[peak.inputs[0]].shape) for d in get_arg(peak, "dim")}  # type: ignore[union-attr]
+    over = {int(d) % len(printer.values[peak.inputs[0]].shape) for d in get_arg(peak, "dim") or ()}  # type: ignore[union-attr]
     found = []
     for node in printer.graph.nodes:
         if node.op == "aten.sum.dim_IntList" and node.inputs[0] == peak.inputs[0] and printer.values[node.outputs[0]].dtype in floats:
-            if {int(d) % len(printer.values[node.inputs[0]].shape) for d in get_arg(node, "dim")} == over:  # type: ignore[union-attr]
+            if {int(d) % len(printer.values[node.inputs[0]].shape) for d in get_arg(node, "dim") or ()} == over:  # type: ignore[union-attr]
                 found.append((node.outputs[0], (node.name, index)))
     return found
 
