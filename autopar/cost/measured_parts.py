@@ -127,10 +127,12 @@ def _table_parts(packet: str, site: Site, size: np.ndarray, num_inputs: int) -> 
         shape = site.inputs[0]
         return [_table_part(family, size[0], np.full(cases, float(shape[int(site.arg("dim", -1))] if shape else 1)))]
     if packet in ("autopar.sum_exp", "autopar.cross_entropy_backward"):
-        # a softmax, the largest of what goes in and of what comes out; the gradient is that, times in place
-        logits, tokens = (size[0], size[1]) if packet == "autopar.sum_exp" else (size[1], size[0])
-        found = [_table_part("softmax", logits, logits / tokens), _table_part("row_sum", 2 * logits, logits / tokens)]
-        return found if packet == "autopar.sum_exp" else [*found, Part("add_into", _bytes(2 * logits))]
+        # a softmax and the largest of it, of some of the classes of what goes in, too; the gradient is a softmax, of some of the classes with both, times in place
+        is_sum = packet == "autopar.sum_exp"
+        logits, tokens = (size[0], size[1]) if is_sum else (size[1], size[0])
+        walks = np.where(logits < tokens * float(site.arg("num_classes" if is_sum else "num_rows", 0)), 2, int(is_sum))
+        found = [_table_part("softmax", logits, logits / tokens), _table_part("row_sum", logits, logits / tokens)._replace(times=walks)]
+        return found if is_sum else [*found, Part("add_into", _bytes(2 * logits))]
     if packet in _SUMS and num_inputs:
         ratio = np.maximum(1.0, size[0] / size[num_inputs])
         shape, dims = site.inputs[0], site.arg("dim", None)

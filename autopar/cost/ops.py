@@ -208,7 +208,7 @@ def _moved(op: str, site: Site | None, dtypes: Sequence[str], elements: np.ndarr
     """Bytes read and written."""
     local = elements * np.array([DTYPE_BYTES[d] for d in dtypes], dtype=np.int64).reshape(-1, 1)
     if site is not None and site.traffic is not None:
-        counted = np.array((*site.traffic.inputs, *site.traffic.outputs), dtype=np.int64)
+        counted = np.array((*site.traffic.inputs, *site.traffic.outputs), dtype=float)
         return counted @ local
     rows = local.T.tolist()
     return np.array([moved_bytes(op, row[:num_inputs], row[num_inputs:]) for row in rows], dtype=float)

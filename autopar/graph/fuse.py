@@ -149,6 +149,7 @@ def _describe(
     inside = set(members)
     views = {view for i in members for name in graph.nodes[i].inputs for view in _views_between(graph, makers, name, inside)}
     if graph.nodes[members[0]].phase is not Phase.UPDATE:  # there they are made once for all parameters
+        views |= {view for i in (*members, *views) for name in graph.nodes[i].inputs for view in _expanding(graph, values, makers, name, inside)}
         read = [name for i in (*members, *views) for name in graph.nodes[i].inputs if not (name in makers and makers[name][0] in inside | views)]
         numbers = {makers[name][0] for name in read if name in makers and is_number(graph.nodes[makers[name][0]])}
         views |= numbers if any(name not in makers or makers[name][0] not in numbers for name in read) else set()  # a kernel has an argument
@@ -199,6 +200,22 @@ def _views_between(graph: Graph, makers: Mapping[str, tuple[int, int]], name: st
         found.append(i)
         name = graph.nodes[i].inputs[0]
     return []
+
+
+def _expanding(graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], name: str, inside: set[int]) -> list[int]:
+    """The views through which a node of a group reads something smaller that others make, as far as they make it larger: the kernel reads what is there."""
+    found: list[int] = []
+    needed = 0
+    phase = graph.nodes[next(iter(inside))].phase
+    while name in makers and makers[name][0] not in inside:
+        node = graph.nodes[makers[name][0]]
+        if not is_view(node.op) or not node.inputs or node.phase is not phase:
+            break
+        found.append(makers[name][0])
+        if num_elements(values[node.inputs[0]].shape) < num_elements(values[name].shape):
+            needed = len(found)
+        name = node.inputs[0]
+    return found[:needed]
 
 
 def _is_seen(graph: Graph, uses: _Uses, name: str, inside: set[int], ends: set[str]) -> bool:

@@ -11,7 +11,7 @@ The law:
 * pointwise ops, whatever operands broadcast, may be in a group; so may random numbers, and what knows only its own row: norms, softmax, sums over
   trailing dims, the loss of a row of logits. Matmuls, convolutions, attention and lookups are never in one.
 
-A value is read once per group, and written only if somebody outside reads it. A collective between two nodes of a group, if a plan has one there, parts
+A value is read once per group (what is expanded, as it is before), and written only if somebody outside reads it. A collective between two nodes of a group, if a plan has one there, parts
 the group; that is not priced.
 """
 
@@ -50,13 +50,13 @@ class Traffic:
     """What a node of a group moves.
 
     Args:
-        inputs: per input, whether it is read from memory.
+        inputs: per input, how much of it is read from memory: 0, 1, or of what is expanded the share that is there.
         outputs: per output that somebody sees, whether it is written.
         starts: it starts the kernel of its group.
         one_pass: where groups do not run as one kernel, torch runs this node and others as one all the same (`graph.adam`).
     """
 
-    inputs: tuple[bool, ...]
+    inputs: tuple[float, ...]
     outputs: tuple[bool, ...]
     starts: bool
     one_pass: bool = False
@@ -300,7 +300,8 @@ def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Tra
             counted = []
             for name in node.inputs:
                 source = base.get(name, name)
-                counted.append(source not in inside and source not in read)
+                fresh = source not in inside and source not in read
+                counted.append(min(1.0, num_elements(values[source].shape) / max(1, num_elements(values[name].shape))) if fresh else 0)
                 read.add(source)
             found[i] = Traffic(tuple(counted), tuple(out in leaves for out in node.outputs if out), i == nodes[0], i in one_pass)
     return found
@@ -354,5 +355,6 @@ def _least(mine: Traffic | None, other: Traffic | None) -> Traffic | None:
     """What both move. None: of a node that is in no group, which reads and writes all and starts."""
     if mine is None or other is None:
         return mine or other
-    inputs, outputs = (tuple(a and b for a, b in zip(*rows)) for rows in ((mine.inputs, other.inputs), (mine.outputs, other.outputs)))
+    inputs = tuple(map(min, mine.inputs, other.inputs))
+    outputs = tuple(a and b for a, b in zip(mine.outputs, other.outputs))
     return Traffic(inputs, outputs, mine.starts and other.starts, mine.one_pass or other.one_pass)

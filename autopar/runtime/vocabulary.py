@@ -82,14 +82,19 @@ def _blocks(logits: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch
             yield tuple(t[start : start + step] for t in (logits, *others))
 
 
+def _softmax(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Along the last dim. `out` is packed, as torch's softmax (2.13) does not look at its strides."""
+    return torch._softmax(x, -1, False, out=torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out)
+
+
 def _exp(x: torch.Tensor, m: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """exp(x - m) as shares of 1 and their sum, in the dtype of `m`: the largest share is 1 / sum exp(x - top), where `top` is the largest of x.
+    """exp(x - m) of some of the classes as shares of 1 and their sum, in the dtype of `m`: the largest share is 1 / sum exp(x - top), where `top` is the largest of x.
 
     Args:
-        out: for the shares; packed, as torch's softmax (2.13) does not look at its strides.
+        out: for the shares; packed.
     """
-    top, x = x.amax(-1).to(m.dtype), x.to(m.dtype)
-    shares = torch._softmax(x, -1, False, out=torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out)
+    top = x.amax(-1).to(m.dtype)
+    shares = _softmax(x.to(m.dtype), out)
     masked = (top == -math.inf) & (m > top)  # all classes here are masked: they have no shares
     total = torch.where(masked, 0.0, (top - m).exp_() / shares.amax(-1))
     if masked.device.type != "cpu" or masked.any():
@@ -97,11 +102,18 @@ def _exp(x: torch.Tensor, m: torch.Tensor, out: torch.Tensor | None = None) -> t
     return shares, total
 
 
-def sum_exp(logits: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
-    """Sum over the local classes of exp(logits - peak): `[..., v]`, `[...]` -> `[...]`, in the dtype of `peak`."""
+def sum_exp(logits: torch.Tensor, peak: torch.Tensor, num_classes: int) -> torch.Tensor:
+    """Sum over the local classes of exp(logits - peak): `[..., v]`, `[...]` -> `[...]`, in the dtype of `peak`.
+
+    Args:
+        num_classes: on all ranks.
+    """
     total = torch.empty(peak.shape, dtype=peak.dtype, device=peak.device)
     for x, m, out in _blocks(logits, peak, total):
-        out.copy_(_exp(x, m)[1])
+        if logits.shape[-1] == num_classes:  # the largest of them is the peak
+            torch.reciprocal(_softmax(x.to(m.dtype)).amax(-1), out=out)
+        else:
+            out.copy_(_exp(x, m)[1])
     return total
 
 
@@ -138,8 +150,13 @@ def cross_entropy_backward(
         place, here = _find(target, rows, num_rows)
         own = own * here
     for x, out, g, m, s, at, mine, *rest in _blocks(logits, made, grad, peak, total, place, own, *(() if even is None else (even,))):
-        shares, local = _exp(x, m.to(g.dtype), out if out.dtype == g.dtype else None)
-        shares.mul_((local * (g / s))[..., None]).scatter_add_(-1, at[..., None], -mine[..., None])
+        into = out if out.dtype == g.dtype else None
+        if logits.shape[-1] == num_rows:
+            shares, scale = _softmax(x.to(g.dtype), into), g
+        else:
+            shares, local = _exp(x, m.to(g.dtype), into)
+            scale = local * (g / s)
+        shares.mul_(scale[..., None]).scatter_add_(-1, at[..., None], -mine[..., None])
         for added in rest:
             shares.add_(added[..., None])
         if shares is not out:

@@ -34,7 +34,7 @@ def exps_kernel(rows: int, width: int, dtype: str) -> Kernel:
     values += [Value(name, name, 0, (rows,), dtype, Kind.ACTIVATION) for name in ("peak", "total")]
     nodes = (
         Node("n0", "aten.amax.default", ("logits",), (("self", Ref(0)), ("dim", (-1,))), ("peak",), Phase.FORWARD),
-        Node("n1", "autopar.sum_exp", ("logits", "peak"), (("logits", Ref(0)), ("peak", Ref(1))), ("total",), Phase.FORWARD),
+        Node("n1", "autopar.sum_exp", ("logits", "peak"), (("logits", Ref(0)), ("peak", Ref(1)), ("num_classes", width)), ("total",), Phase.FORWARD),
     )
     return Kernel(f"exps_{width}_{dtype}", Graph("", tuple(values), nodes, ("logits",), outputs=("peak", "total")), (), False, ())
 

@@ -22,12 +22,17 @@ from autopar.trace import trace_step
 ADAMW = functools.partial(torch.optim.AdamW, lr=1e-3)
 
 
-def kernels_of(workload, precision="fp32"):
-    """The distinct kernels of a step on one rank."""
+def fused_step(workload, precision="fp32"):
+    """A step on one rank with its kernels."""
     case = build_case(trace_step(workload, precision).graph)
     assignment = Assigner(case.graph, case.sites, case.signatures, plain_mesh(())).draw(random.Random(0))
     program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
-    return fuse_program(program, phase_sections(program.graph)).kernels
+    return fuse_program(program, phase_sections(program.graph))
+
+
+def kernels_of(workload, precision="fp32"):
+    """The distinct kernels of a step on one rank."""
+    return fused_step(workload, precision).kernels
 
 
 class Chain(torch.nn.Module):
@@ -190,6 +195,26 @@ def _smoothed_by_class(y, targets):
     return F.nll_loss(log_p, targets) + F.nll_loss(log_p, targets.roll(1), reduction="sum") - (log_p * torch.linspace(0.5, 1, y.shape[-1])).sum(-1).mean() + y.logsumexp(-1).square().mean()
 
 
+def _distilled(y, targets):
+    """A target's log-probability, gathered, and a divergence from probabilities."""
+    log_p = F.log_softmax(y, -1)
+    wanted = torch.softmax(torch.arange(y.numel(), dtype=y.dtype).sin().view(y.shape), -1)
+    return F.kl_div(log_p, wanted, reduction="batchmean") - log_p.gather(1, targets.clamp(min=0)[:, None]).mean()
+
+
+class _Pooled(torch.nn.Module):
+    """Means over the rows and over everything, whose gradients are numbers that all of them get."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.linspace(0.5, 1.5, 33))
+        self.head = torch.nn.Linear(33, 3)
+
+    def forward(self, x):
+        x = torch.tanh(x * self.scale)
+        return self.head(x.mean(1)), x.abs().mean() + (x - 0.3).abs().mean((0, 2)).square().sum()
+
+
 def _bent(x):
     """Activations, one on the other."""
     first, x = x, F.hardswish(x * 3) + F.elu(x, 0.7) * F.leaky_relu(x, 0.1)
@@ -246,6 +271,9 @@ CASES = {
     "gpt with a wide vocabulary": lambda: _tokens(9001),
     "smoothed loss": lambda: _scores(77, _smoothed),
     "smoothed loss of a wide vocabulary": lambda: _scores(9001, _smoothed),
+    "distilled loss": lambda: _scores(77, _distilled),
+    "distilled loss of a wide vocabulary": lambda: _scores(9001, _distilled),
+    "pooled rows": lambda: Workload(_Pooled(), (torch.randn(5, 7, 33),), (torch.randn(5, 3),), lambda y, t: (y[0] - t).abs().mean() + y[1], ADAMW),
     "smoothed loss by class": lambda: _scores(77, _smoothed_by_class),
     "log of a sum of exponentials": lambda: _of(lambda x: x.logsumexp(-1, keepdim=True) + x.logsumexp((0, 2), keepdim=True) * x.logsumexp(1, keepdim=True), 3, 5, 7),
     "wide log of a sum of exponentials": lambda: _wide(lambda x: x.logsumexp(-1, keepdim=True) * x, 3, 9001),
@@ -321,6 +349,15 @@ def draw_inputs(kernel, seed=0, strided=False):
                 found[name] = found[name].to(torch.bfloat16).to(found[name].dtype)
     for node in kernel.graph.nodes:
         if node.op == "aten.log_sigmoid_backward.default":  # its forward op leaves this on a CPU, and nothing on a GPU
-            before = replace(kernel.graph, nodes=kernel.graph.nodes[: kernel.graph.nodes.index(node)], outputs=(node.inputs[1],))
-            found[node.inputs[2]] = torch.exp(-run_graph(before, found)[node.inputs[1]].abs())
+            found[node.inputs[2]] = torch.exp(-_made(kernel, node, node.inputs[1], found).abs())
+        if node.op == "autopar.cross_entropy_backward" and set(node.inputs[2:4]) <= found.keys():  # what its forward op has told of these logits
+            logits = _made(kernel, node, node.inputs[1], found).double()
+            for name, x in zip(node.inputs[2:4], (logits.amax(-1), (logits - logits.amax(-1, keepdim=True)).exp().sum(-1))):
+                found[name] = x.to(found[name].dtype)
     return found
+
+
+def _made(kernel, node, name, given):
+    """What a kernel makes before a node, of these arguments."""
+    before = replace(kernel.graph, nodes=kernel.graph.nodes[: kernel.graph.nodes.index(node)], outputs=(name,))
+    return run_graph(before, given)[name]

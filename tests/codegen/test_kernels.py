@@ -24,7 +24,7 @@ from autopar.codegen.kernels.index import coordinates, flatten, in_memory, varia
 from autopar.codegen.kernels.parts import print_parts  # noqa: E402
 from autopar.codegen.kernels.triton_text import print_triton  # noqa: E402
 from autopar.graph.fuse import fuse_program  # noqa: E402
-from autopar.graph.kernel import takes_lists  # noqa: E402
+from autopar.graph.kernel import is_kernel, takes_lists  # noqa: E402
 from autopar.graph.program import check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.graph.tensor import Kind  # noqa: E402
@@ -32,7 +32,7 @@ from autopar.trace import trace_step  # noqa: E402
 
 from . import random_plans  # noqa: E402
 from .interpreter import read_numbers  # noqa: E402
-from .kernel_cases import CASES, kernels_of  # noqa: E402
+from .kernel_cases import CASES, fused_step, kernels_of  # noqa: E402
 from .random_plans import Assigner, Control, files_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,6 +97,14 @@ def test_a_smoothed_loss_reads_its_logits_once():
     parts = [part for kernel in kernels_of(workload) if not takes_lists(kernel) for part in print_parts(kernel) if part.text]
     texts = [text for text in ("\n".join(part.text.lines) for part in parts) if "for first in" in text]
     assert [text.count("for first in") for text in texts] == [1, 1] and "more_exps" in texts[0] and "tl.exp(" in texts[1], texts
+
+
+def test_what_is_expanded_is_read_as_it_is():
+    """The gradient of a mean is a number, or one for each sample: no kernel asks for it as large as what was averaged."""
+    graph = fused_step(CASES["pooled rows"]()).program.graph
+    makers = {out: node for node in graph.nodes for out in node.outputs}
+    read = [makers[name].op for node in graph.nodes if is_kernel(node.op) for name in node.inputs if name in makers]
+    assert len(read) > 10 and not [op for op in read if "expand" in op]
 
 
 def test_what_no_round_of_a_loop_changes_is_loaded_before_it():

@@ -75,11 +75,18 @@ def smoothed(x, t):
     return F.cross_entropy(x.flatten(0, 1), t.flatten(), label_smoothing=0.1) - 0.1 * by_class + 0.1 * x.logsumexp(-1).square().mean()
 
 
-def test_classes_of_a_smoothed_loss_may_be_split():
+def distilled(x, t):
+    """A target's log-probability, gathered, and a divergence from probabilities."""
+    log_p, wanted = F.log_softmax(x, -1), torch.softmax(torch.arange(x.numel(), dtype=x.dtype).sin().view(x.shape), -1)
+    return F.kl_div(log_p, wanted, reduction="batchmean") - log_p.gather(-1, t.clamp(min=0)[..., None]).mean()
+
+
+@pytest.mark.parametrize("spelling", [smoothed, distilled])
+def test_classes_of_a_loss_may_be_split(spelling):
     torch.manual_seed(0)
     targets = torch.randint(0, 24, (4, 6))
     targets[0, :2] = -100
-    control = Control(Workload(Scores(), (torch.randint(0, 24, (4, 6)),), (targets,), smoothed, functools.partial(torch.optim.SGD, lr=0.1)))
+    control = Control(Workload(Scores(), (torch.randint(0, 24, (4, 6)),), (targets,), spelling, functools.partial(torch.optim.SGD, lr=0.1)))
     loss = next(node.name for node in control.graph.nodes if node.op == "autopar.cross_entropy_backward")
     assigner, num_split = Assigner(control.graph, (2, 2)), 0
     for seed in range(16):

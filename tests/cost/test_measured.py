@@ -105,13 +105,22 @@ X, W, Y, WT = (2, 64, 512), (256, 512), (2, 64, 256), (512, 256)  # 128 tokens, 
         ("aten.gelu_backward.default", ((4, 32),) * 2, ((4, 32),), (), [("gelu_backward", (1536,))]),
         ("aten.add.Tensor", ((4, 32),) * 2, ((4, 32),), (), [("pointwise", (1536,))]),
         ("aten.addcmul.default", ((4, 32),) * 3, ((4, 32),), (), [("pointwise", (2048,))]),
-        ("autopar.sum_exp", ((4, 32), (4,)), ((4,),), (), [("softmax", (4, 32)), ("row_sum", (8, 32))]),
-        ("autopar.cross_entropy_backward", ((4,), (4, 32), (4,), (4,), (4,), (32,)), ((4, 32),), (),
-         [("softmax", (4, 32)), ("row_sum", (8, 32)), ("add_into", (1024,))]),
+        ("autopar.sum_exp", ((4, 32), (4,)), ((4,),), (("num_classes", 32),), [("softmax", (4, 32)), ("row_sum", (4, 32))]),
+        ("autopar.cross_entropy_backward", ((4,), (4, 32), (4,), (4,), (4,), (32,)), ((4, 32),), (("num_rows", 32),),
+         [("softmax", (4, 32)), ("row_sum", (4, 32)), ("add_into", (1024,))]),
     ],
 )  # fmt: skip
 def test_which_rows_price_an_op(name, inputs, outputs, args, expected):
     assert [found[:2] for found in parts_of(site(name, inputs, outputs, args))] == expected
+
+
+@pytest.mark.parametrize("name, whole, some", [("sum_exp", 1, 2), ("cross_entropy_backward", 0, 2)])
+def test_a_loss_of_some_of_the_classes_looks_for_the_largest_of_what_it_has(name, whole, some):
+    shapes = ((4, 32), (4,)) if name == "sum_exp" else ((4,), (4, 32), (4,), (4,), (4,), (32,))
+    made = ((4,),) if name == "sum_exp" else ((4, 32),)
+    for num_classes, walks in ((32, whole), (64, some)):
+        found = parts_of(site(f"autopar.{name}", shapes, made, (("num_classes" if name == "sum_exp" else "num_rows", num_classes),)))
+        assert [times for family, _, times in found if family == "row_sum"] == [walks]
 
 
 def test_the_last_rank_of_a_split_sequence_has_most_of_causal_attention():

@@ -49,6 +49,17 @@ def names_of(graph, groups):
     return [tuple(graph.nodes[i].name for i in nodes) for nodes in groups]
 
 
+@pytest.mark.parametrize("given, share", [((), 1 / (ROWS * WIDTH)), ((ROWS, 1), 1 / WIDTH), ((ROWS, WIDTH), 1)], ids=str)
+def test_what_is_expanded_is_read_as_it_is(given, share):
+    make = Maker()
+    x, small = make.enter("x"), make.enter("small", given)
+    wide = make.add("aten.expand.default", small, args=(("size", (ROWS, WIDTH)),))
+    a = make.add("aten.mul.Tensor", x, wide)
+    graph = make.graph(make.add("aten.sigmoid.default", a))
+    groups, traffic = groups_of(graph)
+    assert len(groups) == 1 and traffic[1].inputs == (1, share)
+
+
 def test_a_chain_is_one_group_that_reads_and_writes_once():
     make = Maker()
     x = make.enter("x")

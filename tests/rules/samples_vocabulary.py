@@ -20,7 +20,7 @@ def vocabulary_samples() -> Iterator[Sample]:
     for lead in ((4, 6), (9,), ()):
         n, logits, target = 12, numbers(*lead, 12, kind="unit") * 9, below(12, *lead)
         rows, peak = torch.arange(n), logits.amax(-1)
-        yield make_sample("autopar.sum_exp", logits, peak, label=str(lead))
+        yield make_sample("autopar.sum_exp", logits, peak, logits.shape[-1], label=str(lead))
         yield make_sample("autopar.pick", logits, target, rows, n, label=str(lead))
         total = (logits - peak[..., None]).exp().sum(-1)
         grad = numbers(*lead, seed="g") if lead else torch.tensor(-1.5, dtype=F64)

@@ -120,6 +120,48 @@ SMOOTHED = {
     "two targets of one softmax": lambda x, t: (lambda p: F.nll_loss(p, t.flatten()) + F.nll_loss(p, t.roll(1).flatten()))(F.log_softmax(x.flatten(0, 1), -1)),
     "views of one softmax": lambda x, t: (lambda p: F.nll_loss(p.flatten(0, 1), t.flatten()) - 0.1 * p.transpose(1, 2).mean(1).mean() - p.view(-1, V).sum(1).std())(F.log_softmax(x, -1)),
 }
+def soft(t, dtype=torch.float64):
+    """Probabilities of the classes, which add up to other numbers than 1."""
+    return torch.softmax(torch.sin(torch.arange(B * S * V, dtype=dtype)).view(B, S, V) * 3, -1) * (1 + t.clamp(min=0)[..., None])
+
+
+def flat_soft(x, t, **options):
+    return F.cross_entropy(x.flatten(0, 1), soft(t, x.dtype).flatten(0, 1), **options)
+
+
+# one class gathered for each token
+GATHERED = {
+    "gathered": lambda x, t: -F.log_softmax(x, -1).gather(-1, t.clamp(min=0)[..., None]).mean(),
+    "gathered, squeezed, masked": lambda x, t: -(F.log_softmax(x, -1).gather(2, t.clamp(min=0).unsqueeze(2)).squeeze(2) * (t != -100)).sum() / 7,
+    "gathered, flat": lambda x, t: torch.gather(F.log_softmax(x.view(-1, V), 1), 1, t.view(-1, 1).clamp(min=0)).square().mean(),
+    "gathered, classes second": lambda x, t: F.log_softmax(x.transpose(1, 2), 1).gather(1, t.clamp(min=0)[:, None]).exp().sum(),
+    "taken along": lambda x, t: torch.take_along_dim(F.log_softmax(x, -1), t.clamp(min=0)[..., None], -1).sum(),
+    "indexed": lambda x, t: -F.log_softmax(x.flatten(0, 1), -1)[torch.arange(12), t.flatten().clamp(min=-2)].mean(),
+    "gathered and smoothed": lambda x, t: (lambda p: -0.9 * p.gather(-1, t.clamp(min=0)[..., None]).mean() - 0.1 * p.mean(-1).mean())(F.log_softmax(x, -1)),
+    "gathered twice": lambda x, t: (lambda p: -p.gather(-1, t.clamp(min=0)[..., None]).mean() - p.gather(-1, t.roll(1).clamp(min=0)[..., None]).exp().mean())(F.log_softmax(x, -1)),
+    "gathered beside a loss": lambda x, t: (lambda p: F.nll_loss(p.flatten(0, 1), t.flatten()) + p.gather(-1, t.clamp(min=0)[..., None]).square().mean())(F.log_softmax(x, -1)),
+    "one gathered token": lambda x, t: F.log_softmax(x[0, 0], 0).gather(0, t[0, :1]).sum(),
+}
+# sums over the classes of what is linear in the log-probabilities
+LINEAR = {
+    "probabilities": flat_soft,
+    "probabilities, summed": functools.partial(flat_soft, reduction="sum"),
+    "probabilities, none": lambda x, t: (flat_soft(x, t, reduction="none") * torch.arange(12.0)).mean(),
+    "probabilities, smoothed, weighted": lambda x, t: flat_soft(x, t, label_smoothing=0.2, weight=CLASS_WEIGHTS.to(x.dtype)),
+    "probabilities, classes second": lambda x, t: F.cross_entropy(x.transpose(1, 2), soft(t, x.dtype).transpose(1, 2)),
+    "one-hot": lambda x, t: F.cross_entropy(x.flatten(0, 1), F.one_hot(t.flatten().clamp(min=0), V).to(x.dtype)),
+    "probabilities by hand": lambda x, t: torch.sum(-soft(t, x.dtype) * F.log_softmax(x, -1), dim=-1).mean(),
+    "divergence": lambda x, t: F.kl_div(F.log_softmax(x / 2, -1), soft(t, x.dtype), reduction="batchmean") * 4,
+    "divergence, flat": lambda x, t: F.kl_div(F.log_softmax(x.flatten(0, 1), -1), soft(t, x.dtype).flatten(0, 1), reduction="sum"),
+    "divergence of logarithms": lambda x, t: F.kl_div(F.log_softmax(x, -1), soft(t, x.dtype).log(), log_target=True, reduction="sum"),
+    "divergence, none": lambda x, t: (F.kl_div(F.log_softmax(x, -1), soft(t, x.dtype), reduction="none").sum(-1) * (t != -100)).mean(),
+    "divergence by hand": lambda x, t: (soft(t, x.dtype) * (soft(t, x.dtype).log() - F.log_softmax(x, -1))).sum(-1).mean(),
+    "distilled beside the loss": lambda x, t: (lambda p: 0.5 * F.nll_loss(p.flatten(0, 1), t.flatten()) + 0.5 * F.kl_div(p, soft(t, x.dtype), reduction="batchmean"))(F.log_softmax(x, -1)),
+    "weights of tokens": lambda x, t: -(F.log_softmax(x, -1) * (t != -100)[..., None].to(x.dtype)).sum(-1).square().mean(),
+    "shifted": lambda x, t: (F.log_softmax(x, -1) * 2 + 3).sum(-1).square().mean(),
+    "shifted, then weighted": lambda x, t: ((1 - F.log_softmax(x, -1)) * CLASS_WEIGHTS.to(x.dtype)).sum(-1).square().mean(),
+    "far from zero": lambda x, t: flat_soft(x + 40, t),
+}
 SUMS_ALONE = {
     "mean": lambda x, t: -F.log_softmax(x, -1).mean(),
     "class weights": lambda x, t: (F.log_softmax(x, -1) * CLASS_WEIGHTS.to(x.dtype)).sum(-1).square().mean(),
@@ -127,10 +169,12 @@ SUMS_ALONE = {
 STAY_WHOLE = {
     "smoothing over tokens": lambda x, t: (lambda p: F.nll_loss(p.flatten(0, 1), t.flatten()) + p.mean(1).square().sum())(F.log_softmax(x, -1)),
     "a weight for each token": lambda x, t: (lambda p: F.nll_loss(p, t.flatten()) + (p * torch.arange(12.0)[:, None]).exp().sum())(F.log_softmax(x.flatten(0, 1), -1)),
-    "probabilities": lambda x, t: F.cross_entropy(x.flatten(0, 1), F.one_hot(t.flatten().clamp(min=0), V).to(x.dtype)),
     "an entropy beside the loss": lambda x, t: (lambda p: F.nll_loss(p, t.flatten()) - 0.1 * (p.exp() * p).sum(-1).mean())(F.log_softmax(x.flatten(0, 1), -1)),
     "scaled log-probabilities": lambda x, t: F.nll_loss(1.5 * F.log_softmax(x.flatten(0, 1), -1), t.flatten()),
-    "a gathered log-probability": lambda x, t: -F.log_softmax(x, -1).gather(-1, t.clamp(min=0)[..., None]).mean(),
+    "two gathered log-probabilities": lambda x, t: -F.log_softmax(x, -1).gather(-1, torch.stack((t, t.roll(1)), -1).clamp(min=0)).mean(),
+    "log-probabilities of some tokens": lambda x, t: -F.log_softmax(x.flatten(0, 1), -1)[torch.arange(6), t.flatten()[:6].clamp(min=0)].mean(),
+    "log-probabilities of tokens in another order": lambda x, t: -(F.log_softmax(x.flatten(0, 1), -1)[torch.arange(12).flip(0), t.flatten().clamp(min=0)] * torch.arange(12.0)).mean(),
+    "a target that learns": lambda x, t: -(torch.sigmoid(x.sum(0)) * F.log_softmax(x, -1)).sum(-1).mean(),
     "softmax over tokens": lambda x, t: F.nll_loss(F.log_softmax(x, 1).flatten(0, 1), t.flatten()),
 }
 
@@ -139,17 +183,20 @@ def ops_of(graph) -> set[str]:
     return {n.op for n in graph.nodes}
 
 
-@pytest.mark.parametrize("name", {**SPELLINGS, **REDUCTIONS, **SMOOTHED})
+OPENED = {**SPELLINGS, **REDUCTIONS, **SMOOTHED, **GATHERED}
+
+
+@pytest.mark.parametrize("name", OPENED)
 def test_opened_losses_equal_eager(name):
-    worst, traced = worst_differences(head({**SPELLINGS, **REDUCTIONS, **SMOOTHED}[name]))
+    worst, traced = worst_differences(head(OPENED[name]))
     assert all(w <= TOLERANCE for w in worst.values()), worst
     assert ops_of(traced.graph) >= set(SPLIT) and not ops_of(traced.graph) & set(WHOLE)
     assert not [op for op in ops_of(traced.graph) if "nll_loss" in op]
 
 
-@pytest.mark.parametrize("name", SUMS_ALONE)
+@pytest.mark.parametrize("name", {**SUMS_ALONE, **LINEAR})
 def test_sums_without_a_target_are_opened_too(name):
-    worst, traced = worst_differences(head(SUMS_ALONE[name]))
+    worst, traced = worst_differences(head({**SUMS_ALONE, **LINEAR}[name]))
     assert all(w <= TOLERANCE for w in worst.values()), worst
     assert "autopar.sum_exp" in ops_of(traced.graph) and not ops_of(traced.graph) & set(WHOLE)
 

@@ -41,7 +41,7 @@ def open_rows(b: Draft, x: Val, dtype: torch.dtype) -> Exponentials:
     key = (rows, dtype, b.phase)
     if key not in b.exponentials:
         peak = b.cast(b.call("aten.amax.default", rows, [-1]), dtype)
-        total = b.emit_one("autopar.sum_exp", {"logits": rows, "peak": peak}, peak.shape, dtype)
+        total = b.emit_one("autopar.sum_exp", {"logits": rows, "peak": peak, "num_classes": rows.shape[-1]}, peak.shape, dtype)
         b.exponentials[key] = Exponentials(rows, peak, total)
     return b.exponentials[key]
 
