@@ -19,13 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
-import torch
 
 from .decompose import RULES as FORM_RULES
 from .decompose import keep_dims, list_dims
 from .draft import Draft, DraftNode, Val, canonical_args, resolve_op
 from .linears import LINEAR_RULES
-from .log_probabilities import LOSSES, Entropy, OfAll, OfClass, OfEach, OfLoss, Picked, Scores, Term, class_dim, find_entropy, find_indexed, find_picked, find_scores, find_terms, sum_dtype
+from .log_probabilities import LOSSES, Entropy, OfAll, OfClass, OfEach, OfLoss, Picked, Scores, class_dim, find_entropy, find_indexed, find_picked, find_scores, find_terms, sum_dtype
 from .losses import LOSS_RULES, count_targets, mask_ignored, total_weight
 
 _NONE, _MEAN = 0, 1
