@@ -166,7 +166,7 @@ def set_up(
     check_belongs(plan, graph, cluster, plan.model.precision)
     traced = build_case(graph, rules_in_force(find_rows(graph, plan.rules, cache_path)))
     constraints = parse_lines(plan.constraints)
-    rows = find_measured(cluster, None, rows_path, machine_here(), lambda line: None)
+    rows = find_measured(cluster, plan.cluster.measured or None, rows_path, machine_here(), lambda line: None)
     model = bucketed_model(build_cost_model(cluster, rows), graph, constraints.zero)
     if plan.pipeline is not None:
         return tuple(_stage_bench(plan, stage) for stage in set_up_stages(plan, traced, constraints, model))

@@ -515,7 +515,7 @@ def cluster_info(cluster: Cluster, model: CostModel, options: Options, precision
         rate_of(device, _DTYPES.get(precision, "float32")), device.memory_bytes_per_s,
         cluster.inside.latency_s, cluster.inside.bandwidth_bytes_per_s,
         cluster.across.latency_s, cluster.across.bandwidth_bytes_per_s * ports_per_device(cluster),
-        model.source, model.exposed_share,
+        model.source, model.exposed_share, options.measured or "",
     )  # fmt: skip
 
 

@@ -70,6 +70,7 @@ FLAT_STATES = {"mcore_h100", "mbridge", "nemo2407", "nemo_longseq", "mtnlg", "ze
 # Where more of the states' bytes than this stays whole here, ZeRO-1 in flat buffers is priced as our plan without ZeRO, its states cut afterwards: an
 # all-reduce sends what a reduce-scatter of gradients and a gather of parameters send.
 _MOST_WHOLE = 0.1
+_BEYOND = 4  # times a device's memory: a limit for what does not fit
 # What rows that print none ran by the configurations of their source: torchtitan's `train_configs/llama3_8b.toml` and the like keep activations op by op.
 _CONFIG_RECOMPUTE = {"torchtitan": "selective, op by op"}
 _ALL_CHUNKS = "vpp = max for 1F1B-I"  # a row's note: a chunk is one layer, and the first and last stage have one layer fewer
@@ -168,10 +169,10 @@ class SearchPredictor:
                 model = replace(bucketed_model(model, case.graph), bucket_bytes=_WITHOUT_LIMIT, state_bucket_bytes=_WITHOUT_LIMIT)
             limit = cluster.device.memory_bytes - model.reserve_bytes
 
-            def search_for(asked: Constraints, factors: tuple[int, ...], model: CostModel = model) -> PipelineSearch:
-                for times in factors:  # what does not fit has a time all the same
+            def search_for(asked: Constraints, limits: tuple[float, ...], model: CostModel = model) -> PipelineSearch:
+                for bytes_allowed in limits:  # what does not fit has a time all the same
                     search = PipelineSearch(
-                        LayoutCases(case, asked), model, times * limit, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True,
+                        LayoutCases(case, asked), model, bytes_allowed, time.monotonic() + _SECONDS, lambda line: None, plain_too=True, price_only=True,
                         cut=cut_evenly,
                     )  # fmt: skip
                     search.run(inf)
@@ -179,13 +180,16 @@ class SearchPredictor:
                         break
                 return search
 
-            asked, factors = constraints, (1, 4)
-            search = search_for(asked, factors)
+            asked, limits = constraints, (limit, _BEYOND * limit)
+            search = search_for(asked, limits)
             if search.best is not None and constraints.zero == 1 and model.flat_states and _whole_share(search.best.stages[0]) > _MOST_WHOLE:
-                asked, factors = replace(constraints, zero=0), (4,)
-                search = search_for(asked, factors)
+                asked, limits = replace(constraints, zero=0), (_BEYOND * limit,)
+                search = search_for(asked, limits)
+                if search.best is not None:  # what is left free fits beside the states as they are cut
+                    limits = (limit + max(map(_cut_bytes, search.best.stages)), *limits)
+                    search = search_for(asked, limits)
             measured = is_close(run) and cluster.device.name in list_packaged() and search.best is not None
-            slower = search_for(asked, factors, at_level(model, load_packaged(cluster.device.name))).best if measured else None
+            slower = search_for(asked, limits, at_level(model, load_packaged(cluster.device.name))).best if measured else None
         except (AutoparError, NotExpressible) as error:
             return Prediction(why=str(error).splitlines()[0])
         if search.best is None:
@@ -288,8 +292,6 @@ def _together_seconds(best, run: Run) -> float:  # noqa: ANN001
 def _peak_bytes(stage, model, run: Run) -> float:  # noqa: ANN001
     """The most that a device of a stage holds, as the run's framework holds it: states that do not divide cut where it cuts them (`habits.flat_states_bytes`),
     gradients of Alpa sent at once; of torchtitan without stages what its allocator reserves, which is what it prints."""
-    from autopar.cost.habits import flat_states_bytes
-    from autopar.solver.role_meshes import data_axes
     from autopar.solver.stage_solve import stage_program
     from benchmarks.allocator import reserved_bytes
     from benchmarks.alpa import combined_bytes
@@ -304,7 +306,17 @@ def _peak_bytes(stage, model, run: Run) -> float:  # noqa: ANN001
         return max(stage.memory.peak_bytes, combined_bytes(program, zero_of(row_of(run)) != 3))
     if run.source_id == "torchtitan" and (run.pp or 1) == 1 and zero_of(row_of(run)) == 3:
         return reserved_bytes(list_pieces(program))
-    return stage.memory.peak_bytes - flat_states_bytes(program, data_axes(program.mesh))
+    return stage.memory.peak_bytes - _cut_bytes(stage)
+
+
+def _cut_bytes(stage) -> float:  # noqa: ANN001
+    """What a device of a stage holds less for flat buffers of its states."""
+    from autopar.cost.habits import flat_states_bytes
+    from autopar.solver.role_meshes import data_axes
+    from autopar.solver.stage_solve import stage_program
+
+    program = stage_program(stage.case, stage.assignment)[1]
+    return flat_states_bytes(program, data_axes(program.mesh))
 
 
 def _whole_share(stage) -> float:  # noqa: ANN001

@@ -43,6 +43,7 @@ class ClusterInfo:
     """Which cluster: its text, and the figures that the plan was made with.
 
     `exposed_share`: of the seconds of a collective beside compute that lengthen the step all the same; 1: nothing hides.
+    `measured`: the profile that was asked for, a file or a device's name; empty: what the cache has.
     """
 
     spec: str
@@ -58,6 +59,7 @@ class ClusterInfo:
     across_bytes_per_s: float
     source: str
     exposed_share: float = 1.0
+    measured: str = ""
 
 
 @dataclass(frozen=True, slots=True)
