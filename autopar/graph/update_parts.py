@@ -15,7 +15,7 @@ from .graph import Graph, entering_values, producer_table
 from .liveness import storage_bases
 from .node import Phase
 from .program import STARTS
-from .tensor import Kind
+from .tensor import Kind, num_elements
 from .turns import RECEIVE, SEND
 
 
@@ -77,7 +77,7 @@ class Layer:
 def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) -> list[Layer]:
     """The rest of the update in layers, which run one after the other.
 
-    A node is a parameter's own if all that it reads is, or was made of several and so is nobody's; a state is rewritten after all that read it, itself or through views.
+    A node is a parameter's own if all that it reads is, or was made of several and so is nobody's; so is a number that the optimizer itself carries (`is_shared`); a state is rewritten after all that read it, itself or through views.
 
     Args:
         rest: as of `update_parts`.
@@ -85,9 +85,9 @@ def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) 
     """
     maker = {name: i for name, (i, _) in producer_table(graph).items()}
     params = {v.storage for v in graph.values if v.kind is Kind.PARAM}
-    owner = {v.name: v.storage.partition(":")[2] or v.storage for v in entering_values(graph)}
+    owner = {v.name: v.storage.partition(":")[2] or v.storage for v in entering_values(graph) if not is_shared(v.storage, v.shape)}
     owner = {**{name: param for name, param in owner.items() if param in params}, **owners}
-    whose: dict[int, str | None] = {}
+    whose = _find_owners(graph, rest, owner, maker)
     level: dict[int, int] = {}
     after: dict[int, list[int]] = {}  # node -> those that wait for it
     readers: dict[str, list[int]] = {}
@@ -96,8 +96,6 @@ def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) 
         node = graph.nodes[i]
         states = rewritten_states(node)
         before = [maker[name] for name in node.inputs if maker.get(name) in level] + [k for state in states for k in readers.get(base[state], ())]
-        mine = {whose[maker[name]] if maker.get(name) in whose else owner.get(name) for name in node.inputs} - {None}
-        whose[i] = mine.pop() if len(mine) == 1 else None
         level[i] = max((level[k] + (whose[k] is None and whose[i] is not None) for k in before), default=0)
         for k in before:
             after.setdefault(k, []).append(i)
@@ -116,6 +114,32 @@ def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) 
         parts = tuple(Part(param, tuple(nodes)) for param, nodes in own.items())
         layers.append(Layer(parts, tuple(i for i in rest if level[i] == number and whose[i] is None)))
     return layers
+
+
+def _find_owners(graph: Graph, rest: Sequence[int], owner: Mapping[str, str], maker: Mapping[str, int]) -> dict[int, str | None]:
+    """The parameter whose own each node is; a constant is of those that read it."""
+    whose: dict[int, str | None] = {}
+    readers: dict[int, list[int]] = {}
+    constant: set[int] = set()
+    for i in rest:
+        before = [maker[name] for name in graph.nodes[i].inputs if maker.get(name) in whose]
+        mine = {whose[k] for k in before} | {owner.get(name) for name in graph.nodes[i].inputs if maker.get(name) not in whose}
+        mine.discard(None)
+        whose[i] = mine.pop() if len(mine) == 1 else None
+        if len(before) == len(graph.nodes[i].inputs) and constant.issuperset(before):
+            constant.add(i)
+        for k in before:
+            readers.setdefault(k, []).append(i)
+    for i in reversed(rest):
+        if i in constant:
+            theirs = {whose[k] for k in readers.get(i, ())}
+            whose[i] = theirs.pop() if len(theirs) == 1 else None
+    return whose
+
+
+def is_shared(storage: str, shape: tuple[int, ...]) -> bool:
+    """True for a number that the optimizer or a group of it carries (a loss scale, a learning rate): nobody's, though it is kept with a parameter (`trace.updating`)."""
+    return storage.startswith(("self.", "group.")) and ":" in storage and num_elements(shape) == 1
 
 
 @dataclass(frozen=True, slots=True)

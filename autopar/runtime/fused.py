@@ -424,6 +424,7 @@ def in_pieces(ops: Callable, inputs: Sequence[Tensor]) -> Any:
             made = [torch.empty(size, dtype=r.dtype) for r in results]
         for whole, piece in zip(made, results):
             whole[start : start + _PIECE] = piece
+        found = results = piece = None  # the next ones take their place
     shaped = tuple(x.view(shape) for x in made)
     return None if not shaped else shaped[0] if single else shaped
 

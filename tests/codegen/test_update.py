@@ -34,7 +34,7 @@ from autopar.trace import Workload, trace_step  # noqa: E402
 from autopar.verify import describe_failure, verify_workload  # noqa: E402
 
 from .interpreter import read_numbers  # noqa: E402
-from .update_numbers import CASES, Block, Clipped, Lamb, Lion, Own  # noqa: E402
+from .update_numbers import CASES, Block, Clipped, Lamb, Lion, Own, Scaler  # noqa: E402
 
 TOLERANCE = {"fp32": 5e-6, "bf16": 2e-2}
 
@@ -171,6 +171,17 @@ def test_a_clipped_update_does_not_grow_with_the_model():
     assert update.replace("h.{0..1}", "h.{0..3}") == deep
     assert "kernels.mul_sum(grad)" in update and 'aten.cat.default([grads.pop(f"{name}~view") for name in expand_names("h.{0..1}{.norm.weight,.norm.bias,' in update
     assert re.search(r"kernels\.update_param_exp_avg_exp_avg_sq\(grad, \[grad_2\] \* len\(names\), ", update) and update.count("def ") == 3
+
+
+def test_a_scaled_update_does_not_grow_with_the_model():
+    """A scale of the optimizer's own, and totals that are found in loops: as many functions and calls for two blocks as for four."""
+
+    def calls(depth: int) -> tuple[int, int]:
+        text = compile_workload(replace(_workload(depth), optimizer=Scaler), "cpu:1", Options(price=False), cache_path=None).files["program.py"]
+        update = text[text.index("def measure_") :].partition("def step(")[0]
+        return update.count("def "), update.count("kernels.")
+
+    assert calls(2) == calls(4) and max(calls(4)) <= 12
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

@@ -111,6 +111,33 @@ class Careful(Own):
             p.copy_(torch.where(ready, p - 0.1 * p.grad, p))
 
 
+class Scaler(Own):
+    """Gradients divided by a scale, no step where one is not finite, a scale that grows with the steps that were good: all found in loops."""
+
+    names = ("m",)
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.scale, self.good = torch.tensor(16.0), torch.tensor(0)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"]]
+        for p in params:
+            p.grad.mul_(1 / self.scale)
+        bad, total = torch.zeros((), dtype=torch.bool), 0.0
+        for p in params:
+            bad = bad | ~p.grad.isfinite().all()
+            total += p.grad.square().sum()
+        for p in params:
+            momentum = self.state[p].setdefault("m", torch.zeros_like(p))
+            momentum.copy_(torch.where(bad, momentum, 0.9 * momentum + p.grad / (total.sqrt() + 1)))
+            p.sub_(torch.where(bad, torch.zeros_like(p), 0.1 * momentum))
+        good = torch.where(bad, 0, self.good + 1)
+        self.scale.copy_(torch.where(bad, self.scale * 0.5, torch.where(good == 2, self.scale * 2, self.scale)))
+        self.good.copy_(good % 2)
+
+
 class Worded(Own):
     """A momentum in states that are called as texts of kernels call their sizes, their pointers and, in Python, functions."""
 
@@ -156,6 +183,8 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "RMSprop": Case(functools.partial(optim.RMSprop, lr=0.01)),
     "clipped by the largest": Case(functools.partial(Capped, lr=0.1)),
     "finite steps": Case(Careful),
+    "a scale and totals of loops": Case(Scaler),
+    "sharded, a scale and totals of loops": Case(Scaler, ranks=2),
     "sharded, clipped by the largest": Case(functools.partial(Capped, lr=0.1), ranks=2),
     "sharded finite steps": Case(Careful, ranks=2),
     "masters, clipped by the largest": Case(functools.partial(Capped, lr=0.1), "bf16"),

@@ -16,7 +16,9 @@ from ...graph.node import Arg, Node, Phase, Ref
 from ...graph.rules.random_numbers import STATE as RANDOM_STATE
 from ...graph.sequences import find_sequences
 from ...graph.tensor import Kind, Value
+from ...graph.update_parts import is_shared
 from .draft import Draft, DraftNode, Val
+from .totals import join_totals, thin_constants
 
 
 def finish_graph(
@@ -42,7 +44,8 @@ def finish_graph(
     updates, grads = _own_values(draft, updates, grads, loss, outputs)
     inputs, updates = _drop_idle_counter(draft, inputs, updates, [*grads.values(), *outputs, *([loss] if loss is not None else [])])
     roots = [*updates.values(), *grads.values(), *outputs, *([loss] if loss is not None else [])]
-    nodes = _share_numbers(_turn_weight_grads(_live_nodes([*draft.preamble, *draft.nodes], roots), roots), roots)
+    nodes = thin_constants(join_totals(_live_nodes([*draft.preamble, *draft.nodes], roots), roots))
+    nodes = _share_numbers(_turn_weight_grads(_live_nodes(nodes, roots), roots), roots)
     if _collapse_views(nodes, roots):
         nodes = _live_nodes(nodes, roots)
     _place_updates(nodes, owners, grads)
@@ -206,7 +209,7 @@ def _place_updates(nodes: list[DraftNode], owners: dict[str, str], grads: dict[s
         found = set()
         for value in node_inputs(node):
             if value.entry and value.kind in (Kind.PARAM, Kind.OPTIM):
-                found.add(owners[value.entry])
+                found |= set() if is_shared(value.entry, value.shape) else {owners[value.entry]}
             elif id(value) in owner:
                 mine = owner[id(value)]
                 if mine is not None:
