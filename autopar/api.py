@@ -54,7 +54,7 @@ from .solver.decide import Ask, Decision, decide
 from .solver.given_stages import given_layout, price_stages
 from .solver.infeasible import MemoryShortage
 from .solver.layout_solve import Staged
-from .solver.recognise import recognise
+from .solver.recognise import recognise, require_split
 from .trace import Traced, Workload, trace_step
 from .trace.discovery.discover import CACHE_PATH, NOT_THE_SAME, find_rows
 from .trace.discovery.homes import find_homes
@@ -363,6 +363,7 @@ def plan_workload(
     if staged is not None:
         info, place = model_info(case, workload, precision, source), cluster_info(cluster, model, options, precision)
         chosen = build_staged_answer(case, staged, certificate, _staged_model(model, staged.layout.place.num_stages, cluster), info, place, opens_buckets(options.local))
+        require_split(chosen.labels, dict(options.constraints.degrees))
         chosen = replace(chosen, rules=rows, constraints=demanded, free_step_s=free_s, summary=chosen.summary + _tell_norms(workload))
         check_plan(chosen)
         dump("assignment", lambda: _print_assignment(chosen.assignment))
@@ -487,6 +488,7 @@ def answer_of(
     info = model_info(case, workload, precision, source)
     case = decided_case(case, assignment)
     labels, summary = recognise(case.graph, case.sites, case.signatures, case.cuts, assignment, case_roles(case))
+    require_split(labels, dict(options.constraints.degrees))
     prices = build_prices(model, assignment.mesh, case.graph, case.sites, case.signatures)
     answered = build_answer(
         case, assignment, certificate, model, prices, labels, summary, info, cluster_info(cluster, model, options, precision), opens=opens_buckets(options.local)

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..constraints import DATA, SEQUENCE
+from ..constraints import DATA, SEQUENCE, TENSOR
 from ..cost.ops import node_flops
+from ..errors import ConstraintError
 from ..graph.choice import Assignment
 from ..graph.cuts import CutTable
 from ..graph.graph import Graph, use_table, value_table
@@ -25,8 +26,10 @@ from ..graph.sharding import Replicate, Shard
 from ..graph.strategy import Strategy
 from ..graph.tensor import Kind, size_bytes
 from ..graph.turns import ACCUMULATE
+from .role_meshes import axis_role
 
 _MOST = 0.5  # a name is given to what does at least this share
+_ALIKE = "replicated"
 _SOME = 0.15  # and mentioned beside the main one from this share on
 
 
@@ -66,6 +69,25 @@ def recognise(
     labels = tuple((axis.name, _labels(use)) for axis, use in zip(axes, uses))
     sentences = [_sentence(axis.name, axis.size, use, names) for axis, use, (_, names) in zip(axes, uses, labels)]
     return labels, " ".join([*sentences, *again])
+
+
+def require_split(labels: tuple[tuple[str, tuple[str, ...]], ...], degrees: Mapping[str, int]) -> None:
+    """Refuse a degree along which nothing could be split: all its ranks would do the same work.
+
+    Args:
+        labels: per axis, as found.
+        degrees: that were demanded, by role.
+    Raises:
+        ConstraintError: names the degree.
+    """
+    for role in (SEQUENCE, TENSOR):
+        mine = [names for axis, names in labels if axis_role(axis) == role]
+        if degrees.get(role, 1) > 1 and mine and all(names == (_ALIKE,) for names in mine):
+            what = "the sequence, as its ops see it," if role == SEQUENCE else "their weights or heads"
+            raise ConstraintError(
+                f"{role}={degrees[role]}: no matmul of this model can be split by it, as {what} does not divide by {degrees[role]}: its {degrees[role]} ranks would all do the same work. "
+                "Expected a degree that divides it (a class token beside 64 patches makes 65); leave it out, or change the size."
+            )
 
 
 def _recompute_sentence(graph: Graph, sites: tuple[Site, ...], signatures: tuple[Signature, ...], assignment: Assignment) -> list[str]:
@@ -168,7 +190,7 @@ def _labels(use: AxisUse) -> tuple[str, ...]:
     zero = 3 if use.param_share >= _MOST else 2 if use.grad_share >= _MOST and use.optim_share >= _MOST else 1 if use.optim_share >= _MOST else 0
     if zero and use.split_share < _MOST:  # where compute splits most parameters, the rest does not make a ZeRO
         names.append(f"zero-{zero}")
-    return tuple(names) or ("replicated",)
+    return tuple(names) or (_ALIKE,)
 
 
 _WORDS = {
@@ -196,4 +218,4 @@ def _sentence(name: str, size: int, use: AxisUse, labels: tuple[str, ...]) -> st
     return f"Axis {name}: {', '.join(parts) or f'the {size} ranks do the same work'}."
 
 
-__all__ = ["AxisUse", "measure_axis", "recognise"]
+__all__ = ["AxisUse", "measure_axis", "recognise", "require_split"]
