@@ -9,6 +9,7 @@ import torch
 from compare import worst_differences
 from torch import nn
 
+from autopar.errors import TraceError
 from autopar.graph.node import Phase
 from autopar.trace import Workload, trace_step
 
@@ -162,3 +163,36 @@ def test_a_scale_that_all_updates_read_is_in_no_module():
     [by] = [node for node in graph.nodes if node.op == "aten.reciprocal.default"]
     assert by.path == ""
     assert sorted({node.path for node in graph.nodes if node.phase is Phase.UPDATE and node.op == "aten.sub.Tensor"}) == ["0", "1", "2"]
+
+
+class Factored(Loop):
+    """States as large as means of the gradient, of which the first step reads the shape alone."""
+
+    keeps_means = False
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state, size = self.state[p], p.grad.square() + 1e-6
+                if not state:
+                    rows = size.mean(-1, keepdim=True).sqrt()
+                    state["other"] = torch.zeros_like(rows)
+                    state["rows"] = rows if self.keeps_means else torch.zeros_like(rows)
+                state["rows"].mul_(0.9).add_(size.mean(-1, keepdim=True), alpha=0.1)
+                state["other"].add_(state["rows"])
+                p.sub_(0.1 * p.grad * state["rows"] / (state["other"] + 1))
+
+
+class FactoredFromMeans(Factored):
+    keeps_means = True
+
+
+def test_what_is_made_for_the_shape_of_a_state_is_no_step():
+    worst, _ = worst_differences(traced(Factored))
+    assert all(w <= 1e-10 for w in worst.values()), worst
+
+
+def test_a_state_that_is_one_at_first_is_refused():
+    with pytest.raises(TraceError, match="its first step is not like the later ones"):
+        trace_step(traced(FactoredFromMeans))

@@ -15,7 +15,7 @@ import torch
 from ...errors import TraceError
 from ..place import blame_stack, exception_frames
 from ..private import FakeTensor, compiling, without_modes
-from ..tape import Record, Slot, Tape, replay
+from ..tape import Record, Slot, Tape, find_slots, replay
 from .carried import held_sgd
 from .factors import TensorFactors
 
@@ -23,6 +23,7 @@ _MAKERS = frozenset(
     "zeros zeros_like ones ones_like full full_like empty empty_like new_zeros new_ones new_full empty_strided new_empty "
     "new_empty_strided lift_fresh scalar_tensor detach alias clone".split()
 )
+_FROM_SHAPES = _MAKERS - {"lift_fresh", "scalar_tensor", "detach", "alias", "clone"}
 VIEWS = frozenset({"aten.detach.default", "aten.alias.default"})
 EMPTY = frozenset("zeros zeros_like new_zeros empty empty_like new_empty empty_strided new_empty_strided".split())  # filled by a copy next
 
@@ -106,10 +107,30 @@ def settle_options(optimizer: torch.optim.Optimizer, tape: Tape, name: str) -> N
 
 
 def core_records(records: list[Record]) -> list[Record]:
-    """An update's records without those that make states."""
-    records = [r for r in records if str(r.op) not in VIEWS]
+    """An update's records without those that make states, and what is made for a state's shape alone."""
+    for_shapes = _only_for_shapes(records)
+    records = [r for k, r in enumerate(records) if k not in for_shapes and str(r.op) not in VIEWS]
     kinds = ["", *(str(r.op).split(".")[1] for r in records)]
     return [r for r, kind, last in zip(records, kinds[1:], kinds) if kind not in _MAKERS and not (kind == "copy_" and last in EMPTY)]
+
+
+def _only_for_shapes(records: list[Record]) -> set[int]:
+    """Places of records that write nothing and of whose results only shapes are read: by `zeros_like` and the like."""
+    found: set[int] = set()
+    readers: dict[int, list[int]] = {}
+    for k, record in enumerate(records):
+        for uid in find_slots(record):
+            readers.setdefault(uid, []).append(k)
+    for k in reversed(range(len(records))):
+        record = records[k]
+        theirs = [reader for uid in record.outs for reader in readers.get(uid, ())]
+        if theirs and not record.op._schema.is_mutable and all(reader in found or _kind(records[reader]) in _FROM_SHAPES for reader in theirs):
+            found.add(k)
+    return found
+
+
+def _kind(record: Record) -> str:
+    return str(record.op).split(".")[1]
 
 
 def check_steady(first: list[Record], steady: list[Record], optimizer: torch.optim.Optimizer, name: str) -> None:
