@@ -235,7 +235,7 @@ def _assemble(program: Program, stands: Mapping[int, Node], gone: set[int], view
     Args:
         stands: place -> kernel.
         gone: nodes that kernels run.
-        views: those of which kernels have their own: they go where nobody else reads them.
+        views: those of which kernels have their own. They go where nobody else reads them; so does any view, whose base a kernel may not leave.
     Returns:
         The program, and the place that each of its nodes had.
     """
@@ -243,7 +243,7 @@ def _assemble(program: Program, stands: Mapping[int, Node], gone: set[int], view
     nodes = {i: stands.get(i, node) for i, node in enumerate(graph.nodes) if i not in gone or i in stands}
     read = Counter(name for node in nodes.values() for name in node.inputs)
     read.update((*final_values(graph), *(g for _, g in graph.grads)))
-    for i in sorted(views, reverse=True):
+    for i in sorted((i for i, node in nodes.items() if i in views or is_view(node.op)), reverse=True):
         if not any(read[out] for out in nodes[i].outputs):
             read.subtract(nodes.pop(i).inputs)
     makers = {out: i for i, node in nodes.items() for out in node.outputs if out}

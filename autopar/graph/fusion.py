@@ -7,6 +7,8 @@ The law:
   the nodes of a run need not stand together, as long as no way leads from one to another through other modules (a norm of all gradients), and one node is a group, too;
 * its nodes read what others of it made, or in the update, pointwise, a state or gradient that others of it read (Lion's momentum and its parameter), and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
   have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
+* outside of the update it has no more than so many nodes (`MOST_NODES`), and so many values that it reads of others or leaves to them (`MOST_VALUES`): steps of a scan that a model
+  writes one after the other are several kernels;
 * it can run at once: nothing outside lies on a way from one of its nodes to another; and it holds no more for it, while others work, than its nodes one by one (`held_longer`);
 * pointwise ops, whatever operands broadcast, may be in a group; so may random numbers, and what knows only its own row: norms, softmax, sums over
   trailing dims, the loss of a row of logits. Matmuls, convolutions, attention and lookups are never in one.
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING
 from .adam import find_adam
 from .graph import Graph, value_table
 from .held_longer import HeldLonger
+from .kernel import is_number
 from .liveness import is_view
 from .node import Phase, packet_of
 from .repeats import block_of
@@ -42,6 +45,8 @@ _ALONE = frozenset(("autopar.cross_entropy_backward",))  # of several passes whe
 _NEVER = frozenset((TAKE, SEND, RECEIVE, *GROWN))
 _JOINS = frozenset(("aten.cat", "aten.stack"))
 _MOST_WIDE = 2**17  # elements of a row: one block of a kernel walks along it
+MOST_NODES = 64  # the largest group of the zoo's transformers (a block of Gemma 3) has 39
+MOST_VALUES = 40  # there 13; a function of 27 arguments and 18 results takes 15 s to compile (Triton 3.9, sm_90)
 DRAWS = "autopar.uniform"  # numbers made from their positions: no memory is read for them
 
 
@@ -60,6 +65,43 @@ class Traffic:
     outputs: tuple[bool, ...]
     starts: bool
     one_pass: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What nodes read and make, but for numbers of the model's text.
+
+    Args:
+        read: by node, as (value, the value whose bytes it has).
+        made: by node.
+        readers: by value the nodes that read it, through views, too, and -1 where it leaves the graph.
+    """
+
+    read: Mapping[int, frozenset[tuple[str, str]]]
+    made: Mapping[int, tuple[str, ...]]
+    readers: Mapping[str, set[int]]
+
+    def count(self, nodes: Sequence[int]) -> int:
+        """Values that nodes read of others, or leave to others."""
+        inside, made = set(nodes), {out for i in nodes for out in self.made[i]}
+        read = {name for i in nodes for name, base in self.read[i] if base not in made}
+        return len(read) + sum(not self.readers.get(name, inside) <= inside for name in made)
+
+
+def _list_values(graph: Graph) -> _Values:
+    base: dict[str, str] = {}
+    numbers = {out for node in graph.nodes if is_number(node) for out in node.outputs}
+    read, readers = dict[int, frozenset[tuple[str, str]]](), dict[str, set[int]]()
+    for i, node in enumerate(graph.nodes):
+        if is_view(node.op) and node.inputs:
+            base.update((out, base.get(node.inputs[0], node.inputs[0])) for out in node.outputs)
+            continue
+        read[i] = frozenset((name, base.get(name, name)) for name in node.inputs if name not in numbers)
+        for _, name in read[i]:
+            readers.setdefault(name, set()).add(i)
+    for name in (*(new for _, new in graph.updates), graph.loss, *graph.outputs, *(g for _, g in graph.grads)):
+        readers.setdefault(base.get(name, name), set()).add(-1)
+    return _Values(read, {i: tuple(filter(None, graph.nodes[i].outputs)) for i in read}, readers)
 
 
 def find_groups(
@@ -95,11 +137,11 @@ def find_groups(
             key = here
             runs.append([])
         runs[-1].append(i)
-    held, updates = HeldLonger(graph), _update_runs(graph, late, parts)
+    held, values, updates = HeldLonger(graph), _list_values(graph), _update_runs(graph, late, parts)
     found: list[tuple[int, ...]] = []
     for nodes, weighed in (*((nodes, held) for nodes in runs), *((nodes, None) for nodes in updates)):
         if wanted is None or any(i in wanted for i in nodes):
-            found += _Run(graph, sites, signatures, makers, nodes, weighed).groups()
+            found += _Run(graph, sites, signatures, makers, nodes, weighed, values).groups()
     return tuple(found)
 
 
@@ -129,9 +171,9 @@ class _Run:
     """Finds the groups of one run of nodes: units of nodes that grow by merging, as long as the units stay without circles."""
 
     def __init__(
-        self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], makers: dict[str, int], nodes: list[int], held: HeldLonger | None
+        self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], makers: dict[str, int], nodes: list[int], held: HeldLonger | None, values: _Values
     ) -> None:
-        self.nodes, self.held = nodes, held
+        self.nodes, self.held, self.values = nodes, held, values
         self.members = {i: [i] for i in nodes}
         self.ops = {i: graph.nodes[i].op for i in nodes}
         self.leader = {i: i for i in nodes}
@@ -168,11 +210,13 @@ class _Run:
 
     def _merge(self, late: int, early: int) -> None:
         rows = _meet(self.rows[late], self.rows[early])
-        if late == early or rows is None or self._leads(early, late) or self._leads(late, early):
+        if late == early or rows is None:
             return
         low, high = sorted((late, early))
         both = sorted((*self.members[low], *self.members[high]))
-        if self.held is not None and self.held.place(both, self.rows) is None:
+        if self.held is not None and (len(both) > MOST_NODES or self.values.count(both) > MOST_VALUES):
+            return
+        if self._leads(early, late) or self._leads(late, early) or self.held is not None and self.held.place(both, self.rows) is None:
             return
         self.members[low] = both
         self.leader[high] = low

@@ -30,7 +30,7 @@ _OVER_EVERYTHING = {
     "aten.sum": "aten.sum.dim_IntList", "aten.amax": "aten.amax.default", "aten.amin": "aten.amin.default", "aten.any": "aten.any.default", "aten.all": "aten.all.default", "aten.count_nonzero": "aten.count_nonzero.default",
 }  # fmt: skip  # packet -> the op that takes a tensor of any shape
 _WITHOUT_DIMS = frozenset(("aten.any.default", "aten.all.default", "aten.count_nonzero.default"))
-_SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim"))  # arguments of ops that know a shape
+_SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim", "num_rows"))  # arguments of ops that know a shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +218,8 @@ def _is_along_rows(node: Node, graph: Graph) -> bool:
     """True for a sum over the last dim alone."""
     shape = next(v.shape for v in graph.values if v.name == node.inputs[0])
     dims = get_arg(node, "dim", None)
-    over = {int(d) % len(shape) for d in (dims if isinstance(dims, tuple) else (dims,))} if dims not in (None, ()) else set()  # type: ignore[arg-type]
-    return bool(shape) and over == {len(shape) - 1}
+    over = {int(d) % len(shape) for d in (dims if isinstance(dims, tuple) else (dims,))} if shape and dims not in (None, ()) else set()  # type: ignore[arg-type]
+    return over == {len(shape) - 1}
 
 
 def _readers(graph: Graph, name: str) -> list[int]:

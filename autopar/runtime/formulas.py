@@ -73,8 +73,8 @@ def hypot(x, y):
     large, small = tl.maximum(x, y), tl.minimum(x, y)
     ratio = small / large
     size = tl.where(large == 0, 0.0, large * tl.sqrt(1.0 + ratio * ratio))
-    size = tl.where((x != x) | (y != y), x + y, size)
-    return tl.where((x == float("inf")) | (y == float("inf")), float("inf"), size)
+    size = tl.where(x + y == x + y, size, x + y)
+    return tl.where(large == float("inf"), large, size)
 
 
 @jit

@@ -266,6 +266,12 @@ def _angles(x):
     return bent + torch.fmax(x, size) * torch.copysign(x, size - 0.5) + torch.logaddexp2(x, size) + x.sinc() + x.nan_to_num() * torch.where(torch.signbit(x), size, x)
 
 
+def _diagonals(x):
+    """Of a square of each sample the main diagonal and the one beside it."""
+    y = x.sin()
+    return y.diagonal(0, 1, 2).exp() + F.pad(y.diagonal(-1, 2, 1).tanh(), (0, 1))
+
+
 CASES = {
     "gpt": lambda: _tokens(50),
     "gpt with a wide vocabulary": lambda: _tokens(9001),
@@ -309,6 +315,13 @@ CASES = {
     "one wide row": lambda: _wide(lambda x: F.layer_norm(x * 2, (9001,)) + x, 1, 9001),
     "rare functions": lambda: _of(_rare, 6, 11),
     "angles": lambda: _of(_angles, 4, 17),
+    "loss of one token": lambda: Workload(Chain(torch.sin, 1), (torch.randn(1, 17),), (torch.tensor([3]),), F.cross_entropy, ADAMW),
+    "loss without a batch": lambda: Workload(Chain(torch.sin, 1), (torch.randn(17),), (torch.tensor(3),), F.cross_entropy, ADAMW),
+    "log of the sum of everything": lambda: Workload(torch.nn.Linear(17, 10), (torch.randn(1, 17),), (), lambda y: y.tanh().mul(2).flatten().logsumexp(0), ADAMW),
+    "many pieces": lambda: _straight(lambda x: torch.cat([x.sin()] * 220), 2, 3),
+    "steps over one": lambda: _of(lambda x: x * 2 + x[:, ::3].exp(), 4, 1),
+    "diagonals": lambda: _straight(_diagonals, 3, 4, 4),
+    "hypotenuses": lambda: _of(lambda x: torch.hypot(x, x.sum()) + torch.hypot(x.square().sum(), x), 3, 5),
     "one column": lambda: _of(lambda x: F.layer_norm(x * 2, (1,)) + x, 5, 1),
     "one row": lambda: _of(lambda x: torch.softmax(x, -1) * x, 1, 19),
 }

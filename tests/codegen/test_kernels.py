@@ -34,6 +34,7 @@ from . import random_plans  # noqa: E402
 from .interpreter import read_numbers  # noqa: E402
 from .kernel_cases import CASES, fused_step, kernels_of  # noqa: E402
 from .random_plans import Assigner, Control, files_of  # noqa: E402
+from .reduction_numbers import chain  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp64": 1e-11}  # of the largest value: rounding of what comes in and goes out, and of sums of 9001 in float32
@@ -295,6 +296,22 @@ def test_equal_counts_are_worked_out_once():
 
 
 # --- programs
+
+
+def test_every_part_reads_something():
+    """What a rare function reads that is made of numbers alone is made beside it."""
+    number, square = ("two", "aten.full.default", {"size": (), "fill_value": 2.0}), ("square", "aten.mul.Tensor", {"self": "x", "other": "x"})
+    rare, made = ("rare", "aten.igamma.default", {"self": "two", "other": "square"}), ("made", "aten.mul.Tensor", {"self": "rare", "other": "two"})
+    parts = print_parts(chain("rare", {"x": torch.ones(3, 5)}, number, square, rare, made))
+    assert [bool(part.text) for part in parts] == [True, False, True] and all(part.kernel.graph.inputs for part in parts)
+    assert [node.op for node in parts[1].kernel.graph.nodes] == ["aten.full.default", "aten.igamma.default"]
+
+
+def test_a_view_of_what_a_kernel_keeps_to_itself_goes():
+    """Nobody reads it: its base is made within the kernel."""
+    graph = fused_step(CASES["log of the sum of everything"]()).program.graph
+    made = {*graph.inputs, *(out for node in graph.nodes for out in node.outputs)}
+    assert any(is_kernel(node.op) for node in graph.nodes) and all(made.issuperset(node.inputs) for node in graph.nodes)
 
 
 def test_what_nobody_reads_makes_no_kernel():

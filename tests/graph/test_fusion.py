@@ -6,7 +6,7 @@ import pytest
 
 from autopar.graph.case import build_case
 from autopar.graph.cuts import resolve_all
-from autopar.graph.fusion import find_groups, find_traffic
+from autopar.graph.fusion import MOST_NODES, MOST_VALUES, find_groups, find_traffic
 from autopar.graph.graph import Graph
 from autopar.graph.held_longer import HeldLonger
 from autopar.graph.node import Node, Phase, Ref
@@ -215,6 +215,48 @@ def test_sums_of_many_gradients_are_no_group():
     groups = find_groups(graph, case.sites, case.signatures)
     assert len(sums) == 5 and not any(set(group).intersection(sums) for group in groups)
     assert any("aten.tanh.default" in [graph.nodes[i].op for i in group] and len(group) > 1 for group in groups)
+
+
+def chain(make, count, value, path="h.0", phase=Phase.FORWARD):
+    """So many functions of one another; names of what they make."""
+    made = []
+    for _ in range(count):
+        value = make.add("aten.relu.default", value, path=path, phase=phase)
+        made.append(value)
+    return made
+
+
+def test_a_group_has_so_many_nodes_but_in_the_update():
+    make = Maker()
+    made = chain(make, 2 * MOST_NODES + 3, make.enter("x"))
+    assert [len(nodes) for nodes in groups_of(make.graph(made[-1]))[0]] == [MOST_NODES, MOST_NODES, 3]
+    make = Maker()
+    made = chain(make, 2 * MOST_NODES, make.enter("x"), phase=Phase.UPDATE)
+    assert [len(nodes) for nodes in groups_of(make.graph(made[-1]))[0]] == [2 * MOST_NODES]
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_a_group_reads_and_leaves_so_many_values(read):
+    """Steps of a scan, each of which somebody else reads, or reads a part of what is there: a view of it is a value, too."""
+    make = Maker()
+    state, whole, ends = make.enter("x"), make.enter("whole", (60, ROWS, WIDTH)), []
+    for k in range(60 if read else 50):
+        part = make.add("aten.select.int", whole, args=(("dim", 0), ("index", k))) if read else state
+        state = make.add("aten.mul.Tensor", state, part)
+        ends.append(state)
+    graph = make.graph(*(ends[-1:] if read else ends))
+    groups, traffic = groups_of(graph)
+    moved = [len({n for i in g for n in graph.nodes[i].inputs} - {out for i in g for out in graph.nodes[i].outputs}) + sum(traffic[i].outputs[0] for i in g) for g in groups]
+    assert len(groups) == 2 and moved[0] == MOST_VALUES > moved[1] and {i for g in groups for i in g} == {i for i, node in enumerate(graph.nodes) if "mul" in node.op}
+
+
+def test_large_blocks_that_are_alike_are_cut_alike():
+    make = Maker()
+    made = [make.enter("x")]
+    for k in range(4):
+        made += chain(make, MOST_NODES + 30, made[-1], f"h.{k}")
+    groups = groups_of(make.graph(made[-1]))[0]
+    assert [len(nodes) for nodes in groups] == [MOST_NODES, 30] * 4
 
 
 def test_where_a_group_runs():

@@ -37,6 +37,11 @@ RMS = ("p pow x", "s mean/row p", "e add s", "r rsqrt e", "y mul x r")
 CENTRED = ("m mean/row x", "c sub x m", "p pow c", "s mean/row p", "e add s", "r rsqrt e", "y mul c r")
 
 
+def test_a_sum_of_a_number_is_none_along_rows():
+    entering, made = value("x", (), Kind.BATCH), [(node("aten.amax.default", ("x",), "s", dim=(0,)), value("s", ())), (node("aten.sum.dim_IntList", ("s",), "t", dim=(0,)), value("t", ()))]
+    assert suggest_name(Kernel("", make_graph([entering], made, outputs=("t",)), (), False, ())) == "amax_sum"
+
+
 @pytest.mark.parametrize("square", ["pow x", "mul x x", "square x"])
 @pytest.mark.parametrize("total", ["mean/row p", "sum/row p"])
 def test_a_norm_by_the_root_mean_square(square, total):

@@ -7,11 +7,12 @@ import math
 
 import pytest
 import torch
-from compare import worst_differences
+from compare import batch, worst_differences
 from zoo import ADAMW, bert, gpt2, llama, mlp, resnet, tied, vit
 
 from autopar.graph.node import Phase
 from autopar.graph.tensor import Kind
+from autopar.runtime.execute import run_graph
 from autopar.trace import Workload, trace_step
 
 pytestmark = pytest.mark.torch
@@ -85,6 +86,7 @@ OPTIMIZERS = {
     "sgd_momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "adam": functools.partial(torch.optim.Adam, lr=1e-2, weight_decay=0.1),
     "adam_amsgrad": functools.partial(torch.optim.Adam, lr=1e-2, amsgrad=True),
+    "adam_from_the_gradient": functools.partial(torch.optim.Adam, lr=1e-2, betas=(0.4, 0.99)),
     "adamw": ADAMW,
     "adamw_fused": functools.partial(torch.optim.AdamW, lr=1e-2, fused=True),
     "rmsprop": functools.partial(torch.optim.RMSprop, lr=1e-2, momentum=0.5, centered=True),
@@ -131,6 +133,23 @@ def test_a_norm_of_other_roots_keeps_them():
     x = torch.tensor([[1.0, -4.0, 0.5]])
     graph = trace_step(Workload(Roots(), (x,), (), lambda out: out, functools.partial(torch.optim.SGD, lr=0.1)), "fp32").graph
     assert sum(n.op == "aten.sqrt.default" and n.phase is Phase.FORWARD for n in graph.nodes) == 3
+
+
+class Between(torch.nn.Module):
+    """Numbers between two others, by weights of both halves and beyond, and by one for each element."""
+
+    def forward(self, x, y, w):
+        return *(torch.lerp(x, y, weight) for weight in (0.0, 0.25, 0.5, 0.75, 1.0, -0.75, 1.5)), torch.lerp(x, y, w)
+
+
+def test_what_lies_between_is_reckoned_from_the_nearer_end():
+    """To the last bit, also where one end is infinite."""
+    numbers = torch.tensor([1.0, -4.0, 0.1, 1e-8, 3e7, math.inf, -math.inf, 0.0])
+    given = (numbers[:, None].repeat(1, 8), numbers.repeat(8, 1), torch.linspace(-0.7, 1.5, 64).view(8, 8))
+    traced = trace_step(Workload(Between(), given), "fp32")
+    known = run_graph(traced.graph, batch(Workload(Between(), given), traced, False, 0)[2])
+    for name, wanted in zip(traced.graph.outputs, Between()(*given), strict=True):
+        assert torch.equal(known[name].nan_to_num(nan=-7.0), wanted.nan_to_num(nan=-7.0)), name
 
 
 def _comes_from(node, makers, states) -> bool:

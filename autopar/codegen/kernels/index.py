@@ -198,10 +198,14 @@ def view_source(flat: Index, packet: str, arg: Callable[[str, object], object], 
         dims = [int(d) % len(base) for d in arg("dims", ())]  # type: ignore[attr-defined]
         return flatten([places[dims.index(d)] for d in range(len(base))], base)
     if packet in ("transpose", "t"):
-        a, b = (0, 1) if packet == "t" else (int(arg("dim0", 0)) % len(base), int(arg("dim1", 1)) % len(base))  # type: ignore[call-overload]
+        a, b = (0, 1) if packet == "t" else (int(arg(key, k)) % max(len(base), 1) for k, key in enumerate(("dim0", "dim1")))  # type: ignore[call-overload]
         if len(base) > 1:
             places[a], places[b] = places[b], places[a]
         return flatten(places, base)
+    if packet == "diagonal":
+        one, two, offset = (int(arg(key, k)) for key, k in (("dim1", 0), ("dim2", 1), ("offset", 0)))  # type: ignore[call-overload]
+        inner, last = iter(places[:-1]), {one % len(base): places[-1] + max(-offset, 0), two % len(base): places[-1] + max(offset, 0)}
+        return flatten([last[d] if d in last else next(inner) for d in range(len(base))], base)
     if packet not in ("slice", "select"):
         return None  # no view; its `dim` may be several
     dim = int(arg("dim", 0)) % max(len(base), 1)  # type: ignore[call-overload]

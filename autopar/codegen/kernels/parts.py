@@ -53,6 +53,8 @@ def print_parts(kernel: Kernel) -> tuple[Part, ...]:
     found = []
     for number, names in enumerate(parts):
         part = _cut(kernel, names, {n for before in parts[:number] for n in before}, f"{kernel.name}_part_{number + 1}")
+        if not part.graph.inputs:
+            raise UnsupportedError("a part that reads nothing")
         found.append(Part(part, None if names[0] in apart else print_triton(part)))
     return tuple(found)
 
@@ -77,8 +79,8 @@ def _find_ends(kernel: Kernel, plain: Sequence[Node]) -> set[str]:
         UnsupportedError: one has none.
     """
     makers = producer_table(kernel.graph)
-    apart = {out for node in plain for out in _outputs(node)}
-    known = apart | {root for node in plain for name in node.inputs if (root := _seen_through_views(kernel.graph, makers, name)) in makers}
+    apart, bare = {out for node in plain for out in _outputs(node)}, _made_of_nothing(kernel.graph)
+    known = apart | {root for node in plain for name in node.inputs if (root := _seen_through_views(kernel.graph, makers, name)) in makers} - bare
     ends = known | set(kernel.graph.outputs)
     todo = [name for name in ends if name not in apart]
     while todo:
@@ -96,6 +98,14 @@ def _find_ends(kernel: Kernel, plain: Sequence[Node]) -> set[str]:
         todo += [n for n in new if n not in ends]
         ends |= new
     return ends
+
+
+def _made_of_nothing(graph: Graph) -> set[str]:
+    """What is made of numbers alone: who reads it makes it again, for a function has an argument."""
+    found = set[str]()
+    for node in graph.nodes:
+        found |= set(node.outputs) if found.issuperset(node.inputs) else set()
+    return found
 
 
 def _compared(graph: Graph, makers: dict[str, tuple[int, int]], known: Collection[str]) -> set[str]:

@@ -17,6 +17,8 @@ from .index import Index, coordinates, flatten, variable
 if TYPE_CHECKING:
     from .triton_text import Printer
 
+_DEEPEST = 16  # expressions within one another: Python parses no more than some 200
+
 
 @dataclass(frozen=True, slots=True)
 class _Window:
@@ -58,8 +60,10 @@ def _cat(printer: Printer, node: Node, index: Index, mask: str, shape: Sequence[
             pieces.append((test, printer.at(name, flatten(places, piece), test)))
             start += piece[dim]
     text = pieces[-1][1]
-    for test, piece_text in reversed(pieces[:-1]):
+    for number, (test, piece_text) in enumerate(reversed(pieces[:-1]), 1):
         text = f"tl.where({test}, {piece_text}, {text})"
+        if number % _DEEPEST == 0:
+            text = printer.named(printer.scope_of(index, test), ("joined", node.name, index, mask, number), node.outputs[0], text)
     return text
 
 
@@ -88,7 +92,7 @@ def _enter(
         tests += [f"({at.text()} < {end})"] if end < shape[w.dim] else []
         if w.count == 1 and tests:
             tests = [f"({at.text()} == {w.start})"]
-        elif w.step > 1:
+        elif w.step > 1 and w.count > 1:
             tests.append(f"(({at.text()} - {w.start}) % {w.step} == 0)")
         if not tests:
             found[w.dim] = at + -w.start

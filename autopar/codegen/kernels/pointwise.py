@@ -9,7 +9,7 @@ import math
 
 from .activations import ACTIVATIONS, DEFAULTS
 from .by_arguments import BY_ARGUMENTS
-from .literals import number_text
+from .literals import FLOATS, number_text
 
 # op -> text; {self}, {other}, ... are operands and numbers by schema name
 TEXTS = {
@@ -103,6 +103,9 @@ TEXTS = {
     **ACTIVATIONS,
 }  # fmt: skip
 
+_OF_WHOLE = {
+    **dict.fromkeys((f"aten.{name}.default" for name in ("floor", "ceil", "trunc", "round")), "{self}"), **dict.fromkeys(("aten.sign.default", "aten.sgn.default"), "tl.where({self} > 0, 1, tl.where({self} < 0, -1, 0))"),
+}  # fmt: skip  # whose results are whole numbers
 _SCALAR_FORMS = {f"aten.{p}.Scalar": f"aten.{p}.Tensor" for p in (
     "add", "sub", "rsub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "remainder", "fmod", "lerp",
 )}  # fmt: skip
@@ -110,8 +113,21 @@ _SCALAR_FORMS.update({f"aten.where.Scalar{form}": "aten.where.self" for form in 
 _SCALAR_FORMS.update({"aten.max.other": "aten.maximum.default", "aten.min.other": "aten.minimum.default", "aten.xlogy.Scalar_Other": "aten.xlogy.Tensor"})
 _CONSTANTS = {"log10_of_2": math.log10(2), "pi": math.pi, "degree": math.pi / 180}
 _DEFAULTS = {"aten.addcmul.default": {"value": 1}, "aten.addcdiv.default": {"value": 1}, **DEFAULTS}
-_PREDICATES = ("eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf", "isposinf", "isneginf", "isfinite", "signbit")
+_ORDERS = ("eq", "ne", "lt", "le", "gt", "ge")
+_PREDICATES = (*_ORDERS, "logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf", "isposinf", "isneginf", "isfinite", "signbit")
+_STEPS = ("floor", "ceil", "trunc", "round", "frac", "remainder", "fmod", "floor_divide")
 COMPARISONS = frozenset(op for op in (*TEXTS, *_SCALAR_FORMS) if op.split(".")[1] in _PREDICATES)
+RELATIONS = frozenset(op for op in COMPARISONS if op.split(".")[1] in _ORDERS)  # whose operands torch converts to one dtype
+ROUNDS_NUMBERS = RELATIONS | {"aten.remainder.Scalar", "aten.fmod.Scalar", "aten.remainder.Tensor", "aten.fmod.Tensor"}  # numbers beside halves, to halves
+
+
+def tells_apart(op: str, dtype: str) -> bool:
+    """True for what may be another number where its operands are a rounding away: comparisons, steps, and conversions to whole numbers.
+
+    Args:
+        dtype: of the result.
+    """
+    return op in COMPARISONS or op.split(".")[1] in _STEPS or op.endswith("_mode") or op == "aten._to_copy.default" and dtype not in FLOATS
 
 
 def pointwise_text(op: str, operands: dict[str, str], options: dict[str, object], dtype: str) -> str | None:
@@ -127,10 +143,12 @@ def pointwise_text(op: str, operands: dict[str, str], options: dict[str, object]
     if op in ("aten.add.Tensor", "aten.sub.Tensor", "aten.rsub.Tensor") and options.get("alpha", 1) != 1:
         key = "self" if op == "aten.rsub.Tensor" else "other"
         names[key] = f"{names['alpha']} * {names[key]}"
+    if op == "aten.add.Tensor" and dtype == "bool":
+        return f"{names['self']} | {names['other']}"
     own = BY_ARGUMENTS.get(op)
     if own is not None:
         return own(op, names, options, dtype)
-    text = TEXTS.get(op)
+    text = TEXTS.get(op) if dtype in FLOATS else _OF_WHOLE.get(op) or TEXTS.get(op)
     if text is None:
         return None
     known = {**{k: repr(v) if isinstance(v, int) else number_text(v, dtype) for k, v in _DEFAULTS.get(op, {}).items()}, **{k: number_text(v, dtype) for k, v in _CONSTANTS.items()}, **names}

@@ -90,7 +90,8 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
     if packet in _PLAIN:
         value, dtype = node.inputs[0], printer.values[node.outputs[0]].dtype
         if reduced is None:  # over dims of size 1
-            return _element(printer, node, index, dtype)
+            text = _element(printer, node, index, dtype)
+            return printer.rounded(text, value) if packet in EXTREMES else text
         if index.variables() - {"row"}:
             raise UnsupportedError("a row's sum that is wanted at several rows at once")
         cols, inner = reduced.cols, reduced.inner
@@ -158,7 +159,7 @@ def _plain(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
     dims = get_arg(node, "dim", None)
     if isinstance(dims, int):
         dims = (dims,)
-    over = {int(d) % len(shape) for d in dims} if dims else set(range(len(shape)))  # type: ignore[union-attr, arg-type]
+    over = {int(d) % len(shape) for d in dims} if dims and shape else set(range(len(shape)))  # type: ignore[union-attr, arg-type]
     wide = [d for d, size in enumerate(shape) if size > 1]
     over &= set(wide)
     kept = [d for d in wide if d not in over]

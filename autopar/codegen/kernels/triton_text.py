@@ -28,10 +28,10 @@ from ...graph.layouts import span
 from ...graph.node import Const, Node, Ref, get_arg, packet_of
 from ...graph.tensor import num_elements, power_of_two
 from .index import Index, broadcast, coordinates, flatten, in_memory, place_in_row, variable, view_source
-from .literals import FLOATS, HALVES, LOWEST, SMALL, TYPES, identity_of, number_text, type_text
+from .literals import FLOATS, HALVES, LOWEST, SMALL, TYPES, as_kept, common_dtype, converted, identity_of, number_text, type_text
 from .partials import Partial, Running, masked
 from .placed import placed_text
-from .pointwise import COMPARISONS, pointwise_text
+from .pointwise import COMPARISONS, RELATIONS, ROUNDS_NUMBERS, pointwise_text, tells_apart
 from .reductions import Reduced, UnsupportedError, keeps_numbers, list_reductions, list_statistics, row_text
 
 _LEAST = 'float("-inf")'  # has no share of a sum of exponentials
@@ -277,26 +277,31 @@ class Printer:
         return f"uniform({seed}, {' + '.join(places) or '0'}, {_BITS[self.values[node.outputs[0]].dtype]})"
 
     def _pointwise(self, node: Node, name: str, index: Index, mask: str) -> str:
-        out = self.values[name]
-        wanted = out.dtype if out.dtype in FLOATS or node.op not in COMPARISONS else ""
+        out, exact = self.values[name], tells_apart(node.op, self.values[name].dtype)
+        wanted = self._compared_in(node) if node.op in RELATIONS else "" if node.op in COMPARISONS else out.dtype
         operands: dict[str, str] = {}
         options: dict[str, object] = {}
         for key, arg in node.args:
             if isinstance(arg, Ref):
                 source = self.values[node.inputs[arg.index]]
                 text = self.at(source.name, broadcast(index, out.shape, source.shape), mask)
-                keep = key in ("condition", "mask") or not wanted
-                text = text if keep or TYPES[source.dtype] == TYPES[wanted] else f"{text}.to({TYPES[wanted]})"
-                operands[key] = self.rounded(text, source.name) if node.op in COMPARISONS else text
+                text = self.rounded(text, source.name) if exact else text
+                operands[key] = text if key in ("condition", "mask") or not wanted else converted(text, source.dtype, wanted, node.op in RELATIONS)
             elif isinstance(arg, (int, float)) and not isinstance(arg, bool):
                 options[key] = arg
-                operands[key] = number_text(arg, out.dtype)
+                operands[key] = number_text(as_kept(arg, wanted) if node.op in ROUNDS_NUMBERS else arg, wanted)
             elif not isinstance(arg, Const) and arg is not None:
                 options[key] = arg
         found = pointwise_text(node.op, operands, options, out.dtype)
         if found is None:
             raise UnsupportedError(f"{node.op} has no Triton text")
-        return found
+        return f"({found}).to({TYPES[out.dtype]})" if found.startswith("tl.") and out.dtype not in FLOATS and node.op not in COMPARISONS else found
+
+    def _compared_in(self, node: Node) -> str:
+        """The dtype in which a node compares what it reads."""
+        read = [self.values[name] for name in node.inputs]
+        numbers = [arg for _, arg in node.args if isinstance(arg, (int, float)) and not isinstance(arg, bool)]
+        return common_dtype([v.dtype for v in read if v.shape], [v.dtype for v in read if not v.shape], numbers)
 
     def rounded(self, text: str, name: str) -> str:
         """The text of a value that is compared, or that may be compared with what another kernel or part reads: what is made here as a half is the half's number, whatever float it
@@ -314,8 +319,8 @@ class Printer:
 
     def in_type(self, name: str, index: Index, dtype: str) -> str:
         """The text of a value's element in the type in which values of another dtype are computed."""
-        text = self.at(name, index)
-        return text if TYPES[self.values[name].dtype] == TYPES[dtype] else f"{text}.to({TYPES[dtype]})"
+        text = self.at(name, index) if dtype in FLOATS else self.rounded(self.at(name, index), name)
+        return converted(text, self.values[name].dtype, dtype)
 
     def number(self, number: float | int, like: str) -> str:
         """A literal of the type in which a value is computed."""
@@ -325,7 +330,7 @@ class Printer:
         """The element of a row whose place in it is a number that the kernel has made; None where the value is made here. 0 where the place is none."""
         if name in self.makers:
             return None
-        self.base[place] = frozenset({"row"})
+        self.base[place] = self.row().variables()
         scope = self.scope_of(row)
         inside = self.named(scope, ("inside", place, width), "inside", f"({place} >= 0) & ({place} < {width})")
         return self._load(name, row * width + variable(place, width), inside)

@@ -99,10 +99,13 @@ def _rsub(b: Draft, a: dict) -> object:
 
 
 def _lerp(b: Draft, a: dict) -> object:
-    step = b.sub(a["end"], a["self"])
+    """From the end that is nearer, as torch does it (ATen/native/Lerp.h); by a weight for each element it stays whole."""
     if isinstance(a["weight"], Val):
-        return b.add(a["self"], b.mul(a["weight"], step))
-    return b.call("aten.add.Tensor", a["self"], step, alpha=a["weight"])
+        return b.emit("aten.lerp.Tensor", canonical_args(resolve_op("aten.lerp.Tensor"), a), b.specs)[0]
+    step = b.sub(a["end"], a["self"])
+    if abs(a["weight"]) < 0.5:
+        return b.call("aten.add.Tensor", a["self"], step, alpha=a["weight"])
+    return b.call("aten.sub.Tensor", a["end"], step, alpha=1 - a["weight"])
 
 
 def _scalar_like(b: Draft, value: object, x: Val) -> Val:
