@@ -94,6 +94,8 @@ def step_cases() -> Iterator[Case]:
         wide = ("z", "aten._to_copy.default", {"self": "half", "dtype": Const("dtype", "torch.float32")})
         yield f"{kind} of one", chain("one", one, product, extreme, hit, outputs=("top", "hit")), one
         yield f"{kind} of one that is cast", chain("cast", one, ("half", *product[1:]), wide, extreme, hit, outputs=("z", "top", "hit")), one
+        large = {"x": given["x"][:, None], "y": given["y"][None, :20]}
+        yield f"{kind} of everything that is cast", chain("everything", large, ("half", *product[1:]), wide, ("top", f"aten.{kind}.default", {"self": "z", "dim": (0, 1)})), large
         alone = {"x": torch.tensor(3.5)}
         yield f"{kind} of a number", chain("number", alone, ("made", f"aten.{kind}.default", {"self": "x", "dim": (0,), "keepdim": True})), alone
 
@@ -106,7 +108,7 @@ def main(asked: Asked) -> None:
         wanted = run_graph(kernel.graph, {name: x.clone() for name, x in given.items()})
         found = functions[kernel.name](*asked.place(given.values()))
         pairs = list(zip(kernel.graph.outputs, [x.cpu() for x in (found if isinstance(found, tuple) else (found,))], (wanted[name] for name in kernel.graph.outputs), strict=True))
-        wrong = [(name, a.tolist()[:13], b.tolist()[:13]) for name, a, b in pairs if a.dtype != b.dtype or not torch.equal(a.nan_to_num(nan=-7.0), b.nan_to_num(nan=-7.0))]
+        wrong = [(name, a.flatten()[:13].tolist(), b.flatten()[:13].tolist()) for name, a, b in pairs if a.dtype != b.dtype or not torch.equal(a.nan_to_num(nan=-7.0), b.nan_to_num(nan=-7.0))]
         print(json.dumps({"family": family, "what": what, "wrong": str(wrong)[:400] if wrong else ""}), flush=True)
 
 

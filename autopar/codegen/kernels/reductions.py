@@ -166,7 +166,8 @@ def _plain(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
     name = node.outputs[0]
 
     def element(printer: Printer, output: str, index: Index) -> str:
-        return _element(printer, node, index, values[name].dtype)
+        text = _element(printer, node, index, values[name].dtype)
+        return printer.rounded(text, node.inputs[0]) if packet_of(node.op) in EXTREMES else text
 
     if not over:
         return []
