@@ -4,7 +4,7 @@ In: the nodes of a group. Out: which of them are Adam's or AdamW's step as torch
 after (a working copy) is apart. Cost prices it and codegen calls it (`runtime.adam`), so both ask here. Invariant: nobody but the step reads what is made within it,
 nor a state's old version afterwards.
 
-    exp_avg'    = exp_avg + (1 - beta1) (grad - exp_avg)
+    exp_avg'    = exp_avg + (1 - beta1) (grad - exp_avg), or grad - beta1 (grad - exp_avg) where beta1 is at most a half
     exp_avg_sq' = beta2 exp_avg_sq + (1 - beta2) grad grad
     param'      = keep param + value exp_avg' / (sqrt(exp_avg_sq') / divide + plus)
 """
@@ -109,14 +109,15 @@ class _Finder:
         root = self._take("aten.sqrt", self._operand(divided, "self"))
         second = self._take("aten.addcmul", self._operand(root, "self"))
         decayed = self._take("aten.mul", self._operand(second, "self"))
-        first = self._take("aten.add", moment, alpha=True)
+        first = self._take("aten.add", moment, alpha=True) or self._take("aten.sub", moment, alpha=True)
         apart = self._take("aten.sub", self._operand(first, "other"), alpha=False)
         if not (summed and divided and root and second and decayed and first and apart) or not isinstance(value, (int, float)):
             return None
         grad, exp_avg, exp_avg_sq = self._operand(apart, "self"), self._operand(apart, "other"), self._operand(decayed, "self")
         weight, beta2, rest = get_arg(first, "alpha"), self._factor(decayed), get_arg(second, "value", 1)
         divide, plus = self._factor(divided), self._factor(summed)
-        if self._operand(first, "self") != exp_avg or {self._operand(second, k) for k in ("tensor1", "tensor2")} != {grad}:
+        starts_there = first.op.startswith("aten.add")
+        if self._operand(first, "self") != (exp_avg if starts_there else grad) or {self._operand(second, k) for k in ("tensor1", "tensor2")} != {grad}:
             return None
         if not isinstance(weight, float) or not isinstance(beta2, float) or not isinstance(rest, float) or not isclose(rest, 1 - beta2, rel_tol=_ROUNDING):
             return None
@@ -129,7 +130,7 @@ class _Finder:
         if keep is None or divide is None or plus is None:
             return None
         made = (node.outputs[0], first.outputs[0], second.outputs[0])
-        step = AdamStep((), (), (), param, grad, exp_avg, exp_avg_sq, *made, keep, 1 - weight, beta2, divide, plus, float(value))
+        step = AdamStep((), (), (), param, grad, exp_avg, exp_avg_sq, *made, keep, 1 - weight if starts_there else weight, beta2, divide, plus, float(value))
         return self._apart(step)
 
     def _take(self, op: str, name: str, alpha: bool | None = None) -> Node | None:
