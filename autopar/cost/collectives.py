@@ -14,6 +14,15 @@ the formula's do not.
     latency            of NCCL's model: its base, and hops of a ring or a tree (`_latency`)
     no curve           latency + bytes / bandwidth with the link's own figures: the faster of ring and tree, pairwise exchange
 
+Laws between presets, for the same group and kind at any size, within 2 % (`_ordered_way`; the order of links: `cost.link_order`):
+
+    links      one with at least the bandwidth and at most the latency of another is no slower, inside a host or between hosts
+    devices    one with a faster link inside, on the same network, is no slower; of equal links each has its own rows of large messages
+    halves     an all_gather or reduce_scatter across hosts is no dearer than the all_reduce that it is half of
+
+They hold by construction: seconds are the least of what the slower links come to, each at least what rows of a faster one say of the same ranks or fewer
+(`_floors`); a link that no curve stands for (PCIe, Ethernet) takes at least what the slowest faster one with curves does. Rows of the group itself stand.
+
 Sources. Formulas: Thakur, Rabenseifner, Gropp 2005, sections 3-4. Hops, base latency, two hosts: NCCL, `src/graph/tuning.cc`. Rows:
 `data/collectives.csv`.
 """
@@ -23,27 +32,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import ceil, inf, log2
+from math import ceil, inf, log, log2
 
 import numpy as np
 
 from ..errors import ClusterError
-from .comm_table import SHAPE_OF, CommTable, link_share
+from .comm_table import SHAPE_OF, CommTable, CurveSet, link_share
 from .curves import (
     KINDS,
     Curve,
     Knots,
     bus_factor,
     cap_knots,
+    case_of,
     continue_points,
     join_points,
     knots_seconds,
+    least_knots,
     move_knots,
     move_through,
     raise_knots,
     smooth_points,
     wait_bytes,
 )
+from .link_order import faster_tables, is_as_fast, is_preset, slower_tables
 
 Line = tuple[float, float]  # seconds, seconds per byte
 
@@ -56,6 +68,8 @@ _ONE_CONNECTION_BYTES_PER_S, _ONE_CONNECTION_SHARE = 34.7e9, 34.7 / 50
 # A network is like another where a port has up to this many times its bandwidth: then what was reached of it counts, and its latency.
 _LIKE = 1.5
 _FULL = (2**18, 2**30)  # a curve that may stand for other groups reaches from 256 KiB to 1 GiB
+_FLAT = 2**12  # a message of up to 4 KiB takes what one of 8 bytes does: 79 and 69 us, 169 and 164 (H100, A100; 16 ranks on two hosts)
+_SLACK = 0.01  # what the same case comes to by the curves of two links
 _OTHER_DEVICE = 1e-3  # octaves: the device's own rows come first where the group is as near
 
 
@@ -64,7 +78,7 @@ class Way:
     """How one group does one kind: all that is left to say is bytes.
 
     Args:
-        knots: None: `lines`, of which the fastest is taken.
+        knots, lines: the larger counts of the curve and the fastest line; formulas have lines, and of presets a curve of faster links that they do not undercut.
         low_bytes, high_bytes: between them it was measured, at this group or at the one that stands for it.
         stretch: how many times the group or the network differs from the measured one; 1: measured; infinity: no row.
     """
@@ -120,12 +134,11 @@ def explain_collective(
 def way_seconds(way: Way, sizes: np.ndarray | float) -> np.ndarray:
     """Seconds per entry of `sizes` (bytes)."""
     sizes = np.asarray(sizes, dtype=float)
-    if way.knots is not None:
-        return knots_seconds(way.knots, sizes)
-    return np.minimum.reduce([fixed + per_byte * sizes for fixed, per_byte in way.lines])
+    curve = knots_seconds(way.knots, sizes) if way.knots is not None else 0.0
+    return np.maximum(curve, np.minimum.reduce([fixed + per_byte * sizes for fixed, per_byte in way.lines]) if way.lines else 0.0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**14)
 def collective_way(table: CommTable, kind: str, ranks: int, per_host: int, nics: float | None = None) -> Way:
     """`collective_seconds` of one group, but for the bytes."""
     if kind not in KINDS:
@@ -133,9 +146,7 @@ def collective_way(table: CommTable, kind: str, ranks: int, per_host: int, nics:
     if ranks < 2:
         return Way(None, ((0.0, 0.0),), 0.0, inf, 1.0, "one rank: nothing is sent")
     per_host = min(per_host, ranks)
-    group = Group(ranks, per_host, 0 if per_host == ranks else nics or per_host * table.ports)
-    way, rows_from = _capped_way(table, kind, group)
-    return way if way.knots is None else _raised_way(table, kind, group, way, rows_from)
+    return _ordered_way(table, kind, Group(ranks, per_host, 0 if per_host == ranks else nics or per_host * table.ports))
 
 
 def _own_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
@@ -159,6 +170,75 @@ def _own_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
     return Way(knots, (), float(sizes[0]) / slower, float(sizes[-1]) / slower, slower, source), float(sizes[0]) / slower
 
 
+# --- links beside each other --------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=2**14)
+def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
+    """No slower than over slower links and, over those that no curve stands for, no faster than over faster ones; across hosts half of an all_reduce no slower than the whole.
+
+    Rows of the group itself stand.
+    """
+    across = group.hosts > 1
+    way, rows_from = _placed_way(table, kind, group)
+    if way.knots is None:
+        curves = [_ordered_way(faster, kind, group).knots for faster in faster_tables(table, across)]
+        for least in curves:
+            way = way if least is None else replace(way, knots=least if way.knots is None else raise_knots(way.knots, least, inf))
+        return way
+    slower = [_placed_way(other, kind, group)[0].knots for other in slower_tables(table, across)]
+    slower = [Knots(knots.log_bytes, knots.log_seconds + (_SLACK if across else 0.0)) for knots in slower if knots is not None]
+    least = least_knots(way.knots, slower, rows_from)
+    way = _lowered(way, least, "over slower links")
+    if across and kind in ("all_gather", "reduce_scatter"):
+        whole = _ordered_way(table, "all_reduce", group).knots
+        way = way if whole is None else _lowered(way, cap_knots(least, whole, inf), "an all_reduce")
+    return way
+
+
+def _lowered(way: Way, knots: Knots, said: str) -> Way:
+    """The way with a curve that is nowhere above its own."""
+    assert way.knots is not None
+    lower = np.any(knots_seconds(way.knots, np.exp(knots.log_bytes)) > 1.01 * np.exp(knots.log_seconds))
+    return replace(way, knots=knots, source=f"{way.source}; small messages no more than {said}") if lower else way
+
+
+@lru_cache(maxsize=2**14)
+def _placed_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
+    """Of these links alone, and the bytes from which the group has rows of its own."""
+    way, rows_from = _capped_way(table, kind, group)
+    return (way if way.knots is None else _raised_way(table, kind, group, way, rows_from)), rows_from
+
+
+@lru_cache(maxsize=64)
+def _rows_across(known: CurveSet, kind: str) -> tuple[tuple[Curve, Knots], ...]:
+    """Curves between hosts that have small messages, as floors of other groups.
+
+    They say nothing of smaller messages than theirs, and no more than what fewer of the same ports took for as many ranks.
+    """
+    full = [c for c in known.every if (c.kind, c.algorithm) == (kind, "") and c.bytes and c.bytes[0] <= _FULL[0] and c.per_host < c.ranks]
+    found = []
+    for curve in full:
+        rows = smooth_points(*join_points([curve]))
+        if curve.bytes[0] > _FLAT:
+            rows = Knots(np.append(rows.log_bytes[0] - 0.2, rows.log_bytes), np.append(rows.log_seconds[0] - 10, rows.log_seconds))
+        for other in full:
+            if (other.ranks, other.per_host, other.nic_bytes_per_s) == (curve.ranks, curve.per_host, curve.nic_bytes_per_s) and other.nics < curve.nics:
+                rows = cap_knots(rows, smooth_points(*join_points([other])), other.bytes[-1])
+        found.append((curve, rows))
+    return tuple(found)
+
+
+def _floors(table: CommTable, kind: str, group: Group) -> list[Knots]:
+    """What rows say of the same ranks or fewer of them, over ports and a link inside that are no slower."""
+    return [
+        rows
+        for curve, rows in _rows_across(table.known, kind)
+        if curve.ranks <= group.ranks and curve.per_host <= group.per_host and ceil(curve.ranks / curve.per_host) <= group.hosts
+        if curve.nics >= group.nics and curve.nic_bytes_per_s * (1 + 1e-9) >= _port_bytes_per_s(table) and is_as_fast(curve, table.inside)
+    ]
+
+
 # --- groups beside each other -------------------------------------------------------------------------------------------------------
 
 
@@ -170,16 +250,14 @@ def _capped_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
         return way, rows_from
     bounds: list[tuple[Knots | None, str, float]] = []
     for ranks, curves in _measured_groups(table, kind).items():
-        if ranks > group.ranks:
+        if ranks > group.ranks and not table.mesh_links:
             source = f"{curves[0].source} ({_name(curves[0])})"
             bounds += [(smooth_points(*join_points(curves)), source, inf), (_capped_way(table, kind, Group(ranks, ranks, 0))[0].knots, source, rows_from)]
     if kind in ("all_gather", "reduce_scatter"):
         bounds.append((collective_way(table, "all_reduce", group.ranks, group.per_host).knots, "an all_reduce", rows_from))
     for most, source, below in bounds:
-        if most is not None and way.knots is not None:
-            capped = cap_knots(way.knots, most, below)
-            lower = np.any(knots_seconds(way.knots, np.exp(capped.log_bytes)) > 1.01 * np.exp(capped.log_seconds))
-            way = replace(way, knots=capped, source=f"{way.source}; small messages no more than {source}") if lower else way
+        if most is not None:
+            way = _lowered(way, cap_knots(way.knots, most, min(below, wait_bytes(most) * (1 + 1e-6))), source)
     return way, rows_from
 
 
@@ -194,6 +272,8 @@ def _raised_way(table: CommTable, kind: str, group: Group, way: Way, rows_from: 
             if fewer is not None:
                 way = replace(way, knots=raise_knots(way.knots, fewer, min(rows_from, wait_bytes(fewer))))
         return way
+    for rows in _floors(table, kind, group):
+        way = replace(way, knots=raise_knots(way.knots, rows, rows_from))
     inside = min(group.ranks, max([*measured, *_measured_groups(table, "all_reduce")], default=1))
     least = collective_way(table, kind, inside, inside).knots
     return way if least is None or rows_from < inf else replace(way, knots=raise_knots(way.knots, least, inf))
@@ -278,7 +358,11 @@ def _unmeasured_way(table: CommTable, kind: str, group: Group) -> Way:
     knots = _guide(table, kind, group, None)
     if knots is None:
         source = f"formula: {table.inside.source}" + (f"; across: {table.across.source}" if group.hosts > 1 else "")
-        return Way(None, _lines(table, kind, group, bus), 0.0, inf, bus_stretch, source + said)
+        lines = _lines(table, kind, group, bus)
+        presets = is_preset(table.inside) and (group.hosts == 1 or is_preset(table.across))
+        if kind in ("all_gather", "reduce_scatter") and presets:  # an all_reduce has both in it
+            lines += _lines(table, "all_reduce", group, _bus_bandwidth(table, "all_reduce", group)[0])
+        return Way(None, lines, 0.0, inf, bus_stretch, source + said)
     shape = _shape(table, kind, group)
     low, high = np.exp(knots.log_bytes[[0, -1]])
     # another kind of the same group counts as twice as far; bandwidth without a row is the data sheet's: the curve's distance stands
@@ -302,7 +386,7 @@ def _shape(table: CommTable, kind: str, group: Group) -> Curve | None:
 
 def _same_case(table: CommTable, curve: Curve) -> list[Curve]:
     """Other curves of the same group."""
-    return [c for c in table.curves if c is not curve and c.bytes and replace(c, bytes=(), seconds=(), bus_bytes_per_s=0.0, source="") == replace(curve, bytes=(), seconds=(), bus_bytes_per_s=0.0, source="")]
+    return [c for c in table.curves if c is not curve and c.bytes and case_of(c) == case_of(curve)]
 
 
 def _guide(table: CommTable, kind: str, group: Group, through: tuple[float, float] | None) -> Knots | None:
@@ -328,6 +412,7 @@ def _guide(table: CommTable, kind: str, group: Group, through: tuple[float, floa
     if group.hosts > 1 and kind != "send_recv" and not _is_like(table, shape):
         # many hops over another network (161 us between two hosts on the first EFA): its latency, not the measured one's
         latency = min(line[0] for line in _lines(table, kind, group, bus)) / smallest
+        knots = Knots(knots.log_bytes, np.where(knots.log_bytes <= log(_FLAT) + 1e-9, knots.log_seconds[0], knots.log_seconds))
     volume = bus_factor(kind, group.ranks) / bus * shape.bus_bytes_per_s / bus_factor(shape.kind, shape.ranks)
     if through is None:
         return move_knots(knots, latency, volume)
@@ -411,7 +496,7 @@ def _lines(table: CommTable, kind: str, group: Group, bus: float) -> tuple[Line,
     if kind == "all_reduce":
         tree_s = ceil(log2(g)) * hop + ceil(log2(hosts)) * far
         return (2 * ring_s, bus_factor(kind, n) / bus), (2 * tree_s, 2 / bus)
-    if kind == "all_to_all" and not table.measured_across:
+    if kind == "all_to_all" and not is_preset(table.across):
         # pairwise: each rank's own port carries what leaves the host, both ways run at once
         away = (n - g) / n / (table.across_bytes_per_s * group.nics / g) if hosts > 1 else 0.0
         return ((ring_s, max((g - 1) / n / table.inside_bytes_per_s, away)),)

@@ -26,12 +26,20 @@ SHAPE_OF = {"nvlink2": ("nvlink3",), "nvlink5": ("nvlink4",), "nvl72": ("nvlink5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CurveSet:
+    """Curves that tables have in common; one is another only where it is the same object."""
+
+    every: tuple[Curve, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class CommTable:
     """What prices the collectives of one kind of device and its links.
 
     Args:
         inside_bytes_per_s, across_bytes_per_s: that a ring reaches, per device and direction.
         curves: of this inside link and of those whose shape it may borrow, or none; of other devices, too.
+        known: all curves, of other links, too (`cost.link_order`).
         measured_across: curves may stand for the links between hosts.
         mesh_links: of a device to each other one of its host; 0: a switch.
         ports: between hosts, for each device of a host where all of them send at once; below 1: they share.
@@ -43,6 +51,7 @@ class CommTable:
     inside_bytes_per_s: float
     across_bytes_per_s: float
     curves: tuple[Curve, ...]
+    known: CurveSet
     measured_across: bool
     mesh_links: int
     ports: float = 1.0
@@ -62,21 +71,36 @@ def comm_table(device: str, inside: Link | str, across: Link | str, curves: Sequ
         ClusterError: a name that is no preset; a link without a positive bandwidth.
     """
     inside, across = _find_link(device, inside, "links.inside"), _find_link(device, across, "links.across")
-    return _known_table(device, inside, across, ports) if curves is None else _table(device, inside, across, curves, ports)
+    return _table(device, inside, across, _published() if curves is None else CurveSet(tuple(curves)), ports)
 
 
-@lru_cache(maxsize=256)
-def _known_table(device: str, inside: Link, across: Link, ports: float) -> CommTable:
+def table_with(table: CommTable, device: str, inside: Link, across: Link) -> CommTable:
+    """The table of other links, with the same curves and ports."""
+    return _table(device, inside, across, table.known, table.ports)
+
+
+def is_mesh(link: Link) -> bool:
+    """Inside a host each device has a link to each other, instead of one to a switch."""
+    return link.name.startswith("xgmi")
+
+
+def is_measured_network(link: Link) -> bool:
+    """Curves may stand for this link between hosts."""
+    return link.name.startswith(("ib-", "efa"))
+
+
+@lru_cache(maxsize=1)
+def _published() -> CurveSet:
+    return CurveSet(published_curves())
+
+
+@lru_cache(maxsize=4096)
+def _table(device: str, inside: Link, across: Link, known: CurveSet, ports: float) -> CommTable:
     """One object for equal clusters: prices of groups are kept by it."""
-    return _table(device, inside, across, published_curves(), ports)
-
-
-def _table(device: str, inside: Link, across: Link, curves: Sequence[Curve], ports: float) -> CommTable:
     links = (inside.name, *SHAPE_OF.get(inside.name, ()))
-    known = tuple(c for c in curves if c.inside in links)
-    measured = across.name.startswith(("ib-", "efa"))
+    curves = tuple(c for c in known.every if c.inside in links)
     reached = [link.bandwidth_bytes_per_s * link_share(link.name) for link in (inside, across)]
-    return CommTable(device, inside, across, reached[0], reached[1], known, measured, 7 if inside.name.startswith("xgmi") else 0, ports)
+    return CommTable(device, inside, across, reached[0], reached[1], curves, known, is_measured_network(across), 7 if is_mesh(inside) else 0, ports)
 
 
 def _find_link(device: str, link: Link | str, key: str) -> Link:

@@ -1,7 +1,7 @@
 """Measured curves of collectives: seconds by bytes for one device, kind, group and network; read, smoothed, moved and continued.
 
 In: `data/collectives.csv`, published nccl-tests and rccl-tests. Out: `Curve`s, and `Knots`: increasing bytes with seconds that never fall,
-between which a logarithm of seconds is a straight line over the logarithm of bytes. Nothing here knows of a cluster.
+between which a logarithm of seconds is a straight line over the logarithm of bytes. Of a cluster nothing is known here but which links are slower.
 
 Bytes are nccl-tests' `size`: of an all_reduce the buffer, of an all_gather the gathered whole, of a reduce_scatter the whole input, of an
 all_to_all one rank's buffer, of a send_recv the message. Bus bandwidth is nccl-tests', doc/PERFORMANCE.md: what one rank's port carries.
@@ -18,6 +18,7 @@ from math import ceil, inf
 
 import numpy as np
 
+from ..cluster import list_links
 from .monotone import pool_falls
 
 # Vidur's profile (`profiling/collectives/collectives_wrapper.py`): torch's profiler over eleven calls of `torch.distributed` in each of the ranks' own processes, without a CUDA graph; the
@@ -25,6 +26,13 @@ from .monotone import pool_falls
 _WAITS = "microsoft/vidur"
 # The longest time of its smallest message, 2 KiB (16 A100): a kernel that takes longer than a call is started before the one before it is over, and nobody waits.
 LONGEST_WAIT_S = 65e-6
+# stas00/ml-engineering's `all_reduce_bench.py`: one call of torch.distributed per trial between two events, each after a barrier; later versions queue ten, to hide "some 20-30us" per call
+# (its header). So all its rows have what a call costs and how far apart ranks come, on top of the collective: 10 to 14 us among 8 H200 where H100s of the same links have nccl-tests'.
+_CALLS = "stas00/ml-engineering network"
+# What rows say where a wait like the longest seen would be this share of them is no time of the collective.
+_MOST_WAIT = 1 / 20
+# Rows of single calls yield to nccl-tests' of the same group, on a link that is no faster, where these are shorter by more than this.
+_AS_LONG = 1.02
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 
 
@@ -90,8 +98,11 @@ def drop_waits(curves: Sequence[Curve]) -> tuple[Curve, ...]:
         a larger message of the same group took less;
         several smaller ones that hold as much took less one after the other;
         the same message took less among more ranks on each host, on as many hosts.
+
+    Where every row has the cost of a call (`_CALLS`), one is left out where nccl-tests has the same message of the same group in less on a link that is no faster; and where a wait like the
+    longest of its curve (how much less a larger message took) would be more than a twentieth of it (`_MOST_WAIT`).
     """
-    found = list(curves)
+    found = [_without_calls(curve, curves) if curve.source == _CALLS and curve.bytes else curve for curve in curves]
     for at in sorted(range(len(found)), key=lambda k: -found[k].ranks):  # the larger groups first: what is left of them judges the smaller ones
         curve = found[at]
         if not curve.source.startswith(_WAITS):
@@ -107,11 +118,27 @@ def drop_waits(curves: Sequence[Curve]) -> tuple[Curve, ...]:
     return tuple(found)
 
 
+def _without_calls(curve: Curve, curves: Sequence[Curve]) -> Curve:
+    """A curve of single calls, without rows that nccl-tests undercut or that a wait is too large a part of."""
+    speeds = {link.name: link.bandwidth_bytes_per_s for link in list_links()}
+    same = [c for c in curves if c.bytes and "nccl-tests" in c.source and case_of(c)[2:] == case_of(curve)[2:]]
+    others = [join_points([c]) for c in same if speeds.get(c.inside, inf) <= speeds.get(curve.inside, 0.0)]
+    larger = [min(curve.seconds[k:]) for k in range(len(curve.seconds))]
+    least = max(s - m for s, m in zip(curve.seconds, larger)) / _MOST_WAIT
+    kept = [(b, s) for b, s in zip(curve.bytes, curve.seconds) if s > least and s <= _AS_LONG * min([inf, *(_between(points, b) for points in others)])]
+    return replace(curve, bytes=tuple(b for b, _ in kept), seconds=tuple(s for _, s in kept))
+
+
 def _is_larger(curve: Curve, than: Curve) -> bool:
     """A group of the same kind on as many hosts of the same device, with more ranks on each, over the same ports."""
     names = ("device", "inside", "kind", "algorithm", "nics", "nic_bytes_per_s")
     alike = all(getattr(curve, name) == getattr(than, name) for name in names)
     return alike and curve.per_host > than.per_host and curve.ranks * than.per_host == than.ranks * curve.per_host
+
+
+def case_of(curve: Curve) -> tuple[object, ...]:
+    """Equal for curves of the same device, kind, group and network."""
+    return curve.device, curve.inside, curve.kind, curve.algorithm, curve.ranks, curve.per_host, curve.nics, curve.nic_bytes_per_s
 
 
 def _between(points: tuple[np.ndarray, np.ndarray], size: float) -> float:
@@ -200,21 +227,54 @@ def continue_points(middle: Knots, below: Knots | None, above: Knots | None) -> 
 
 def wait_bytes(knots: Knots) -> float:
     """Messages up to these take no longer than a wait may (`LONGEST_WAIT_S`); 0: none."""
-    small = knots.log_seconds <= np.log(LONGEST_WAIT_S)
-    return float(np.exp(knots.log_bytes[small][-1])) if small.any() else 0.0
+    wait = np.log(LONGEST_WAIT_S)
+    last = int(np.searchsorted(knots.log_seconds, wait, side="right")) - 1
+    if last < 0:
+        return 0.0
+    slope = np.diff(knots.log_seconds[last : last + 2]) / np.diff(knots.log_bytes[last : last + 2]) if last + 1 < knots.log_seconds.size else np.ones(1)
+    return float(np.exp(knots.log_bytes[last] + (wait - knots.log_seconds[last]) / slope[0]))
 
 
 def cap_knots(knots: Knots, most: Knots, below: float) -> Knots:
-    """Seconds no more than those of another curve, as far as a wait may reach in that (`wait_bytes`) and of messages below so many bytes; of messages below its smallest no more than of that."""
+    """Seconds no more than those of another curve, of messages below so many bytes; of messages below its smallest no more than of that."""
+    if _is_within(knots, most):
+        return knots
     logs, own, bound = _both(knots, most)
-    counts = (logs <= np.log(max(1e-300, wait_bytes(most))) + 1e-9) & (np.exp(logs) < below * (1 - 1e-9))
-    return Knots(logs, np.maximum.accumulate(np.where(counts, np.minimum(own, bound), own)))
+    return Knots(logs, np.maximum.accumulate(np.where(np.exp(logs) < below * (1 - 1e-9), np.minimum(own, bound), own)))
+
+
+def least_knots(knots: Knots, others: Sequence[Knots], below: float) -> Knots:
+    """`cap_knots` by all of several curves at once."""
+    curves = (knots, *others)
+    logs = np.unique(np.concatenate([k.log_bytes for k in curves]))
+    each = _log_seconds(curves, logs)
+    least = np.argmin(each, axis=0)
+    turns = np.flatnonzero(least[:-1] != least[1:])  # where another curve is the least, the two cross
+    ahead, behind = ((each[least[turns], k] - each[least[turns + 1], k]) for k in (turns, turns + 1))
+    share = np.where(ahead < behind, ahead / np.where(ahead < behind, ahead - behind, 1.0), 0.0)
+    logs = np.union1d(logs, logs[turns] + (logs[turns + 1] - logs[turns]) * share)
+    each = _log_seconds(curves, logs)
+    return Knots(logs, np.maximum.accumulate(np.where(np.exp(logs) < below * (1 - 1e-9), each.min(axis=0), each[0])))
+
+
+def _log_seconds(curves: Sequence[Knots], logs: np.ndarray) -> np.ndarray:
+    return np.stack([np.interp(logs, k.log_bytes, k.log_seconds) + np.maximum(0.0, logs - k.log_bytes[-1]) for k in curves])
 
 
 def raise_knots(knots: Knots, least: Knots, below: float) -> Knots:
-    """Seconds no less than those of another curve, of messages below so many bytes."""
+    """Seconds no less than those of another curve, of messages below so many bytes, but no more than of these."""
+    if _is_within(least, knots):
+        return knots
     logs, own, bound = _both(knots, least)
+    if below < inf:
+        bound = np.minimum(bound, np.log(knots_seconds(knots, np.array(below))))
     return Knots(logs, np.maximum.accumulate(np.where(np.exp(logs) < below * (1 - 1e-9), np.maximum(own, bound), own)))
+
+
+def _is_within(knots: Knots, other: Knots) -> bool:
+    """Nowhere above another curve: between knots of either both are straight."""
+    ours, theirs = _log_seconds([knots], other.log_bytes)[0], _log_seconds([other], knots.log_bytes)[0]
+    return not np.any(knots.log_seconds > theirs) and not np.any(ours > other.log_seconds)
 
 
 def _both(one: Knots, other: Knots) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
