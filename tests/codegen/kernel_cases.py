@@ -232,8 +232,8 @@ def _rounded(x):
 
 
 def _powers(x):
-    size = x.abs() + 0.1
-    return torch.pow(size, x) + size.pow(1.7) + x.pow(5) + x.pow(-2) * 0 + torch.pow(x, x.detach().round()).clamp(-3, 3) + size.log10() + size.exp2() + size.log2()
+    size, whole = x.abs() + 0.1, torch.arange(x.shape[-1], dtype=x.dtype) % 7 - 3
+    return torch.pow(size, x) + size.pow(1.7) + x.pow(5) + x.pow(-2) * 0 + torch.pow(x, whole).clamp(-3, 3) + size.log10() + size.exp2() + size.log2()
 
 
 def _pieces(x):
