@@ -48,7 +48,6 @@ from .curves import (
     continue_points,
     join_points,
     knots_seconds,
-    least_knots,
     move_knots,
     move_through,
     raise_knots,
@@ -188,11 +187,11 @@ def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
         return way
     slower = [_placed_way(other, kind, group)[0].knots for other in slower_tables(table, across)]
     slower = [Knots(knots.log_bytes, knots.log_seconds + (_SLACK if across else 0.0)) for knots in slower if knots is not None]
-    least = least_knots(way.knots, slower, rows_from)
+    least = cap_knots(way.knots, slower, rows_from)
     way = _lowered(way, least, "over slower links")
     if across and kind in ("all_gather", "reduce_scatter"):
         whole = _ordered_way(table, "all_reduce", group).knots
-        way = way if whole is None else _lowered(way, cap_knots(least, whole, inf), "an all_reduce")
+        way = way if whole is None else _lowered(way, cap_knots(least, [whole], inf), "an all_reduce")
     return way
 
 
@@ -224,7 +223,7 @@ def _rows_across(known: CurveSet, kind: str) -> tuple[tuple[Curve, Knots], ...]:
             rows = Knots(np.append(rows.log_bytes[0] - 0.2, rows.log_bytes), np.append(rows.log_seconds[0] - 10, rows.log_seconds))
         for other in full:
             if (other.ranks, other.per_host, other.nic_bytes_per_s) == (curve.ranks, curve.per_host, curve.nic_bytes_per_s) and other.nics < curve.nics:
-                rows = cap_knots(rows, smooth_points(*join_points([other])), other.bytes[-1])
+                rows = cap_knots(rows, [smooth_points(*join_points([other]))], other.bytes[-1])
         found.append((curve, rows))
     return tuple(found)
 
@@ -257,7 +256,7 @@ def _capped_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
         bounds.append((collective_way(table, "all_reduce", group.ranks, group.per_host).knots, "an all_reduce", rows_from))
     for most, source, below in bounds:
         if most is not None:
-            way = _lowered(way, cap_knots(way.knots, most, min(below, wait_bytes(most) * (1 + 1e-6))), source)
+            way = _lowered(way, cap_knots(way.knots, [most], min(below, wait_bytes(most) * (1 + 1e-6))), source)
     return way, rows_from
 
 

@@ -235,17 +235,11 @@ def wait_bytes(knots: Knots) -> float:
     return float(np.exp(knots.log_bytes[last] + (wait - knots.log_seconds[last]) / slope[0]))
 
 
-def cap_knots(knots: Knots, most: Knots, below: float) -> Knots:
-    """Seconds no more than those of another curve, of messages below so many bytes; of messages below its smallest no more than of that."""
-    if _is_within(knots, most):
+def cap_knots(knots: Knots, others: Sequence[Knots], below: float) -> Knots:
+    """Seconds no more than those of other curves, of messages below so many bytes; of messages below the smallest of one no more than of that."""
+    curves = (knots, *(other for other in others if not _is_within(knots, other)))
+    if len(curves) == 1:
         return knots
-    logs, own, bound = _both(knots, most)
-    return Knots(logs, np.maximum.accumulate(np.where(np.exp(logs) < below * (1 - 1e-9), np.minimum(own, bound), own)))
-
-
-def least_knots(knots: Knots, others: Sequence[Knots], below: float) -> Knots:
-    """`cap_knots` by all of several curves at once."""
-    curves = (knots, *others)
     logs = np.unique(np.concatenate([k.log_bytes for k in curves]))
     each = _log_seconds(curves, logs)
     least = np.argmin(each, axis=0)

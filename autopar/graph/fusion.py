@@ -27,7 +27,7 @@ from .adam import find_adam
 from .graph import Graph, value_table
 from .held_longer import HeldLonger
 from .kernel import is_number
-from .liveness import is_view
+from .liveness import is_view, list_readers, storage_bases
 from .node import Phase, packet_of
 from .repeats import block_of
 from .tensor import num_elements
@@ -89,19 +89,14 @@ class _Values:
 
 
 def _list_values(graph: Graph) -> _Values:
-    base: dict[str, str] = {}
+    base = storage_bases(graph)
     numbers = {out for node in graph.nodes if is_number(node) for out in node.outputs}
-    read, readers = dict[int, frozenset[tuple[str, str]]](), dict[str, set[int]]()
-    for i, node in enumerate(graph.nodes):
-        if is_view(node.op) and node.inputs:
-            base.update((out, base.get(node.inputs[0], node.inputs[0])) for out in node.outputs)
-            continue
-        read[i] = frozenset((name, base.get(name, name)) for name in node.inputs if name not in numbers)
-        for _, name in read[i]:
-            readers.setdefault(name, set()).add(i)
+    readers = {name: set(nodes) for name, nodes in list_readers(graph, base).items()}
     for name in (*(new for _, new in graph.updates), graph.loss, *graph.outputs, *(g for _, g in graph.grads)):
         readers.setdefault(base.get(name, name), set()).add(-1)
-    return _Values(read, {i: tuple(filter(None, graph.nodes[i].outputs)) for i in read}, readers)
+    nodes = {i: node for i, node in enumerate(graph.nodes) if not is_view(node.op)}
+    read = {i: frozenset((name, base[name]) for name in node.inputs if name not in numbers) for i, node in nodes.items()}
+    return _Values(read, {i: tuple(filter(None, node.outputs)) for i, node in nodes.items()}, readers)
 
 
 def find_groups(

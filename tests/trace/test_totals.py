@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 
 class Loop(torch.optim.Optimizer):
-    """SGD by as much as `weigh` makes of a number for each gradient, in a loop."""
+    """SGD by as much as `weigh` makes of a number for each gradient, in a loop; as it stands, by 1."""
 
     def __init__(self, params) -> None:
         super().__init__(params, {})
@@ -33,7 +33,7 @@ class Loop(torch.optim.Optimizer):
                 p.sub_(0.1 * p.grad * by)
 
     def weigh(self) -> torch.Tensor:
-        raise NotImplementedError
+        return torch.ones(())
 
 
 class Sums(Loop):

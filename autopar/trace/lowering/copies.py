@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...graph.tensor import Kind
-from .draft import Draft, DraftNode, Val
-from .finish import node_inputs
+from .draft import Draft, DraftNode, Val, node_inputs
 
 
 class UpdateCopier:

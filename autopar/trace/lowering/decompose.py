@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from .draft import Draft, Val, canonical_args, const, resolve_op
+from .draft import Draft, Val, const
 
 # -- creation ------------------------------------------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ def _rsub(b: Draft, a: dict) -> object:
 def _lerp(b: Draft, a: dict) -> object:
     """From the end that is nearer, as torch does it (ATen/native/Lerp.h); by a weight for each element it stays whole."""
     if isinstance(a["weight"], Val):
-        return b.emit("aten.lerp.Tensor", canonical_args(resolve_op("aten.lerp.Tensor"), a), b.specs)[0]
+        return b.keep("aten.lerp.Tensor", a)
     step = b.sub(a["end"], a["self"])
     if abs(a["weight"]) < 0.5:
         return b.call("aten.add.Tensor", a["self"], step, alpha=a["weight"])
@@ -120,7 +120,7 @@ def _index_put(b: Draft, a: dict) -> object:
     """One number where a mask says so is `where`, whose places need not be counted; all else stays whole."""
     x, value, masks = a["self"], a["values"], [index for index in a["indices"] if index is not None]
     if len(masks) != 1 or masks[0].dtype != torch.bool or value.shape or a["accumulate"]:
-        return b.emit("aten.index_put.default", canonical_args(resolve_op("aten.index_put.default"), a), b.specs)
+        return b.keep("aten.index_put.default", a)
     before = a["indices"].index(masks[0])
     mask = b.view(masks[0], (1,) * before + masks[0].shape + (1,) * (len(x.shape) - before - len(masks[0].shape)))
     return b.call("aten.where.self", mask, b.cast(value, x.dtype), x)

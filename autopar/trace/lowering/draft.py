@@ -122,6 +122,14 @@ class Draft:
         assert out is not None
         return out
 
+    def keep(self, op: str, bound: dict[str, object]) -> list[Val | None]:
+        """Write the op that is being rewritten as it is.
+
+        Args:
+            bound: its arguments by name.
+        """
+        return self.emit(op, canonical_args(resolve_op(op), bound), self.specs)
+
     def call(self, name: str, /, *args: object, **kwargs: object):
         """Write an ATen op; torch tells the shapes. Returns one Val, or a list."""
         op = resolve_op(name)
@@ -276,6 +284,20 @@ class Draft:
 def const(dtype: torch.dtype) -> Const:
     """A dtype as a graph constant."""
     return Const("dtype", str(dtype))
+
+
+def find_vals(value: object) -> list[Val]:
+    """The values inside an argument, in order."""
+    if isinstance(value, Val):
+        return [value]
+    if isinstance(value, tuple):
+        return [v for item in value for v in find_vals(item)]
+    return []
+
+
+def node_inputs(node: DraftNode) -> list[Val]:
+    """The values a node reads, in order."""
+    return [v for _, value in node.args for v in find_vals(value)]
 
 
 def view_chain(x: Val) -> list[Val]:

@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from .decompose import keep_dims, list_dims
-from .draft import Draft, Val, canonical_args, resolve_op, view_chain
+from .draft import Draft, Val, view_chain
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -56,7 +56,7 @@ def _logsumexp(b: Draft, a: dict) -> object:
     x, dims, dtype = a["self"], list_dims(a["self"], a["dim"]), b.specs[0][1]
     if not x.dtype.is_floating_point or not dims or not prod(x.shape):
         op = "aten.logsumexp.default"
-        return b.emit(op, canonical_args(resolve_op(op), a), b.specs)
+        return b.keep(op, a)
     thin = tuple(size for k, size in enumerate(x.shape) if k not in dims)
     wide = torch.float32 if x.dtype in HALVES else x.dtype
     if dims == [len(x.shape) - 1]:

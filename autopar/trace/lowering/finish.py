@@ -17,7 +17,7 @@ from ...graph.rules.random_numbers import STATE as RANDOM_STATE
 from ...graph.sequences import find_sequences
 from ...graph.tensor import Kind, Value
 from ...graph.update_parts import is_shared
-from .draft import Draft, DraftNode, Val
+from .draft import Draft, DraftNode, Val, node_inputs
 from .totals import join_totals, thin_constants
 
 
@@ -106,20 +106,6 @@ def _drop_idle_counter(draft, inputs, updates, others: list[Val]) -> tuple[dict[
     if any(n.op == "autopar.uniform" for n in _live_nodes(draft.nodes, [*rest.values(), *others])):
         return inputs, updates
     return {s: v for s, v in inputs.items() if s != RANDOM_STATE}, rest
-
-
-def find_vals(value: object) -> list[Val]:
-    """The values inside an argument, in order."""
-    if isinstance(value, Val):
-        return [value]
-    if isinstance(value, tuple):
-        return [v for item in value for v in find_vals(item)]
-    return []
-
-
-def node_inputs(node: DraftNode) -> list[Val]:
-    """The values a node reads, in order."""
-    return [v for _, value in node.args for v in find_vals(value)]
 
 
 def _live_nodes(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNode]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from ...graph.node import Phase
-from .draft import DraftNode, Val, const
+from .draft import DraftNode, Val, const, node_inputs
 
 _ANY = ("aten.any.default", (), False)
 _ALL = ("aten.all.default", (), True)
@@ -35,12 +35,12 @@ def join_totals(nodes: Sequence[DraftNode], roots: Sequence[Val]) -> list[DraftN
     Args:
         roots: what the step returns.
     """
-    uses = Counter(id(value) for value in [*roots, *(v for node in nodes for v in _values(node))])
+    uses = Counter(id(value) for value in [*roots, *(v for node in nodes for v in node_inputs(node))])
     kept: list[DraftNode] = []
-    steps = {id(node.outs[0]) for node in nodes if _is_step(node)}
-    inner = {id(v) for node in nodes if _is_step(node) for v in _values(node) if id(v) in steps and uses[id(v)] == 1 and v.node.op == node.op and v.dtype == node.outs[0].dtype}
+    steps = {id(node.outs[0]): node for node in nodes if _is_step(node)}
+    inner = {id(v) for node in steps.values() for v in node_inputs(node) if id(v) in steps and uses[id(v)] == 1 and v.node.op == node.op and v.dtype == node.outs[0].dtype}
     for node in nodes:
-        total = node.outs[0] if _is_step(node) and id(node.outs[0]) not in inner else None
+        total = next((v for v in node.outs if id(v) in steps and id(v) not in inner), None)
         numbers = _numbers(node, inner) if total is not None else []
         if total is None or len(numbers) < _LEAST or len({v.dtype for v in numbers}) > 1:
             kept.append(node)
@@ -86,8 +86,8 @@ def thin_constants(nodes: Sequence[DraftNode]) -> list[DraftNode]:
     for node in nodes:
         out = node.outs[0] if len(node.outs) == 1 else None
         if node.phase is Phase.UPDATE and node.op in _POINTWISE and out is not None and out.shape:
-            for value in [v for v in _values(node) if v.shape and v.node is not None and v.node.op == "aten.full.default"]:
-                others = [v for v in _values(node) if v is not value]
+            for value in [v for v in node_inputs(node) if v.shape and v.node is not None and v.node.op == "aten.full.default"]:
+                others = [v for v in node_inputs(node) if v is not value]
                 if value.dtype != out.dtype or not any(v.shape == out.shape and v.dtype == out.dtype and v.node is not value.node for v in others):
                     continue
                 fill = dict(value.node.args)["fill_value"]
@@ -104,7 +104,3 @@ def _new(like: DraftNode, op: str, args: tuple[tuple[str, object], ...], shape: 
     node = DraftNode(op, args, like.phase, path, like.source)
     node.outs = [Val(shape, dtype, node)]
     return node
-
-
-def _values(node: DraftNode) -> list[Val]:
-    return [v for _, value in node.args for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, Val)]

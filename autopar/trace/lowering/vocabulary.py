@@ -22,7 +22,7 @@ from math import prod
 
 from .decompose import RULES as FORM_RULES
 from .decompose import keep_dims, list_dims
-from .draft import Draft, DraftNode, Val, canonical_args, resolve_op
+from .draft import Draft, DraftNode, Val
 from .linears import LINEAR_RULES
 from .log_probabilities import LOSSES, Entropy, OfAll, OfClass, OfEach, OfLoss, Picked, Scores, class_dim, find_entropy, find_indexed, find_picked, find_scores, find_terms, sum_dtype
 from .losses import LOSS_RULES, count_targets, mask_ignored, total_weight
@@ -43,7 +43,7 @@ def _embedding_backward(b: Draft, a: dict) -> object:
     """Gradients that are scaled by how often a row is used stay whole: that counts all uses."""
     op = "aten.embedding_dense_backward.default"
     if a["scale_grad_by_freq"]:
-        return b.emit(op, canonical_args(resolve_op(op), a), b.specs)
+        return b.keep(op, a)
     n, padding = a["num_weights"], a["padding_idx"]
     args = {"grad": a["grad_output"], "indices": a["indices"], "rows": b.positions(n, "row"), "num_rows": n}
     return b.emit_one("autopar.embedding_backward", args | ({"padding_idx": padding} if padding >= 0 else {}), *b.specs[0])
@@ -105,7 +105,7 @@ def _pick(op: str, find: Callable[[Draft, dict], Picked | None]):
     def rule(b: Draft, a: dict) -> object:
         found = find(b, a)
         if found is None:
-            return b.emit(op, canonical_args(resolve_op(op), a), b.specs)
+            return b.keep(op, a)
         made = b.call("aten.neg.default", _log_probability(b, found.entropy, found.target))
         return b.view(b.cast(made, b.specs[0][1]), b.specs[0][0])
 
@@ -157,7 +157,7 @@ def _log_softmax_backward(b: Draft, a: dict) -> object:
     e = b.entropies.get(a["output"])
     if e is None:
         op = "aten._log_softmax_backward_data.default"
-        return b.emit(op, canonical_args(resolve_op(op), a), b.specs)
+        return b.keep(op, a)
     dim = class_dim(a["output"])
     terms = find_terms(b, a["grad_output"], dim)
     picks = [term for term in terms if isinstance(term, (OfLoss, OfClass))]
