@@ -2,6 +2,7 @@
 
     python benchmarks/fuzz_kernels.py [--from SEED] [--count N] [--seconds S] [--compile-every N] [--keep FOLDER]
     python benchmarks/fuzz_kernels.py --file MODEL.py        # one model: a file with `workload()`, as `fuzz_models.py SEED` prints
+    python benchmarks/fuzz_kernels.py --device cuda          # the kernels as a GPU runs them, beside plain torch on the CPU
     python benchmarks/fuzz_models.py SEED                    # prints the model of a seed
 
 Of each model one step of the program for one rank is run, and everything that comes out of it compared: the loss, every gradient and every new state, or the results of a forward pass.
@@ -48,7 +49,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("TRITON_INTERPRET", "0" if "cuda" in sys.argv else "1")  # Triton decides when it is imported
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -105,6 +106,23 @@ LEVELS = (
 )
 STAGES = (*(f"{way}{level.bits}" for level in LEVELS for way in ("trace", "triton")), "compile")
 KINDS = ("numbers", "dtype", "error")
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class How:
+    """What is done with a model.
+
+    Args:
+        compiles: its kernels are compiled, too, without a GPU.
+        device: runs the kernels; plain torch is the CPU's.
+    """
+
+    levels: tuple[Level, ...] = LEVELS
+    compiles: bool = False
+    device: torch.device = CPU
 
 
 @dataclass(frozen=True)
@@ -181,10 +199,10 @@ def build(workload: Workload, precision: str) -> Built:
     return Built(spec, params, given, {name: strided_like(t, batch[name]) for name, t in samples.items()}, kernels)
 
 
-def run(built: Built, runs_triton: bool) -> Values:
+def run(built: Built, runs_triton: bool, device: torch.device) -> Values:
     """Everything that comes out of one step."""
-    states = {name: t.clone() for name, t in initial_state(built.spec, 0, built.given, 0).items()}
-    samples = {name: strided_like(t, t) for name, t in built.samples.items()}
+    states = {name: t.to(device, copy=True) for name, t in initial_state(built.spec, 0, built.given, 0).items()}
+    samples = {name: strided_like(t.to(device), t) for name, t in built.samples.items()}
     product = fused.runs_triton
     fused.runs_triton = product if runs_triton else lambda x: False
 
@@ -193,14 +211,14 @@ def run(built: Built, runs_triton: bool) -> Values:
             return built.spec.step(comm, states, samples)
 
     try:
-        results = list(flatten(run_ranks(built.spec.mesh, one)[0]))
+        results = list(flatten(run_ranks(built.spec.mesh, one, device)[0]))
     finally:
         fused.runs_triton = product
     if built.params is None:
         found = {f"out {k}": t for k, t in enumerate(results)}
     else:
         found = {"loss": results[0], **{f"grad {name}": t for name, t in zip(built.params, results[1:])}}
-    return {**found, **{f"state {name}": t for name, t in states.items()}}
+    return {name: t.cpu() for name, t in (*found.items(), *((f"state {name}", t) for name, t in states.items()))}
 
 
 def run_eager(workload: Workload, bits: int, move: float = 0.0, seed: int = 0) -> Values:
@@ -318,7 +336,7 @@ def noted(stage: str, failures: list[Failure], tally: Tally) -> Iterator[None]:
         raise PassedOver from error
 
 
-def check(path: Path, tally: Tally, levels: tuple[Level, ...] = LEVELS, compiles: bool = False) -> list[Failure]:
+def check(path: Path, tally: Tally, how: How) -> list[Failure]:
     """What is wrong of a file with a model."""
     torch.manual_seed(0)
     failures: list[Failure] = []
@@ -333,13 +351,13 @@ def check(path: Path, tally: Tally, levels: tuple[Level, ...] = LEVELS, compiles
     except Exception:  # of any kind: the model is not one
         tally.passed["torch refuses"] += 1
         return []
-    for level in levels:
+    for level in how.levels:
         with contextlib.suppress(PassedOver):
-            check_level(workload, level, has_halves, failures, tally, compiles and level.bits == 32)
+            check_level(workload, level, has_halves, failures, tally, how)
     return failures
 
 
-def check_level(workload: Workload, level: Level, has_halves: bool, failures: list[Failure], tally: Tally, compiles: bool) -> None:
+def check_level(workload: Workload, level: Level, has_halves: bool, failures: list[Failure], tally: Tally, how: How) -> None:
     """Add what is wrong of the program in this precision.
 
     Raises:
@@ -360,14 +378,14 @@ def check_level(workload: Workload, level: Level, has_halves: bool, failures: li
     with noted(stage, failures, tally):
         built = build(workload, level.precision)
         tally.kernels += len(built.kernels) if level.bits == 64 else 0
-        plain = run(built, runs_triton=False)
+        plain = run(built, False, CPU)
         if level.trace:
             hold(stage, plain, run_eager(workload, level.bits), level.trace[has_halves], level.bits == 32)
-    if compiles:
+    if how.compiles and level.bits == 32:
         check_compiled(built.kernels, failures, tally)
     stage = f"triton{level.bits}"
     with noted(stage, failures, tally):
-        hold(stage, run(built, runs_triton=True), plain, level.triton[has_halves], True)
+        hold(stage, run(built, True, how.device), plain, level.triton[has_halves], True)
 
 
 def check_compiled(kernels: tuple[Kernel, ...], failures: list[Failure], tally: Tally) -> None:
@@ -398,7 +416,7 @@ def compile_pickled(given: str, found: str) -> None:
     Path(found).write_bytes(pickle.dumps((count, broken)))
 
 
-def check_in_time(path: Path, tally: Tally, levels: tuple[Level, ...], compiles: bool) -> list[Failure]:
+def check_in_time(path: Path, tally: Tally, how: How) -> list[Failure]:
     """`check`, for at most LIMIT_S."""
 
     def stop(*_):
@@ -407,7 +425,7 @@ def check_in_time(path: Path, tally: Tally, levels: tuple[Level, ...], compiles:
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(LIMIT_S)
     try:
-        return check(path, tally, levels, compiles)
+        return check(path, tally, how)
     except LateError:
         tally.late += 1
         print(f"LATE {path.stem}: took longer than {LIMIT_S} s", flush=True)
@@ -441,7 +459,7 @@ def run_seeds(asked: argparse.Namespace, tally: Tally) -> None:
             tally.models += 1
             levels = LEVELS if seed % EVERY_HALF == 0 else tuple(level for level in LEVELS if level.bits > 16)
             try:
-                failures = check_in_time(path, tally, levels, bool(asked.compile_every) and seed % asked.compile_every == 0)
+                failures = check_in_time(path, tally, How(levels, bool(asked.compile_every) and seed % asked.compile_every == 0, asked.device))
             except KeyboardInterrupt:
                 print("interrupted: what was done until now")
                 break
@@ -466,16 +484,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no model after so many")
     parser.add_argument("--compile-every", type=int, default=0, metavar="N", help="compile the kernels of every Nth seed (0: of none)")
     parser.add_argument("--file", type=Path, help="check this model instead of random ones, and print tracebacks")
+    parser.add_argument("--device", type=torch.device, default=CPU, help="cuda: a GPU runs the kernels, not Triton's interpreter")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="write models that fail to this folder")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False  # a convolution in float32 is one
     mend_interpreter()
     tally, began = Tally(), time.perf_counter()
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, torch {torch.__version__}, triton {triton.__version__}")
     if asked.file:
         tally.models = 1
-        failures = check_in_time(asked.file, tally, LEVELS, bool(asked.compile_every))
+        failures = check_in_time(asked.file, tally, How(LEVELS, bool(asked.compile_every), asked.device))
         report(asked.file.stem, failures, tally)
         for detail in (failure.detail for failure in failures if failure.detail):
             print(detail)

@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py                     # needs one CUDA device; some minutes
     python benchmarks/gpu.py --dry-run           # the same on the CPU at tiny sizes: that it runs, no figures
+    python benchmarks/gpu.py --models resnet50 vit-base bert-base   # any of `gpu_models.py`
 
 GPT-2 medium with a batch of 16 x 1024 (`--models gpt-small`: one whose step is shorter than asking for it), and the blocks of a 1B Llama with the batch that fills a quarter of the device's memory. Weights and activations are bf16, masters
 and moments float32, and the loss reads float32, for all alike: the peers hold their masters beside the model, and AdamW is fused. All are on the device together and take turns; before
@@ -46,6 +47,7 @@ from autopar.options import Options  # noqa: E402
 from autopar.runtime import Executable, initial_state, start_process_group, state_of_module  # noqa: E402
 from autopar.trace import Workload  # noqa: E402
 from benchmarks import llama  # noqa: E402
+from benchmarks.gpu_models import MODELS  # noqa: E402
 from benchmarks.kernels import Measured, measure_copy, measure_kernels  # noqa: E402
 from benchmarks.peers import single_peers  # noqa: E402
 from benchmarks.rounds import spread, time_rounds  # noqa: E402
@@ -269,7 +271,7 @@ def print_aims(cases: list[Case], copy_bytes_per_s: float) -> Iterable[str]:
 
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=("gpt-small", "gpt2-medium", "llama-blocks"), default=["gpt2-medium", "llama-blocks"])
+    parser.add_argument("--models", nargs="+", choices=("gpt-small", "gpt2-medium", "llama-blocks", *MODELS), default=["gpt2-medium", "llama-blocks"])
     parser.add_argument("--cuda-graph", action="store_true", help="autopar's program as a CUDA graph, too")
     parser.add_argument("--cluster", help="what the plan is for; default: the preset of the device that torch finds")
     parser.add_argument("--batch", type=int, help="of llama-blocks; default: what fills a quarter of the memory, which takes some seconds to find")
@@ -296,6 +298,7 @@ def main(words: list[str] | None = None) -> None:
         "gpt-small": lambda: gpt("gpt-small", setting.small),
         "gpt2-medium": lambda: gpt("gpt2-medium", setting.gpt),
         "llama-blocks": lambda: measure_case("llama-blocks", lambda batch: llama.build(batch=batch, **setting.llama), asked.batch, setting.llama, setting, asked.cuda_graph),
+        **{name: functools.partial(measure_case, name, model.build, model.batch, {}, setting, asked.cuda_graph) for name, model in MODELS.items()},
     }
     cases = []
     for model in asked.models:

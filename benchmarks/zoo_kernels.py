@@ -1,6 +1,6 @@
 """Kernels over the whole zoo: which groups have no Triton text, and whether every model's step gives the same numbers fused and op by op.
 
-    python benchmarks/zoo_kernels.py [MODEL ...] [--jobs 2] [--text-only] [--json FILE]
+    python benchmarks/zoo_kernels.py [MODEL ...] [--jobs 2] [--text-only] [--device cuda] [--json FILE]
 
 MODEL is FILE.py or FILE.py:NAME (default: every model of `tests/zoo`). Of each model:
 
@@ -8,7 +8,7 @@ MODEL is FILE.py or FILE.py:NAME (default: every model of `tests/zoo`). Of each 
 * numbers: one random plan on one rank and one on two, emitted with kernels and op by op (`Options(local="ops")`), in float64 from the same states and samples: loss,
   every gradient, every new state. Relative to the larger of 1 and the tensor's largest magnitude; where that is above 1e-10, what a rounding of all that comes in moves as far
   counts as equal (a gradient that is zero but for rounding, after Adam). With TRITON_INTERPRET=1 the kernels run in Triton's interpreter instead of as plain torch,
-  on one rank.
+  with `--device cuda` on a GPU, each on one rank.
 
 Each model runs in a process of its own; a model whose library is missing is skipped with the library's name. The exit code is 1 where numbers differ or a model fails, 2 where a file is missing.
 """
@@ -59,7 +59,7 @@ class Row:
         return max((d for d, _ in self.differences), default=0.0)
 
 
-def survey(model: str, runs: bool = True) -> Row:
+def survey(model: str, runs: bool = True, device: str = "cpu") -> Row:
     """One model, in this process. Never raises: what goes wrong is in the row."""
     import warnings
 
@@ -70,13 +70,14 @@ def survey(model: str, runs: bool = True) -> Row:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(SEED)
     row, began = Row(model), time.perf_counter()
     try:
         workload = load_workload(model)
         _count_texts(row, workload)
         if runs:
-            _compare(row, workload)
+            _compare(row, workload, torch.device(device))
     except ModelError as error:
         missing = error.__cause__
         if isinstance(missing, ModuleNotFoundError) and missing.name:
@@ -126,7 +127,7 @@ def _count_texts(row: Row, workload) -> None:
             row.plain.append((kernel.name, str(error)))
 
 
-def _compare(row: Row, workload) -> None:
+def _compare(row: Row, workload, device) -> None:
     from autopar.trace import trace_step
     from autopar.trace.workload import find_tensors
     from autopar.verify.reference import first_values, make_batch
@@ -135,9 +136,10 @@ def _compare(row: Row, workload) -> None:
     facts, given = first_values(workload, traced)
     inputs, targets = make_batch(workload, traced.graph, SEED, 1)
     batch = {**dict(find_tensors("input:", inputs)), **dict(find_tensors("target:", targets))}
-    for sizes in MESHES:
+    for sizes in MESHES if device.type == "cpu" else ((),):
         program = _program(traced.graph, sizes)
-        found, plain = (_run(program, traced.graph, facts, given, batch, local) for local in ("kernels", "ops"))
+        found = _run(program, traced.graph, facts, given, batch, "kernels", device=device)
+        plain = _run(program, traced.graph, facts, given, batch, "ops")
         rows = [(_difference(found[name], plain[name]), name) for name in plain]
         if max(rows)[0] > SMALL:
             moved = _run(program, traced.graph, facts, given, batch, "ops", moves=True)
@@ -145,7 +147,7 @@ def _compare(row: Row, workload) -> None:
         row.differences.append(max(rows, default=(0.0, "nothing")))
 
 
-def _run(program, graph, facts, given, batch, local, moves=False):
+def _run(program, graph, facts, given, batch, local, moves=False, device=None):
     """One step of an emitted program: every tensor that comes out of it, by rank and name."""
     import torch
 
@@ -163,16 +165,16 @@ def _run(program, graph, facts, given, batch, local, moves=False):
         return tensor * (1 + 2.0**-52 * torch.randint(-1, 2, tensor.shape, generator=generator).to(tensor.dtype))
 
     count = len(run_ranks(spec.mesh, lambda comm: None))
-    states = [{n: moved(t).clone() for n, t in initial_state(spec, r, given, SEED).items()} for r in range(count)]
+    states = [{n: moved(t).to(device, copy=True) for n, t in initial_state(spec, r, given, SEED).items()} for r in range(count)]
     whole = {n: moved(batch[n]) for n in spec.batch}
-    parts = [{n: cut(whole[n], parse_sharding(b.sharding), spec.mesh, r).clone() for n, b in spec.batch.items()} for r in range(count)]
+    parts = [{n: cut(whole[n], parse_sharding(b.sharding), spec.mesh, r).to(device, copy=True) for n, b in spec.batch.items()} for r in range(count)]
 
     def one(comm):
         with torch.no_grad():
             return spec.step(comm, states[comm.rank], parts[comm.rank])
 
-    results = run_ranks(spec.mesh, one)
-    return {f"{name} on rank {r}": t for r in range(count) for name, t in (*_named(results[r], ""), *states[r].items())}
+    results = run_ranks(spec.mesh, one, device)
+    return {f"{name} on rank {r}": t.cpu() for r in range(count) for name, t in (*_named(results[r], ""), *states[r].items())}
 
 
 def _named(result, name):
@@ -202,7 +204,7 @@ def _difference(found, wanted) -> float:
     return difference if difference == difference else float("inf")
 
 
-def run_all(models, jobs: int, runs: bool = True, timeout_s: float = 900.0):
+def run_all(models, jobs: int, runs: bool = True, device: str = "cpu", timeout_s: float = 900.0):
     """The rows, as each is done; each model in a fresh process that is copied from one with torch."""
     from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -211,7 +213,7 @@ def run_all(models, jobs: int, runs: bool = True, timeout_s: float = 900.0):
 
     def one(model):
         inbox, outbox = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(model, runs, outbox), daemon=True)
+        process = context.Process(target=_child, args=(model, runs, device, outbox), daemon=True)
         process.start()
         outbox.close()
         try:
@@ -227,8 +229,8 @@ def run_all(models, jobs: int, runs: bool = True, timeout_s: float = 900.0):
             yield done.result()
 
 
-def _child(model, runs, outbox) -> None:
-    outbox.send(survey(model, runs))
+def _child(model, runs, device, outbox) -> None:
+    outbox.send(survey(model, runs, device))
 
 
 def find_models(words):
@@ -255,6 +257,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("models", nargs="*")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--text-only", action="store_true", help="count texts, run nothing")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="runs the kernels; op by op is the CPU's")
     parser.add_argument("--json", help="write all rows to this file, too")
     asked = parser.parse_args(words)
     try:
@@ -264,7 +267,7 @@ def main(words: list[str] | None = None) -> int:
         return 2
     rows = []
     print(f"{'model':52} kernels  plain  difference on 1 and 2 ranks  seconds")
-    for row in run_all(models, asked.jobs, not asked.text_only):
+    for row in run_all(models, asked.jobs, not asked.text_only, asked.device):
         rows.append(row)
         told = "  ".join(f"{d:.1e}" for d, _ in row.differences)
         note = f"skipped: {row.skipped}" if row.skipped else row.failed.splitlines()[0][:150] if row.failed else ""

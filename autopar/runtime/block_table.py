@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..cache import cache_folder
 from ..graph.blocks import LARGEST, MORE_ROWS
+from ..graph.tensor import power_of_two
 
 Sizes = dict[str, int]
 
@@ -45,7 +46,7 @@ class BlockTable:
         """The sizes of a kernel that was measured."""
         return self._known.get(key)
 
-    def find(self, key: str, rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool) -> Sizes:
+    def find(self, key: str, rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool, widest: int = 1) -> Sizes:
         """The sizes of a kernel, measured now if they are not known.
 
         Args:
@@ -53,10 +54,11 @@ class BlockTable:
             seconds: times a launch; raises where the device cannot run these sizes.
             make_ready: compiles what a launch with these sizes runs; called in several threads.
             walks: programs go along their rows in blocks.
+            widest: elements of the widest thing of a row, where that is more than the columns of a block.
         """
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = _fastest(rule, seconds, make_ready, walks)
+            found = self._known[key] = _fastest(rule, seconds, make_ready, walks, widest)
             self._write()
         return found
 
@@ -89,9 +91,9 @@ def loop_candidates(sizes: Sizes, walks: bool) -> list[Sizes]:
     return [*found, *({**sizes, "COLS": sizes["COLS"] * more, "num_warps": min(_WARPS[1], sizes["num_warps"] * more)} for more in wider)]
 
 
-def candidates(rule: Sizes) -> list[Sizes]:
-    """Sizes around those of the rule, which come first: half and twice to four times the rows, half and twice the warps."""
-    found, cols = [rule], rule.get("COLS", 1)
+def candidates(rule: Sizes, widest: int = 1) -> list[Sizes]:
+    """Sizes around those of the rule, which come first: half and twice to four times the rows, half and twice the warps. `widest`: as of `BlockTable.find`."""
+    found, cols = [rule], max(rule.get("COLS", 1), power_of_two(widest))
     of_all, of_a_warp = max(LARGEST, rule["ROWS"] * cols), max(_OF_A_WARP, rule["ROWS"] * cols // rule["num_warps"])
     for rows in (rule["ROWS"] // 2, rule["ROWS"], rule["ROWS"] * 2, rule["ROWS"] * MORE_ROWS):
         for warps in (rule["num_warps"] // 2, rule["num_warps"], rule["num_warps"] * 2):
@@ -101,10 +103,10 @@ def candidates(rule: Sizes) -> list[Sizes]:
     return found
 
 
-def _fastest(rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool) -> Sizes:
+def _fastest(rule: Sizes, seconds: Callable[[Sizes], float], make_ready: Callable[[Sizes], object], walks: bool, widest: int) -> Sizes:
     """The fastest of the sizes around the rule's; then of other loops with these."""
     best, least = rule, float("inf")
-    for list_sizes in (candidates, partial(loop_candidates, walks=walks)):
+    for list_sizes in (partial(candidates, widest=widest), partial(loop_candidates, walks=walks)):
         asked = list_sizes(best)
         _make_ready(asked, make_ready)
         for sizes in asked:

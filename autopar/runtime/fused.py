@@ -67,13 +67,19 @@ class Out:
 @dataclass(frozen=True)
 class Grid:
     """What a kernel runs over: `flat` elements (rows), `rows` of `cols` elements, or `columns` of so many rows. `walks`: a program goes along its rows in blocks. `any_size`:
-    the kernel is told how many rows there are, which are the elements of the argument that it is like."""
+    the kernel is told how many rows there are, which are the elements of the argument that it is like. `widest`: elements of the widest thing of a row, where that is more than `cols`."""
 
     shape: str
     rows: int
     cols: int = 1
     walks: bool = False
     any_size: bool = False
+    widest: int = 0
+
+    @property
+    def width(self) -> int:
+        """Elements of a row that are held at once, where a row is."""
+        return max(self.cols, self.widest)
 
 
 def jit(function: Callable) -> Any:
@@ -178,8 +184,8 @@ def extreme(x, KIND: tl.constexpr):
 @jit
 def add_parts(part_ptr, sum_out, count, width, pitch, ROWS: tl.constexpr, COLS: tl.constexpr, WAITS: tl.constexpr, KIND: tl.constexpr, NONE: tl.constexpr):
     """Of each sum (or extreme) the parts that programs left, added up: `[sums, count, width]` -> `[sums, pitch]`. `WAITS`: it may be there before they are; `NONE`: what changes no result."""
-    which = tl.program_id(0)
-    col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
+    which = tl.program_id(1)
+    col = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]
     if WAITS:
         tl.extra.cuda.gdc_wait()
     total = tl.full([ROWS, COLS], NONE, part_ptr.dtype.element_ty)
@@ -213,15 +219,15 @@ def blocks(grid: Grid, widest: int = 0, loaded: int = 0) -> dict[str, int]:
     elif grid.shape == "columns":
         sizes = {"ROWS": COLUMN_ROWS, "COLS": block_cols("columns", grid.cols), "num_warps": 4}
     else:
-        cols = block_cols("rows", grid.cols, grid.walks)
-        rows = max(1, min(_ELEMENTS // cols, power_of_two(grid.rows)))
-        sizes = {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * cols // 512))}
+        cols, wide = (block_cols("rows", width, grid.walks) for width in (grid.cols, grid.width))
+        rows = max(1, min(_ELEMENTS // wide, power_of_two(grid.rows)))
+        sizes = {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * wide // 512))}
     if widest:
         most = _PROGRAMS.get(grid.shape, _MOST_PROGRAMS) if widest > 1 else _MOST_PROGRAMS
         sizes["PROGRAMS"] = max(1, most // _across(grid, sizes))
     if not widest and not grid.walks:
         return sizes
-    ahead = grid.shape == "rows" and widest > 1 and sizes["ROWS"] * sizes["COLS"] * loaded * _AHEAD <= _AHEAD_BYTES
+    ahead = grid.shape == "rows" and widest > 1 and sizes["ROWS"] * block_cols("rows", grid.width) * loaded * _AHEAD <= _AHEAD_BYTES
     return {**sizes, "STAGES": _AHEAD if ahead else 1}
 
 
@@ -285,7 +291,8 @@ class Launch:
         device, like = taken[0].device, taken[self._like]
         programs, sizes = self._programs(grid, sizes)
         made: list[Any] = [None if out.width else _empty(out, like.shape, device) for out in self._outs]
-        sums = [(places, torch.empty((len(places), programs[0], width), dtype=dtype, device=device)) for width, dtype, places in self._sums]
+        count = sizes.get("PROGRAMS", 1)
+        sums = [(places, torch.empty((len(places), count, width), dtype=dtype, device=device)) for width, dtype, places in self._sums]
         left = dict(pair for places, parts in sums for pair in zip(places, parts.unbind()))
         self._kernel[programs](*taken, *(left.get(k, x) for k, x in enumerate(made)), *([grid.rows] if grid.any_size else []), **sizes)
         for places, parts in sums:
@@ -302,12 +309,12 @@ class Launch:
         self._kernel.warmup(*taken, *made, *([grid.rows] if grid.any_size else []), grid=programs, **sizes)
 
     def _programs(self, grid: Grid, sizes: Mapping[str, int]) -> tuple[tuple[int, int], Mapping[str, int]]:
-        """How many there are, and the sizes with that number where they leave parts."""
+        """The launch's grid, and the sizes with the number of programs along the rows where they leave parts. A grid's first side may be long, its second not."""
         programs, across = -(-grid.rows // sizes["ROWS"]), _across(grid, sizes)
-        if not self._widest:
-            return (programs, across), sizes
-        programs = min(programs, sizes["PROGRAMS"])
-        return (programs, across), {**sizes, "PROGRAMS": programs}
+        if self._widest:
+            programs = min(programs, sizes["PROGRAMS"])
+            sizes = {**sizes, "PROGRAMS": programs}
+        return (across, programs) if grid.shape == "columns" else (programs, 1), sizes
 
 
 def lay(x: Tensor, strides: Sequence[int]) -> Tensor:
@@ -326,7 +333,7 @@ def _run_compiled(kernel: Any, grid: Grid, rule: dict[str, int], sizes: dict[str
     except Exception as error:
         if not (isinstance(error, RuntimeError) and _COMPILER_FAILED in str(error) or type(error).__name__ == _TOO_MUCH):
             raise
-        others = [*candidates(rule), *loop_candidates(rule, grid.walks)]
+        others = [*candidates(rule, grid.widest), *loop_candidates(rule, grid.walks)]
         for other in (other for other in others if other != sizes and _may_have(grid, rule, other)):
             with contextlib.suppress(Exception):  # these may fail as well
                 made = run(other)
@@ -368,14 +375,14 @@ def block_sizes(
             with on_device(device):
                 compile_sizes(sizes)
 
-        found = table.find(key, rule, seconds, make_ready, grid.walks)
+        found = table.find(key, rule, seconds, make_ready, grid.walks, grid.widest)
     return (found if _may_have(grid, rule, found) else rule), True
 
 
 def _may_have(grid: Grid, rule: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
     """True for sizes that the kernel's text knows of: those of a file may have been written by hand."""
     wide = sizes.get("COLS") == rule.get("COLS") or grid.walks and rule["COLS"] <= sizes.get("COLS", 0) <= LARGEST
-    return sizes.keys() == rule.keys() and sizes["ROWS"] <= most_rows(grid.shape, grid.cols, grid.walks) and wide
+    return sizes.keys() == rule.keys() and sizes["ROWS"] <= most_rows(grid.shape, grid.width, grid.walks) and wide
 
 
 @functools.cache
@@ -470,12 +477,14 @@ def identity_of(kind: str, dtype: torch.dtype) -> float:
 def _add_parts(parts: Tensor, out: Out) -> Sequence[Tensor]:
     """`[sums, programs, width]` -> of each the sum (or extreme) over programs, its address a multiple of 16 bytes."""
     count, programs, width = parts.shape
+    if programs == 1 and width % 16 == 0:
+        return parts.squeeze(1).to(out.dtype).unbind()
     pitch = -(-width // 16) * 16
     sums = torch.empty((count, pitch), dtype=out.dtype, device=parts.device)
     cols = min(_PART_COLS, power_of_two(width))
     rows, waits = min(_PART_ELEMENTS // cols, power_of_two(programs)), _can_wait(parts.device)
     options = {"launch_pdl": True} if waits else {}
-    add_parts[(count, -(-width // cols))](parts, sums, programs, width, pitch, ROWS=rows, COLS=cols, WAITS=waits, KIND=out.kind, NONE=identity_of(out.kind, parts.dtype), **options)
+    add_parts[(-(-width // cols), count)](parts, sums, programs, width, pitch, ROWS=rows, COLS=cols, WAITS=waits, KIND=out.kind, NONE=identity_of(out.kind, parts.dtype), **options)
     rows_of = sums.unbind()
     return rows_of if pitch == width else [row[:width] for row in rows_of]
 

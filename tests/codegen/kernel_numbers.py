@@ -122,7 +122,7 @@ def _with_largest_blocks(kernel: Kernel) -> float:
     rule = fused.blocks
 
     def most(grid: fused.Grid, *args: int) -> dict[str, int]:
-        return {**rule(grid, *args), "ROWS": min(most_rows(grid.shape, grid.cols, grid.walks), power_of_two(grid.rows))}
+        return {**rule(grid, *args), "ROWS": min(most_rows(grid.shape, grid.width, grid.walks), power_of_two(grid.rows))}
 
     def widest(grid: fused.Grid, *args: int) -> dict[str, int]:
         return {**rule(grid, *args), **({"COLS": LARGEST} if grid.walks else {})}

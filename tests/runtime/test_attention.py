@@ -1,16 +1,13 @@
-"""Causal attention of a run of rows that begins anywhere, against plain arithmetic; what lies behind the last row is not read. Which kernels a GPU runs."""
+"""Causal attention of a run of rows that begins anywhere, against plain arithmetic; what lies behind the last row is not read."""
 
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import autopar.runtime.attention as kernels  # noqa: E402
-from autopar.graph.layouts import _in_order  # noqa: E402
+from autopar.runtime import attention_kernels as kernels  # noqa: E402
 from autopar.runtime.ops import attention, attention_backward, row_numbers  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -97,77 +94,10 @@ class BottomRight:
 
 def test_one_call_where_the_mask_ends_at_the_bottom_right(monkeypatch):
     flash = BottomRight()
-    monkeypatch.setattr(kernels, "_is_flash", lambda query, key, mask, causal: not causal or query.shape[-2] <= key.shape[-2])
-    monkeypatch.setattr(kernels, "_forward", flash.forward)
-    monkeypatch.setattr(kernels, "_backward", flash.backward)
+    monkeypatch.setattr(kernels, "ends_below", lambda query, key, mask, causal: not causal or query.shape[-2] <= key.shape[-2])
+    monkeypatch.setattr(kernels, "forward", flash.forward)
+    monkeypatch.setattr(kernels, "backward", flash.backward)
     test_every_run_is_its_part_of_the_whole(12, 12, 3, 4)
     assert flash.calls == 2 * 3
     test_every_run_is_its_part_of_the_whole(6, 9, 3, 2)
     assert flash.calls == 2 * 3 + 2 * 3
-
-
-# --- which of a GPU's kernels
-
-
-def on_gpu(*shape, dtype=torch.bfloat16):
-    """Stands for a tensor there."""
-    return SimpleNamespace(device=torch.device("cuda", 0), dtype=dtype, shape=torch.Size(shape))
-
-
-@pytest.fixture
-def hopper(monkeypatch):
-    """Settings of a GPU whose attention torch leaves to cuDNN, to be changed."""
-    settings = {"chip": (9, 0), "version": 91900, "enabled": True}
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: settings["chip"])
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: settings["version"])
-    monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: settings["enabled"])
-    return settings
-
-
-def asks(query, key=None, mask=None, causal=True):
-    return kernels._is_cudnn(query, key or query, mask, causal)
-
-
-def test_cudnn_where_torch_prefers_it(hopper):
-    square = on_gpu(2, 4, 64, 128)
-    assert asks(square) and asks(square, causal=False) and asks(on_gpu(2, 4, 64, 64, dtype=torch.float16)) and asks(on_gpu(2, 4, 64, 8))
-    assert asks(square, on_gpu(2, 4, 32, 128), causal=False), "other keys, where no mask has to begin anywhere"
-
-
-@pytest.mark.parametrize(
-    ("query", "key", "causal"),
-    [
-        (on_gpu(2, 4, 64, 64, dtype=torch.float32), None, True), (on_gpu(2, 4, 64, 256), None, True), (on_gpu(2, 4, 64, 60), None, True),
-        (on_gpu(2, 4, 32, 64), on_gpu(2, 4, 64, 64), True), (on_gpu(2, 4, 64, 64), on_gpu(2, 4, 32, 64), True),
-        (on_gpu(2, 4, 64, 64), on_gpu(2, 2, 64, 64), True), (on_gpu(2, 4, 1, 64), None, True), (on_gpu(2, 4, 64, 64), on_gpu(2, 4, 1, 64), False),
-        (torch.zeros(2, 4, 64, 64, dtype=torch.bfloat16), None, True), (torch.zeros(2, 4, 64, 64, dtype=torch.bfloat16, device="meta"), None, True),
-    ],
-    ids=["float32", "wide heads", "odd heads", "more keys", "fewer keys", "shared keys", "one row", "one key", "a CPU", "another device"],
-)  # fmt: skip
-def test_cudnn_not_for_others(hopper, query, key, causal):
-    assert not kernels._is_cudnn(query, query if key is None else key, None, causal)
-
-
-def test_cudnn_not_with_a_mask_nor_where_it_is_old_or_turned_off(hopper):
-    query = on_gpu(2, 4, 64, 64)
-    assert asks(query) and not asks(query, mask=torch.zeros(64, 64))
-    for change in ({"chip": (8, 0)}, {"chip": (12, 0)}, {"version": 91400}, {"version": None}, {"enabled": False}):
-        before = dict(hopper)
-        hopper.update(change)
-        assert not asks(query), change
-        hopper.update(before)
-    hopper["chip"] = (10, 0)
-    assert asks(query)
-
-
-@pytest.mark.parametrize("cudnn", [True, False])
-@pytest.mark.parametrize("permuted", [True, False])
-def test_a_gpus_kernels_leave_their_results_as_their_query_lies(monkeypatch, cudnn, permuted):
-    """On torch's device without memory: cuDNN's and flash's have one form, and lie as `graph.layouts` says."""
-    monkeypatch.setattr(kernels, "_is_cudnn", lambda query, key, mask, causal: cudnn)
-    query = torch.empty(2, 16, 4, 64, dtype=torch.bfloat16, device="meta").transpose(1, 2)
-    query = query if permuted else query.contiguous()
-    out, logsumexp = kernels._forward(query, query, query, None, True, None)
-    grads = kernels._backward(out, query, query, query, out, logsumexp, None, True, None)
-    assert logsumexp.shape == (2, 4, 16) and logsumexp.dtype == torch.float32 and all(g.shape == query.shape and g.dtype == query.dtype for g in (out, *grads))
-    assert all(t.stride() == _in_order(tuple(query.shape), query.stride()) for t in (out, *grads))

@@ -80,6 +80,7 @@ GRID, SIZES = Grid("rows", 512, 768), {"ROWS": 2, "COLS": 1024, "num_warps": 4}
         (Grid("rows", 512, 768), 0, {"ROWS": 2, "COLS": 1024, "num_warps": 4}),
         (Grid("rows", 512, 768), 1, {"ROWS": 2, "COLS": 1024, "num_warps": 4, "PROGRAMS": 16384, "STAGES": 1}),
         (Grid("rows", 512, 768), 768, {"ROWS": 2, "COLS": 1024, "num_warps": 4, "PROGRAMS": 264, "STAGES": 3}),
+        (Grid("rows", 512, 33, widest=1089), 0, {"ROWS": 1, "COLS": 64, "num_warps": 4}),
         (Grid("rows", 512, 50257, walks=True), 0, {"ROWS": 1, "COLS": 4096, "num_warps": 8, "STAGES": 1}),
         (Grid("rows", 512, 50257, walks=True), 1, {"ROWS": 1, "COLS": 4096, "num_warps": 8, "PROGRAMS": 16384, "STAGES": 1}),
         (Grid("columns", 4096, 768), 768, {"ROWS": 16, "COLS": 64, "num_warps": 4, "PROGRAMS": 85, "STAGES": 1}),  # times twelve blocks of columns
@@ -100,11 +101,11 @@ def test_loops_load_ahead_where_there_is_room():
 GRIDS = [Grid("flat", 5000), Grid("columns", 4096, 768), Grid("columns", 4096, 3)] + [Grid("rows", 512, cols) for cols in (1, 3, 32, 700, 1024, 2500, 8192)]
 
 
-@pytest.mark.parametrize("grid", [*GRIDS, Grid("rows", 512, 50257, walks=True)], ids=str)
+@pytest.mark.parametrize("grid", [*GRIDS, Grid("rows", 512, 50257, walks=True), *(Grid("rows", 512, 8, widest=wide) for wide in (100, 3000, 8192))], ids=str)
 def test_no_block_has_more_rows_than_texts_are_printed_for(grid):
     """Masks are left out where blocks of `most_rows` cannot reach beyond what there is."""
-    most, rule = most_rows(grid.shape, grid.cols, grid.walks), fused.blocks(grid, grid.cols)
-    tried = [sizes for base in candidates(rule) for sizes in (base, *loop_candidates(base, grid.walks))]
+    most, rule = most_rows(grid.shape, grid.width, grid.walks), fused.blocks(grid, grid.cols)
+    tried = [sizes for base in candidates(rule, grid.widest) for sizes in (base, *loop_candidates(base, grid.walks))]
     assert all(most % sizes["ROWS"] == 0 for sizes in tried)
     assert grid.walks and max(sizes["COLS"] for sizes in tried) == LARGEST or len({sizes.get("COLS") for sizes in tried}) == 1, "a whole row, or a block of columns"
     assert all(fused._may_have(grid, rule, sizes) for sizes in tried) and not fused._may_have(grid, rule, {**rule, "ROWS": 2 * most})

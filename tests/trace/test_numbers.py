@@ -161,3 +161,27 @@ def _comes_from(node, makers, states) -> bool:
 def test_optimizer_equals_eager(name):
     worst, _ = worst_differences(mlp(OPTIMIZERS[name]))
     assert all(w <= TOLERANCE for w in worst.values()), worst
+
+
+class OfWholes(torch.nn.Module):
+    """Functions of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p = torch.nn.Parameter(torch.randn(7))
+
+    def forward(self, x):
+        y = x.abs() + 1
+        found = torch.atan2(x, y), torch.xlogy(x, y), x.erf(), y.sqrt(), y.reciprocal(), torch.copysign(x, y), torch.special.i0(x), torch.polygamma(1, y), (x > 0).sigmoid(), x * 0.3
+        return [self.p * t for t in found], torch.where(x > 0, x, y), x.clamp(min=2)
+
+
+def test_functions_of_whole_numbers_have_the_precision_of_the_step():
+    """Not that of whoever runs the program, whose default is another."""
+    x = torch.arange(-3, 4, dtype=torch.int32)
+    traced = trace_step(Workload(OfWholes(), (x,)), "fp64")
+    assert not [v.name for v in traced.graph.values if v.dtype == "float32"]
+    params = {v.name: OfWholes().p.detach().double() for v in traced.graph.values if v.kind is Kind.PARAM}
+    inputs = {v.name: x for v in traced.graph.values if v.kind is Kind.BATCH}
+    found = run_graph(traced.graph, {**params, **inputs})
+    assert {v.name: v.dtype for v in traced.graph.values if v.name in found} == {name: str(t.dtype).removeprefix("torch.") for name, t in found.items() if isinstance(t, torch.Tensor)}

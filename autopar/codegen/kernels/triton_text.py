@@ -47,6 +47,7 @@ class TritonText:
         lines: the function.
         shape: `flat`, `rows` or `columns`.
         rows, cols: what the grid is divided into.
+        widest: elements of the widest thing that a row has, `cols` or more.
         walks: rows are wider than a program holds.
         partials: outputs that come in parts, in the order of the outputs.
     """
@@ -55,6 +56,7 @@ class TritonText:
     shape: str
     rows: int
     cols: int
+    widest: int
     walks: bool
     partials: tuple[Partial, ...]
 
@@ -93,8 +95,12 @@ class Printer:
         self.reductions = list_reductions(self.graph, self.values)
         self.inner = 1  # elements between two neighbours of a row
         self.shape, self.rows, self.cols = self._find_shape()
+        self.program = f"tl.program_id({int(self.shape == 'columns')})"  # its number along the rows; of columns there may be more than a grid's second side can be long
         self.limit: int | str = "SIZE" if kernel.any_shape else self.rows
         self.walks = self.shape == "rows" and self.cols > WIDEST_TILE
+        self.widest = self.cols if self.walks or self.shape != "rows" else max(self.cols, *self._widths())
+        if not self.walks and self.shape == "rows" and self.widest > WIDEST_TILE:
+            raise UnsupportedError("results that are wider than a program holds, beside narrower rows")
         self.taken = {"row", "col", "part", *(v.name for v in kernel.graph.values)}
         self.used: set[str] = set()
         self.base: dict[str, frozenset[str]] = {}  # variable -> the variables that it is made of
@@ -259,7 +265,7 @@ class Printer:
             room: columns of a row, with what lies behind them.
         """
         if name == "row":
-            sure = not self.kernel.any_shape and self.rows % most_rows(self.shape, self.cols, self.walks) == 0
+            sure = not self.kernel.any_shape and self.rows % most_rows(self.shape, self.widest, self.walks) == 0
             return [] if sure else [f"(row < {self.limit})"]
         size = self.walked if name == "col" else int(name.partition("_")[2])
         sure = self.whole if self.walks else size % block_cols(self.shape, size) == 0
@@ -471,7 +477,7 @@ class Printer:
         if self.walks and self.widths:
             raise UnsupportedError("rows of several widths, one of them wider than a program holds")
         body = [*self.outer.lines, *stores, *walk]
-        return TritonText(tuple(self._function(body, accumulated, finals)), self.shape, self.rows, self.cols, self.walks, tuple(a.partial for a in accumulated))
+        return TritonText(tuple(self._function(body, accumulated, finals)), self.shape, self.rows, self.cols, self.widest, self.walks, tuple(a.partial for a in accumulated))
 
     def _in_order(self, name: str) -> Index:
         """The element that a flat kernel makes: in the order in which its first result lies in memory."""
@@ -519,9 +525,9 @@ class Printer:
 
     def _store_partial(self, name: str, running: Running, reduced: Reduced) -> str:
         if reduced.along == "all" or reduced.cols == 1:
-            return f"tl.store({name}_out + tl.program_id(0), {running.whole()})"
+            return f"tl.store({name}_out + {self.program}, {running.whole()})"
         width = reduced.cols
-        place = f"{name}_out + tl.program_id(0) * {width} + {self.col(width).text()}"
+        place = f"{name}_out + {self.program} * {width} + {self.col(width).text()}"
         return f"tl.store({place}, tl.sum({running.name}, axis=0)[None, :]{_mask(self._limits_of(self.col(width).text()) if width > 1 else [])})"
 
     def _function(self, body: list[str], accumulated: list[Running], finals: list[str]) -> list[str]:
@@ -536,12 +542,12 @@ class Printer:
         lines: list[str] = []
         side = "" if flat else "[:, None]"
         if self.shape == "columns":
-            lines.append("col = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]")
+            lines.append("col = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]")
         elif not flat and not self.walks:
             for width in sorted(self.widths):
                 lines.append("col = tl.arange(0, COLS)[None, :]" if width == self.cols else f"col_{width} = tl.arange(0, {power_of_two(width)})[None, :]")
         wide = "int64" if self.kernel.any_shape or any(self._span(v.name) > 2**31 - 1 for v in graph.values) else ""
-        first = f"tl.program_id(0){f'.to(tl.{wide})' if wide else ''} * ROWS"
+        first = f"{self.program}{f'.to(tl.{wide})' if wide else ''} * ROWS"
         if flat and self.rows == 1 and not accumulated:
             lines += body
         elif not accumulated:

@@ -33,7 +33,6 @@ from .views import Handles, View, strided_steps, tensor_spec, view_steps
 from .vocabulary import VOCABULARY_RULES
 
 RULES = {**FORM_RULES, **LOSS_RULES, **NORM_RULES, **LINEAR_RULES, **RANDOM_RULES, **VOCABULARY_RULES, **EXPONENTIAL_RULES}
-_PROMOTING = frozenset("add sub rsub mul div true_divide pow exp log log1p sqrt rsqrt reciprocal sin cos tanh sigmoid neg abs".split())
 _MAX_UNIFORM = 2**22  # constants up to this many elements are looked at for being one number everywhere
 
 
@@ -201,7 +200,7 @@ class _Lowering:
         b = self.draft
         values = self._read_all(bound)
         b.specs = [tensor_spec(self.tape.tensors[u]) if u >= 0 else None for u in record.outs]
-        if op._schema.name.split("::")[1] in _PROMOTING and b.specs[0] is not None and (b.specs[0][1].is_floating_point or b.specs[0][1].is_complex):
+        if _makes_numbers(op, bound) and b.specs[0] is not None and (b.specs[0][1].is_floating_point or b.specs[0][1].is_complex):
             values = self._promote(values, b.specs[0][1])
         first = bound.get("self")
         if isinstance(first, Slot):
@@ -317,6 +316,11 @@ class _Lowering:
             made = self.draft.call(str(pure), **values)
             return made if isinstance(made, Val) else made[0]
         return value
+
+
+def _makes_numbers(op: torch._ops.OpOverload, bound: dict[str, object]) -> bool:
+    """True for what computes element by element, and is not told in which dtype: of whole numbers it makes what torch's default is. `where` takes one of two as they are."""
+    return torch.Tag.pointwise in op.tags and bound.get("dtype") is None and not op._schema.name.startswith("aten::where")
 
 
 def _is_reshape(base: torch.Tensor, view: torch.Tensor) -> bool:
