@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .attention import Attention
 from ..errors import AutoparError, InputError, TraceError
 from ..graph.node import Phase
 from ..graph.tensor import Kind
@@ -263,6 +264,7 @@ class _Attempt:
             stack.enter_context(inference_as_no_grad())
             stack.enter_context(refuse_drawn_numbers())
             stack.enter_context(DataWrites(self.tape.input_storages))
+            stack.enter_context(Attention())
             stack.enter_context(widened(w.loss, self.precision == "fp64"))
             stack.enter_context(transformers_as_eager(not self.compile_flag))
             stack.enter_context(torch.set_grad_enabled(w.loss is not None))

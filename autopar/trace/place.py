@@ -23,7 +23,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 # on the inside of every op
-_INSIDE = ("place.py", "tape.py", "precision.py", "drawn.py", "updating/factors.py", "updating/foreach.py", "updating/data_writes.py")
+_INSIDE = ("place.py", "tape.py", "precision.py", "drawn.py", "attention.py", "updating/factors.py", "updating/foreach.py", "updating/data_writes.py")
 _DISPATCH = tuple(_OURS + name.replace("/", os.sep) for name in _INSIDE)
 _LAYERS = tuple(_TORCH + part + os.sep for part in ("nn", "optim"))
 

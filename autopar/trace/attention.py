@@ -1,0 +1,165 @@
+"""Attention that torch's own kernel for a CPU does not take: spelled so that as little as can be is as large as the scores.
+
+In: a model's calls of `scaled_dot_product_attention`, while it is traced on a CPU. There torch has one fused kernel; what that does not take becomes matmuls and a softmax in float32, whatever the dtype, for
+queries and keys that are scaled before. A GPU's kernels take more. Out, by what the call asks for:
+
+    a mask, and a causal one            one mask of both
+    more or fewer than four dims        the same with four; a mask of one or three with two or four
+    values of another width             the same with the narrower ones made wider by zeros, which change no score
+    a bias that learns                  the fused op, and beside its gradients that of the bias, of scores that are made again in the backward pass: none is held from one pass to the other
+    dropout                             matmuls in the model's own dtype, and between them what is one kernel: scale, mask, softmax in float32, dropout, cast; held are scores, not shares
+
+Invariant: equal to torch's to rounding; a row that sees nothing is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+class Attention(TorchFunctionMode):
+    """Calls of `scaled_dot_product_attention` go by `attend`."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: D105
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return attend(*args, **(kwargs or {}))
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
+) -> Tensor:
+    """`scaled_dot_product_attention` with its own arguments, names and errors."""
+    whole = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    if not _is_sound(query, key, value, attn_mask):
+        return F.scaled_dot_product_attention(query, key, value, **whole)
+    if is_causal and attn_mask is not None:  # torch's kernel for a CPU takes both
+        sees = _sees(query.shape[-2], key.shape[-2], query.device)
+        whole |= {"attn_mask": attn_mask & sees if attn_mask.dtype == torch.bool else attn_mask.masked_fill(~sees, float("-inf")), "is_causal": False}
+        return attend(query, key, value, **whole)
+    if query.dim() != 4:
+        return _with_four(query, key, value, **whole)
+    if attn_mask is not None and attn_mask.dim() in (1, 3):
+        attn_mask = whole["attn_mask"] = attn_mask.unsqueeze(0)  # the kernel takes two dims, or four
+    learns = attn_mask is not None and attn_mask.requires_grad and torch.is_grad_enabled()
+    if dropout_p > 0:
+        return _BySoftmax.apply(query, key, value, attn_mask, dropout_p, is_causal, _scale(query, scale))
+    if query.shape[-1] != value.shape[-1]:
+        width = max(query.shape[-1], value.shape[-1])
+        padded = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (query, key, value))
+        return attend(*padded, **{**whole, "scale": _scale(query, scale)})[..., : value.shape[-1]]
+    if learns:
+        return _WithBias.apply(query, key, value, attn_mask, _scale(query, scale))
+    return F.scaled_dot_product_attention(query, key, value, **whole)
+
+
+def _is_sound(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """False for what torch has something to say about, and for what is empty."""
+    tensors = (query, key, value)
+    same = len({x.dim() for x in tensors}) == 1 and len({x.dtype for x in tensors}) == 1 and query.dim() > 1 and query.is_floating_point()
+    if not same or any(x.is_nested for x in tensors) or not all(x.numel() for x in tensors):
+        return False
+    leading = query.dim() < 4 or query.shape[1] % key.shape[1] == 0
+    return leading and key.shape[1:-1] == value.shape[1:-1] and query.shape[-1] == key.shape[-1] and (mask is None or mask.dtype == torch.bool or mask.is_floating_point())
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _sees(queries: int, keys: int, device: torch.device) -> Tensor:
+    """True where a causal mask lets a query see a key."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
+
+
+def _with_four(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **others: Any) -> Tensor:
+    """All leading dims as one, before one head: `[..., s, d]` -> `[n, 1, s, d]`."""
+    lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    flat = [x.expand(*lead, *x.shape[-2:]).reshape(-1, 1, *x.shape[-2:]) for x in (query, key, value)]
+    if attn_mask is not None and attn_mask.dim() > 2:
+        attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:]).reshape(-1, 1, *attn_mask.shape[-2:])
+    return attend(*flat, attn_mask=attn_mask, **others).reshape(*lead, query.shape[-2], value.shape[-1])
+
+
+def _for_heads(x: Tensor, heads: int) -> Tensor:
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In the dtype in which softmax and sums are made."""
+    return x.float() if x.dtype in _HALVES else x
+
+
+class _BySoftmax(torch.autograd.Function):
+    """Attention with dropout. From one pass to the other are held the scores in the model's dtype, which of them are dropped, and a number for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, causal: bool, scale: float) -> Tensor:
+        products = query @ _for_heads(key, query.shape[1]).mT
+        if causal:
+            mask = _sees(*products.shape[-2:], products.device)
+        scores = _masked(products, mask, scale)
+        shares, logsumexp = scores.softmax(-1), scores.logsumexp(-1, keepdim=True)
+        if mask is not None and not causal:
+            shares = torch.where(logsumexp == float("-inf"), 0.0, shares)
+        stays = torch.rand_like(shares) < 1 - dropout_p
+        ctx.save_for_backward(query, key, value, mask, products, logsumexp, stays)
+        ctx.causal, ctx.kept, ctx.scale = causal, 1 - dropout_p, scale
+        return torch.where(stays, shares / ctx.kept, 0.0).to(query.dtype) @ _for_heads(value, query.shape[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, mask, products, logsumexp, stays = ctx.saved_tensors
+        groups, dtype = key.shape[1], query.dtype
+        key, value = _for_heads(key, query.shape[1]), _for_heads(value, query.shape[1])
+        shares = (_masked(products, mask, ctx.scale) - logsumexp).exp()
+        if mask is not None and not ctx.causal:
+            shares = torch.where(logsumexp == float("-inf"), 0.0, shares)
+        grad_shares = torch.where(stays, _wide(grad_out @ value.mT) / ctx.kept, 0.0)
+        grad = shares * (grad_shares - (shares * grad_shares).sum(-1, keepdim=True))
+        dropped, scaled = torch.where(stays, shares / ctx.kept, 0.0).to(dtype), (grad * ctx.scale).to(dtype)
+        grad_mask = grad.sum_to_size(mask.shape).to(mask.dtype) if mask is not None and ctx.needs_input_grad[3] else None
+        return scaled @ key, _of_groups(scaled.mT @ query, groups), _of_groups(dropped.mT @ grad_out, groups), grad_mask, None, None, None
+
+
+def _masked(products: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    scores = _wide(products) * scale
+    if mask is None:
+        return scores
+    return torch.where(mask, scores, float("-inf")) if mask.dtype == torch.bool else scores + mask
+
+
+def _of_groups(grad: Tensor, groups: int) -> Tensor:
+    return grad if grad.shape[1] == groups else grad.unflatten(1, (groups, -1)).sum(2)
+
+
+class _WithBias(torch.autograd.Function):
+    """Attention with a bias, and all four gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> Tensor:
+        out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, False, attn_mask=bias, scale=scale)
+        ctx.save_for_backward(query, key, value, bias, out, logsumexp)
+        ctx.scale = scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, bias, out, logsumexp = ctx.saved_tensors
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, 0.0, False, attn_mask=bias, scale=ctx.scale)
+        if not ctx.needs_input_grad[3]:
+            return (*grads, None, None)
+        key, value = _for_heads(key, query.shape[1]), _for_heads(value, query.shape[1])
+        scores = _masked(query @ key.mT, bias, ctx.scale)
+        shares = torch.where(logsumexp[..., None] == float("-inf"), 0.0, (scores - logsumexp[..., None]).exp())
+        along = (_wide(grad_out) * _wide(out)).sum(-1, keepdim=True)
+        grad_bias = shares * (_wide(grad_out @ value.mT) - along)
+        return (*grads, grad_bias.sum_to_size(bias.shape).to(bias.dtype), None)
