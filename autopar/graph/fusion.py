@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .rule import Shape, Signature, Site
 
 _ROWS = frozenset((
-    "aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward", "aten._softmax",
+    "aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward", "aten._softmax", "aten._safe_softmax",
     "aten._softmax_backward_data", "aten._log_softmax", "aten._log_softmax_backward_data",
 ))  # fmt: skip
 _CLASSES = frozenset(("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward"))  # each token's row of logits

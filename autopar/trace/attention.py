@@ -6,8 +6,9 @@ queries and keys that are scaled before. A GPU's kernels take more. Out, by what
     a mask, and a causal one            one mask of both
     more or fewer than four dims        the same with four; a mask of one or three with two or four
     values of another width             the same with the narrower ones made wider by zeros, which change no score
-    a bias that learns                  the fused op, and beside its gradients that of the bias, of scores that are made again in the backward pass: none is held from one pass to the other
-    dropout                             matmuls in the model's own dtype, and between them what is one kernel: scale, mask, softmax in float32, dropout, cast; held are scores, not shares
+    dropout                             matmuls in the model's own dtype, and between them what is one kernel: scale, mask, softmax in float32, dropout, cast
+    a bias that learns                  of halves the fused op, and beside its gradients that of the bias, of scores that are made again in the backward pass: none is held from one pass to the other;
+                                        else, where that would cost more than it saves, as with dropout
 
 Invariant: equal to torch's to rounding; a row that sees nothing is zero.
 """
@@ -56,6 +57,8 @@ def attend(
         width = max(query.shape[-1], value.shape[-1])
         padded = (F.pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x for x in (query, key, value))
         return attend(*padded, **{**whole, "scale": _scale(query, scale)})[..., : value.shape[-1]]
+    if learns and query.dtype not in _HALVES:
+        return _BySoftmax.apply(query, key, value, attn_mask, 0.0, is_causal, _scale(query, scale))
     if learns:
         return _WithBias.apply(query, key, value, attn_mask, _scale(query, scale))
     return F.scaled_dot_product_attention(query, key, value, **whole)
@@ -99,39 +102,49 @@ def _wide(x: Tensor) -> Tensor:
 
 
 class _BySoftmax(torch.autograd.Function):
-    """Attention with dropout. From one pass to the other are held the scores in the model's dtype, which of them are dropped, and a number for each row."""
+    """Attention by matmuls and a softmax, which dropped shares are held of from one pass to the other. Of halves with them the scores and a number for each row, and the scale is the kernel's, in float32;
+    else the shares, as many bytes without a second softmax, and the scale is the queries'."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, causal: bool, scale: float) -> Tensor:
-        products = query @ _for_heads(key, query.shape[1]).mT
+        halves = query.dtype in _HALVES
+        products = (query if halves else query * scale) @ _for_heads(key, query.shape[1]).mT
         if causal:
             mask = _sees(*products.shape[-2:], products.device)
-        scores = _masked(products, mask, scale)
-        shares, logsumexp = scores.softmax(-1), scores.logsumexp(-1, keepdim=True)
-        if mask is not None and not causal:
-            shares = torch.where(logsumexp == float("-inf"), 0.0, shares)
-        stays = torch.rand_like(shares) < 1 - dropout_p
-        ctx.save_for_backward(query, key, value, mask, products, logsumexp, stays)
+        scores = _masked(products, mask, scale if halves else None)
+        rows = scores.logsumexp(-1, keepdim=True) if halves else None
+        shares = scores.softmax(-1) if mask is None or causal else torch.ops.aten._safe_softmax(scores, -1)
+        stays = torch.rand_like(shares) < 1 - dropout_p if dropout_p else None
+        ctx.save_for_backward(query, key, value, mask, *((products, rows) if halves else (shares, None)), stays)
         ctx.causal, ctx.kept, ctx.scale = causal, 1 - dropout_p, scale
-        return torch.where(stays, shares / ctx.kept, 0.0).to(query.dtype) @ _for_heads(value, query.shape[1])
+        return _dropped(shares, stays, ctx.kept).to(query.dtype) @ _for_heads(value, query.shape[1])
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        query, key, value, mask, products, logsumexp, stays = ctx.saved_tensors
+        query, key, value, mask, shares, rows, stays = ctx.saved_tensors
         groups, dtype = key.shape[1], query.dtype
         key, value = _for_heads(key, query.shape[1]), _for_heads(value, query.shape[1])
-        shares = (_masked(products, mask, ctx.scale) - logsumexp).exp()
-        if mask is not None and not ctx.causal:
-            shares = torch.where(logsumexp == float("-inf"), 0.0, shares)
-        grad_shares = torch.where(stays, _wide(grad_out @ value.mT) / ctx.kept, 0.0)
-        grad = shares * (grad_shares - (shares * grad_shares).sum(-1, keepdim=True))
-        dropped, scaled = torch.where(stays, shares / ctx.kept, 0.0).to(dtype), (grad * ctx.scale).to(dtype)
+        if rows is not None:
+            shares = (_masked(shares, mask, ctx.scale) - rows).exp()
+            if mask is not None and not ctx.causal:
+                shares = torch.where(rows == float("-inf"), 0.0, shares)
+        grad = torch._softmax_backward_data(_dropped(_wide(grad_out @ value.mT), stays, ctx.kept), shares, -1, shares.dtype)
         grad_mask = grad.sum_to_size(mask.shape).to(mask.dtype) if mask is not None and ctx.needs_input_grad[3] else None
-        return scaled @ key, _of_groups(scaled.mT @ query, groups), _of_groups(dropped.mT @ grad_out, groups), grad_mask, None, None, None
+        if rows is None:
+            grad_query, grad_key = grad @ key * ctx.scale, grad.mT @ (query * ctx.scale)
+        else:
+            scaled = (grad * ctx.scale).to(dtype)
+            grad_query, grad_key = scaled @ key, scaled.mT @ query
+        grad_value = _dropped(shares, stays, ctx.kept).to(dtype).mT @ grad_out
+        return grad_query, _of_groups(grad_key, groups), _of_groups(grad_value, groups), grad_mask, None, None, None
 
 
-def _masked(products: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    scores = _wide(products) * scale
+def _dropped(shares: Tensor, stays: Tensor | None, kept: float) -> Tensor:
+    return shares if stays is None else shares * stays * (1 / kept)
+
+
+def _masked(products: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    scores = products if scale is None else _wide(products) * scale
     if mask is None:
         return scores
     return torch.where(mask, scores, float("-inf")) if mask.dtype == torch.bool else scores + mask

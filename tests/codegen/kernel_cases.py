@@ -149,6 +149,20 @@ class Dropout(torch.nn.Module):
         return self.norm(x + F.dropout(F.gelu(self.linear(x), approximate="tanh"), 0.3, True))
 
 
+class Dropped(torch.nn.Module):
+    """Attention with dropout and a mask of truths, some rows of which see nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(12, 36)
+        self.register_buffer("sees", (torch.arange(9)[:, None] * 3 + torch.arange(9)) % 4 > 0)
+        self.sees[4] = False
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.sees, dropout_p=0.3)
+
+
 class Beside(torch.nn.Module):
     """Random numbers in a part of each row, then a norm of the whole."""
 
@@ -287,6 +301,9 @@ CASES = {
     "rotary": lambda: _step(Rotary(3, 10), 2, 7, 30),
     "dropout": lambda: _step(Dropout(21), 4, 5, 21),
     "softmax": lambda: _of(lambda x: torch.softmax(x, -1) + 1, 3, 5, 77),
+    "rows that see nothing": lambda: _of(lambda x: torch.ops.aten._safe_softmax(torch.where((torch.arange(5) == 2)[:, None], float("-inf"), x), -1) * 2, 3, 5, 77),
+    "attention with dropout": lambda: _step(Dropped(), 2, 9, 12),
+    "wide results beside narrow rows": lambda: _of(lambda x: (x.unsqueeze(-1) * x.unsqueeze(-2)).tanh() * x.amax(-1, keepdim=True).unsqueeze(-1), 6, 33),
     "log softmax": lambda: _of(lambda x: torch.log_softmax(x.sin(), -1).exp(), 6, 129),
     "wide softmax": lambda: _wide(lambda x: torch.softmax(x * 2, -1) + x, 3, 9001),
     "wide norm": lambda: _wide(lambda x: F.layer_norm(x * 2, (9001,)) + x, 2, 9001),

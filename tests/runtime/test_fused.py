@@ -250,3 +250,26 @@ def test_what_is_compiled_for_needs_no_memory(monkeypatch):
 def test_a_state_that_is_not_dense_is_no_state_to_rewrite():
     with pytest.raises(ValueError, match="rewritten in place is not dense"):
         fused.Launch(Kernel(), GRID, [], written=[0]).run(torch.randn(768, 512).t())
+
+
+MOST_ON_A_SIDE = 65535  # programs on the second side of a grid on CUDA; on its first 2^31 - 1
+
+
+@pytest.mark.parametrize("grid", [Grid("columns", 16, 3_145_728), Grid("columns", 10**8, 8), Grid("rows", 10**7, 64), Grid("flat", 2**31)], ids=str)
+@pytest.mark.parametrize("wide", [True, False])
+def test_the_second_side_of_a_grid_stays_short(grid, wide, monkeypatch):
+    width = grid.cols if wide else 1
+    launch = fused.Launch(None, grid, [fused.Out([width], torch.float32, width)])
+    (first, second), _ = launch._programs(grid, fused.blocks(grid, width))
+    assert second <= MOST_ON_A_SIDE and first < 2**31
+    asked = []
+    monkeypatch.setattr(fused, "add_parts", type("Asked", (), {"__getitem__": lambda self, sides: lambda *args, **options: asked.append(sides)})())
+    fused._add_parts(torch.empty(3, 2, width, device="meta"), fused.Out([width], torch.float32, width))
+    assert all(sides[1] <= MOST_ON_A_SIDE for sides in asked) and len(asked) == 1
+
+
+def test_parts_of_one_program_are_the_sums(monkeypatch):
+    monkeypatch.setattr(fused, "add_parts", None)
+    parts = torch.randn(2, 1, 32)
+    sums = fused._add_parts(parts, fused.Out([32], torch.bfloat16, 32))
+    assert len(sums) == 2 and all(torch.equal(total, part[0].bfloat16()) for total, part in zip(sums, parts))

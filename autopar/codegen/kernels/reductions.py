@@ -25,7 +25,7 @@ _PLAIN = {"aten.sum": "sum", "aten.amax": "max", "aten.amin": "min", "aten.any":
 _COUNTING = ("aten.any", "aten.all", "aten.count_nonzero")  # of what is not 0
 EXTREMES = ("aten.amax", "aten.amin")
 _NORMS = ("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
-_SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data")
+_SOFTMAX = ("aten._softmax", "aten._safe_softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data")
 _CLASSES = ("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward")
 _UNCHANGED = ("aten._to_copy", "aten.view", "aten.reshape", "aten.unsqueeze", "aten.squeeze", "aten.alias", "aten.detach")  # the same number, in float32 at least
 REDUCING = frozenset((*_PLAIN, *_NORMS, *_SOFTMAX, *_CLASSES))
@@ -353,8 +353,11 @@ def _softmax(row: _Row, packet: str) -> str:
         return f"{row.at('grad_output')} - tl.exp({row.at('output')}) * {whole}"
     peak = row.sum("peak", here, lambda i: row.at("self", i), "peak")
     total = row.sum("total", here, lambda i: f"tl.exp({row.at('self', i)} - {peak})")
+    share = f"tl.exp({row.at('self')} - {peak}) / {total}"
     if packet == "aten._softmax":
-        return f"tl.exp({row.at('self')} - {peak}) / {total}"
+        return share
+    if packet == "aten._safe_softmax":  # of a row that sees nothing, zeros
+        return f'tl.where({peak} == float("-inf"), 0.0, {share})'
     return f"{row.at('self')} - {peak} - tl.log({total})"
 
 
