@@ -210,7 +210,7 @@ def _peers(workload: Workload, setting: Setting) -> dict[str, Callable[[], Step]
     there = replace(
         workload,
         model=copy.deepcopy(workload.model).to(setting.device, torch.bfloat16),
-        example_inputs=tuple(t.to(setting.device) for t in workload.example_inputs),
+        example_inputs=tuple(t.to(setting.device, torch.bfloat16 if t.is_floating_point() else t.dtype) for t in workload.example_inputs),
         example_targets=tuple(t.to(setting.device) for t in workload.example_targets),
         loss=lambda output, *targets: compute(output.float(), *targets),
         optimizer=functools.partial(Masters, **workload.optimizer.keywords),
@@ -280,6 +280,8 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--dry-run", action="store_true", help="on the CPU at tiny sizes")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     asked = parser.parse_args(words)
+    if asked.dry_run and (large := [name for name in asked.models if name in MODELS]):
+        parser.error(f"--dry-run: {', '.join(large)} has one size, which is for a GPU; expected gpt-small, gpt2-medium or llama-blocks")
     if not asked.dry_run and not torch.cuda.is_available():
         print("gpu.py: needs one CUDA device and a torch built for it, and torch finds none here; --dry-run goes the same way on the CPU", file=sys.stderr)
         raise SystemExit(2)

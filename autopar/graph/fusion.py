@@ -10,6 +10,7 @@ The law:
 * outside of the update it has no more than so many nodes (`MOST_NODES`), and so many values that it reads of others or leaves to them (`MOST_VALUES`): steps of a scan that a model
   writes one after the other are several kernels;
 * it can run at once: nothing outside lies on a way from one of its nodes to another; and it holds no more for it, while others work, than its nodes one by one (`held_longer`);
+* what only widens a value is of the kernel that reads it: the narrow one is what another leaves;
 * pointwise ops, whatever operands broadcast, may be in a group; so may random numbers, and what knows only its own row: norms, softmax, sums over
   trailing dims, the loss of a row of logits. Matmuls, convolutions, attention and lookups are never in one.
 
@@ -28,9 +29,9 @@ from .graph import Graph, value_table
 from .held_longer import HeldLonger
 from .kernel import is_number
 from .liveness import is_view, list_readers, storage_bases
-from .node import Phase, packet_of
+from .node import Node, Phase, packet_of
 from .repeats import block_of
-from .tensor import num_elements
+from .tensor import DTYPE_BYTES, num_elements
 from .turns import GROWN, RECEIVE, SEND, TAKE
 
 if TYPE_CHECKING:
@@ -75,11 +76,13 @@ class _Values:
         read: by node, as (value, the value whose bytes it has).
         made: by node.
         readers: by value the nodes that read it, through views, too, and -1 where it leaves the graph.
+        dtypes: by value.
     """
 
     read: Mapping[int, frozenset[tuple[str, str]]]
     made: Mapping[int, tuple[str, ...]]
     readers: Mapping[str, set[int]]
+    dtypes: Mapping[str, str]
 
     def count(self, nodes: Sequence[int]) -> int:
         """Values that nodes read of others, or leave to others."""
@@ -96,7 +99,7 @@ def _list_values(graph: Graph) -> _Values:
         readers.setdefault(base.get(name, name), set()).add(-1)
     nodes = {i: node for i, node in enumerate(graph.nodes) if not is_view(node.op)}
     read = {i: frozenset((name, base[name]) for name in node.inputs if name not in numbers) for i, node in nodes.items()}
-    return _Values(read, {i: tuple(filter(None, node.outputs)) for i, node in nodes.items()}, readers)
+    return _Values(read, {i: tuple(filter(None, node.outputs)) for i, node in nodes.items()}, readers, {v.name: v.dtype for v in graph.values})
 
 
 def find_groups(
@@ -176,18 +179,27 @@ class _Run:
         self.alone = {i for i in nodes if graph.nodes[i].phase is Phase.UPDATE and signatures[i] and work_rows(sites[i], signatures[i]) is not None}  # type: ignore[arg-type]
         self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := work_rows(sites[i], signature)) is not None}
         self.taken = {i: _whole_inputs(graph.nodes[i].inputs, sites[i]) for i in self.alone}
+        self.widening = set[int]() if held is None else {i for i in self.rows if _widens(graph.nodes[i], values.dtypes)}
 
     def groups(self) -> list[tuple[int, ...]]:
         for i in self.nodes:
-            if i in self.rows:
-                for near in sorted({self.find(k) for k in self.reads[i]}):
-                    if near in self.rows:
-                        self._merge(self.find(i), self.find(near))
+            if i in self.rows and i not in self.widening:
+                widened = {k for k in self.reads[i] if k in self.widening and len(self.members[self.find(k)]) == 1}
+                self._merge_all(i, widened)
+                self._merge_all(i, self.reads[i].union(*(self.reads[k] for k in widened)))
+        for i in sorted(self.widening):
+            if len(self.members[self.find(i)]) == 1:
+                self._merge_all(i, self.reads[i])
         self._join_readers()
         members: dict[int, list[int]] = {}
         for i in self.nodes:
             members.setdefault(self.find(i), []).append(i)
         return [tuple(found) for found in members.values() if len(found) > 1 or self.ops[found[0]] in _ALONE or found[0] in self.alone]
+
+    def _merge_all(self, i: int, others: Collection[int]) -> None:
+        for near in sorted({self.find(k) for k in others}):
+            if near in self.rows:
+                self._merge(self.find(i), self.find(near))
 
     def _join_readers(self) -> None:
         """In the update, units of pointwise nodes that read the same value, which they would read twice."""
@@ -230,6 +242,11 @@ class _Run:
                     seen.add(u)
                     todo.append(u)
         return False
+
+
+def _widens(node: Node, dtypes: Mapping[str, str]) -> bool:
+    """True for a cast to a wider dtype."""
+    return packet_of(node.op) == "aten._to_copy" and DTYPE_BYTES[dtypes[node.outputs[0]]] > DTYPE_BYTES[dtypes[node.inputs[0]]]
 
 
 _Rows = frozenset[int]  # numbers of rows by which the values of a unit may be taken apart

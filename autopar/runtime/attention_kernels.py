@@ -138,7 +138,7 @@ def _aligned_mask(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | N
     if mask is None:
         return None
     if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, float("-inf"))
+        mask = torch.where(mask, query.new_zeros(()), query.new_full((), float("-inf")))
     keys = key.shape[-2]
     mask = mask.to(query.dtype).expand(*mask.shape[:-1], keys)
     if mask.stride(-1) != 1 or keys % _of_a_row(mask) or any(step % _of_a_row(mask) for step in (*mask.stride()[:-1], mask.storage_offset())):

@@ -235,6 +235,15 @@ def _across(grid: Grid, sizes: Mapping[str, int]) -> int:
     return -(-grid.cols // sizes["COLS"]) if grid.shape == "columns" else 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """Sizes by the rule, those that run, and a function that runs with them."""
+
+    rule: dict[str, int]
+    sizes: dict[str, int]
+    run: Callable[[Sequence[Tensor]], list[Any]]
+
+
 class Launch:
     """A Triton function and what is known of its launches.
 
@@ -258,7 +267,7 @@ class Launch:
                 together.setdefault((out.width, out.part_dtype, out.dtype, out.kind), []).append(place)
         self._sums = tuple((width, dtype, tuple(places)) for (width, dtype, *_), places in together.items())
         self._widest = max((width for width, *_ in self._sums), default=0)
-        self._sizes: dict[tuple, tuple[dict[str, int], dict[str, int]]] = {}  # by the rule, and those that run
+        self._ready: dict[tuple, _Ready] = {}  # with the sizes that are settled
 
     def run(self, *inputs: Tensor) -> Any:
         """Run it.
@@ -273,34 +282,63 @@ class Launch:
             if dense[number].data_ptr() != inputs[number].data_ptr():
                 raise ValueError(f"{self._kernel.__name__}: a state that is rewritten in place is not dense")
         like = dense[self._like]
-        grid = replace(self._grid, rows=like.numel()) if self._grid.any_size else self._grid
+        rows = like.numel() if self._grid.any_size else self._grid.rows
         with on_device(like.device):
-            key = like.device, grid.rows, num_ranks() > 1
-            known, settled = self._sizes.get(key), True
-            if known is None:
-                rule = blocks(grid, self._widest, sum(x.element_size() for x in dense if x.numel() >= grid.rows * grid.cols))
-                sizes, settled = block_sizes(self._kernel, grid, rule, dense, self._widest > 0, self._written, partial(self._run, grid), partial(self._compile, grid, dense))
-                known = rule, sizes
-            ran, results = _run_compiled(self._kernel, grid, *known, lambda sizes: self._run(grid, sizes, dense))
-            if settled:
-                self._sizes[key] = known[0], ran
+            key = like.device, rows, num_ranks() > 1
+            ready = self._ready.get(key)
+            if ready is None:
+                results = self._find_sizes(key, replace(self._grid, rows=rows), dense)
+            else:
+                try:
+                    results = ready.run(dense)
+                except Exception as error:  # noqa: BLE001 - an address that begins elsewhere needs another compilation
+                    grid = replace(self._grid, rows=rows)
+                    ran, results = _run_instead(error, self._kernel, grid, ready.rule, ready.sizes, lambda sizes: self._run(grid, sizes, dense))
+                    self._ready[key] = _Ready(ready.rule, ran, self._prepare(grid, ran, like.device))
         return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    def _find_sizes(self, key: tuple, grid: Grid, dense: Sequence[Tensor]) -> list[Any]:
+        """Run with the sizes that are right here, and have them ready for the next time where they are settled."""
+        rule = blocks(grid, self._widest, sum(x.element_size() for x in dense if x.numel() >= grid.rows * grid.cols))
+        sizes, settled = block_sizes(self._kernel, grid, rule, dense, self._widest > 0, self._written, partial(self._run, grid), partial(self._compile, grid, dense))
+        ran, results = _run_compiled(self._kernel, grid, rule, sizes, lambda sizes: self._run(grid, sizes, dense))
+        if settled:
+            self._ready[key] = _Ready(rule, ran, self._prepare(grid, ran, dense[0].device))
+        return results
 
     def _run(self, grid: Grid, sizes: Mapping[str, int], taken: Sequence[Tensor]) -> list[Any]:
         """The results with these sizes."""
-        device, like = taken[0].device, taken[self._like]
+        return self._prepare(grid, sizes, taken[0].device)(taken)
+
+    def _prepare(self, grid: Grid, sizes: Mapping[str, int], device: torch.device) -> Callable[[Sequence[Tensor]], list[Any]]:
+        """A function of what is taken: all that is the same at every launch is settled here, as the host asks for some hundred of them in a step."""
         programs, sizes = self._programs(grid, sizes)
-        made: list[Any] = [None if out.width else _empty(out, like.shape, device) for out in self._outs]
-        count = sizes.get("PROGRAMS", 1)
-        sums = [(places, torch.empty((len(places), count, width), dtype=dtype, device=device)) for width, dtype, places in self._sums]
-        left = dict(pair for places, parts in sums for pair in zip(places, parts.unbind()))
-        self._kernel[programs](*taken, *(left.get(k, x) for k, x in enumerate(made)), *([grid.rows] if grid.any_size else []), **sizes)
-        for places, parts in sums:
-            for place, total in zip(places, _add_parts(parts, self._outs[places[0]])):
-                shape = self._outs[place].shape
-                assert shape is not None
-                made[place] = total if len(shape) == 1 else total.view(tuple(shape))
-        return made
+        launch, count, rows = self._kernel[programs], sizes.get("PROGRAMS", 1), [grid.rows] if grid.any_size else []
+        made_as = [(None if out.shape is None else tuple(out.shape), _dtype_of(out, device), out.strides) for out in self._outs]
+        plain = [(place, *how) for place, (out, how) in enumerate(zip(self._outs, made_as)) if not out.width]
+        sums = [
+            ((len(places), count, width), dtype, places, _adder(len(places), count, width, dtype, self._outs[places[0]], device)) for width, dtype, places in self._sums
+        ]  # fmt: skip
+
+        def run(taken: Sequence[Tensor]) -> list[Any]:
+            made: list[Any] = [None] * len(made_as)
+            for place, shape, dtype, strides in plain:
+                shape = taken[self._like].shape if shape is None else shape
+                made[place] = _strided(shape, strides, dtype, device) if strides else torch.empty(shape, dtype=dtype, device=device)
+            left = []
+            for shape, dtype, places, _ in sums:
+                left.append(torch.empty(shape, dtype=dtype, device=device))
+                for place, part in zip(places, left[-1].unbind()):
+                    made[place] = part
+            launch(*taken, *made, *rows, **sizes)
+            for (_, _, places, add), parts in zip(sums, left):
+                for place, total in zip(places, add(parts)):
+                    shape = made_as[place][0]
+                    assert shape is not None
+                    made[place] = total if len(shape) == 1 else total.view(shape)
+            return made
+
+        return run
 
     def _compile(self, grid: Grid, taken: Sequence[Tensor], sizes: Mapping[str, int]) -> None:
         """Make ready what runs with these sizes; results are told by their dtypes."""
@@ -325,21 +363,27 @@ def lay(x: Tensor, strides: Sequence[int]) -> Tensor:
 
 
 def _run_compiled(kernel: Any, grid: Grid, rule: dict[str, int], sizes: dict[str, int], run: Callable[[dict[str, int]], Any]) -> tuple[dict[str, int], Any]:
-    """Run with these sizes; with those of the rule, or others near them, where Triton's compiler fails (3.6 does, on a softmax beside what else is read of its row), or the device has
-    not what they need. The sizes that ran, and what that returned."""
+    """Run with these sizes, or others where they do not do. The sizes that ran, and what that returned."""
     sizes = _INSTEAD.get((kernel, grid), sizes)
     try:
         return sizes, run(sizes)
-    except Exception as error:
-        if not (isinstance(error, RuntimeError) and _COMPILER_FAILED in str(error) or type(error).__name__ == _TOO_MUCH):
-            raise
-        others = [*candidates(rule, grid.widest), *loop_candidates(rule, grid.walks)]
-        for other in (other for other in others if other != sizes and _may_have(grid, rule, other)):
-            with contextlib.suppress(Exception):  # these may fail as well
-                made = run(other)
-                _INSTEAD[kernel, grid] = other
-                return other, made
-        raise
+    except Exception as error:  # noqa: BLE001 - what is none of our matter is raised again
+        return _run_instead(error, kernel, grid, rule, sizes, run)
+
+
+def _run_instead(
+    error: Exception, kernel: Any, grid: Grid, rule: dict[str, int], sizes: dict[str, int], run: Callable[[dict[str, int]], Any]
+) -> tuple[dict[str, int], Any]:
+    """Run with sizes of the rule, or others near them, where Triton's compiler fails (3.6 does, on a softmax beside what else is read of its row), or the device has not what `sizes` need."""
+    if not (isinstance(error, RuntimeError) and _COMPILER_FAILED in str(error) or type(error).__name__ == _TOO_MUCH):
+        raise error
+    others = [*candidates(rule, grid.widest), *loop_candidates(rule, grid.walks)]
+    for other in (other for other in others if other != sizes and _may_have(grid, rule, other)):
+        with contextlib.suppress(Exception):  # these may fail as well
+            made = run(other)
+            _INSTEAD[kernel, grid] = other
+            return other, made
+    raise error
 
 
 def block_sizes(
@@ -474,19 +518,24 @@ def identity_of(kind: str, dtype: torch.dtype) -> float:
     return torch.iinfo(dtype).min if kind == "max" else torch.iinfo(dtype).max
 
 
-def _add_parts(parts: Tensor, out: Out) -> Sequence[Tensor]:
-    """`[sums, programs, width]` -> of each the sum (or extreme) over programs, its address a multiple of 16 bytes."""
-    count, programs, width = parts.shape
+def _adder(count: int, programs: int, width: int, dtype: torch.dtype, out: Out, device: torch.device) -> Callable[[Tensor], Sequence[Tensor]]:
+    """A function of parts `[sums, programs, width]` that gives of each the sum (or extreme) over programs, its address a multiple of 16 bytes."""
     if programs == 1 and width % 16 == 0:
-        return parts.squeeze(1).to(out.dtype).unbind()
+        return lambda parts: parts.squeeze(1).to(out.dtype).unbind()
     pitch = -(-width // 16) * 16
-    sums = torch.empty((count, pitch), dtype=out.dtype, device=parts.device)
     cols = min(_PART_COLS, power_of_two(width))
-    rows, waits = min(_PART_ELEMENTS // cols, power_of_two(programs)), _can_wait(parts.device)
-    options = {"launch_pdl": True} if waits else {}
-    add_parts[(-(-width // cols), count)](parts, sums, programs, width, pitch, ROWS=rows, COLS=cols, WAITS=waits, KIND=out.kind, NONE=identity_of(out.kind, parts.dtype), **options)
-    rows_of = sums.unbind()
-    return rows_of if pitch == width else [row[:width] for row in rows_of]
+    waits = _can_wait(device)
+    launch = add_parts[(-(-width // cols), count)]
+    sizes = {"ROWS": min(_PART_ELEMENTS // cols, power_of_two(programs)), "COLS": cols, "WAITS": waits, "KIND": out.kind, "NONE": identity_of(out.kind, dtype)}
+    sizes |= {"launch_pdl": True} if waits else {}
+
+    def add(parts: Tensor) -> Sequence[Tensor]:
+        sums = torch.empty((count, pitch), dtype=out.dtype, device=device)
+        launch(parts, sums, programs, width, pitch, **sizes)
+        rows = sums.unbind()
+        return rows if pitch == width else [row[:width] for row in rows]
+
+    return add
 
 
 @functools.cache
@@ -497,11 +546,6 @@ def _can_wait(device: torch.device) -> bool:
 
 def _dtype_of(out: Out, device: torch.device) -> torch.dtype:
     return torch.float32 if out.statistic and device.type == "cuda" and out.dtype in _HALVES else out.dtype
-
-
-def _empty(out: Out, like: Sequence[int], device: torch.device) -> Tensor:
-    shape, dtype = tuple(like if out.shape is None else out.shape), _dtype_of(out, device)
-    return _strided(shape, out.strides, dtype, device) if out.strides else torch.empty(shape, dtype=dtype, device=device)
 
 
 def _strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -45,7 +45,7 @@ def sums_kernel(x_ptr, double_out, sum_out, square_out, count_out, ROWS: tl.cons
 def add_up(shape: tuple[int, int, int], part: str, dtype: str, device: torch.device) -> dict:
     torch.manual_seed(0)
     parts = (torch.randn(shape, dtype=torch.float64) * 9).to(device, getattr(torch, part))
-    found, wanted = fused._add_parts(parts, fused.Out(None, getattr(torch, dtype))), parts.double().sum(1)
+    found, wanted = fused._adder(*parts.shape, parts.dtype, fused.Out(None, getattr(torch, dtype)), parts.device)(parts), parts.double().sum(1)
     aligned = all(x.data_ptr() % 16 == 0 and x.is_contiguous() and x.shape == shape[2:] and x.dtype == getattr(torch, dtype) for x in found)
     worst = (torch.stack(found).double() - wanted).abs().max() / wanted.abs().max()
     return {"shape": shape, "dtype": dtype, "part": part, "sums": len(found), "aligned": aligned, "difference": worst.item()}
