@@ -16,12 +16,15 @@ Invariant: equal to torch's to rounding; a row that sees nothing is zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+
+from .private import in_function_transform
 
 _HALVES = (torch.bfloat16, torch.float16)
 
@@ -40,7 +43,7 @@ def attend(
 ) -> Tensor:
     """`scaled_dot_product_attention` with its own arguments, names and errors."""
     whole = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    if not _is_sound(query, key, value, attn_mask):
+    if in_function_transform() or not _is_sound(query, key, value, attn_mask):
         return F.scaled_dot_product_attention(query, key, value, **whole)
     if is_causal and attn_mask is not None:  # torch's kernel for a CPU takes both
         sees = _sees(query.shape[-2], key.shape[-2], query.device)
@@ -122,6 +125,8 @@ class _BySoftmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, mask, shares, rows, stays = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _differentiable(ctx.needs_input_grad, grad_out, (query, key, value, mask), ctx.scale, stays, ctx.kept)
         groups, dtype = key.shape[1], query.dtype
         key, value = _for_heads(key, query.shape[1]), _for_heads(value, query.shape[1])
         if rows is not None:
@@ -141,6 +146,18 @@ class _BySoftmax(torch.autograd.Function):
 
 def _dropped(shares: Tensor, stays: Tensor | None, kept: float) -> Tensor:
     return shares if stays is None else shares * stays * (1 / kept)
+
+
+def _differentiable(needs: Sequence[bool], grad_out: Tensor, inputs: Sequence[Tensor | None], scale: float, stays: Tensor | None = None, kept: float = 1.0) -> tuple[Tensor | None, ...]:
+    """Gradients for somebody who differentiates them, too: by plain ops of what came in."""
+    query, key, value, mask = inputs
+    assert query is not None and key is not None and value is not None
+    scores = _masked(query @ _for_heads(key, query.shape[1]).mT, mask, scale)
+    shares = scores.softmax(-1) if mask is None else torch.ops.aten._safe_softmax(scores, -1)
+    out = _dropped(shares, stays, kept).to(query.dtype) @ _for_heads(value, query.shape[1])
+    wanted = [x for x, needed in zip(inputs, needs) if needed and x is not None]
+    found = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
+    return tuple(next(found) if needed and x is not None else None for x, needed in zip((*inputs, *[None] * (len(needs) - len(inputs))), needs))
 
 
 def _masked(products: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -167,6 +184,8 @@ class _WithBias(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, bias, out, logsumexp = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _differentiable(ctx.needs_input_grad, grad_out, (query, key, value, bias), ctx.scale)
         grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, 0.0, False, attn_mask=bias, scale=ctx.scale)
         if not ctx.needs_input_grad[3]:
             return (*grads, None, None)

@@ -132,6 +132,11 @@ def compiling(active: bool) -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
+def in_function_transform() -> bool:
+    """True inside of `torch.func.grad`, `vmap` and their like. 2.11 - 2.13: `_are_functorch_transforms_active`."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 @contextlib.contextmanager
 def inline_checkpoints() -> Iterator[None]:
     """The user's activation checkpoints do nothing inside: recompute is the solver's business. 2.11 - 2.13."""

@@ -95,6 +95,35 @@ def test_dropout_is_torch_s_own_with_the_same_draws(call, monkeypatch):
     assert all(x.isfinite().all() for x in (found, *torch.autograd.grad(attend(*leaves, attn_mask=given, dropout_p=0.25, is_causal=causal, enable_gqa=groups < H), everything, grad)))
 
 
+@pytest.mark.parametrize("call", ["causal", "a learnt bias", "a mask of truths"])
+def test_gradients_of_gradients(call, monkeypatch):
+    """Of a penalty on gradients."""
+    groups, mask, causal, scale = DROPPED[call]
+    leaves = [draw(B, H, S, D, seed=0), draw(B, groups, T, D, seed=1), draw(B, groups, T, 6, seed=2)]
+    given = draw(*mask, seed=3) if isinstance(mask, tuple) else torch.rand(B, 1, S, T, generator=torch.Generator().manual_seed(4)) > 0.3 if mask else None
+    drawn = torch.rand(B, H, S, T, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    monkeypatch.setattr(torch, "rand_like", lambda x: drawn)
+    everything = [x for x in (*leaves, given) if x is not None and x.requires_grad]
+
+    def second(out):
+        first = torch.autograd.grad(out.square().sum(), everything, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(g.square().sum() for g in first), everything)]
+
+    wanted = second(plain_dropout(*leaves, given, drawn < 0.75, 0.25, causal, scale))
+    found = second(attend(*leaves, attn_mask=given, dropout_p=0.25, is_causal=causal, scale=scale, enable_gqa=groups < H))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_inside_of_a_function_transform_it_is_torch_s_own():
+    query, bias = draw(3, H, S, D, seed=0).detach(), draw(H, S, S, seed=1).detach()
+
+    def loss(q):
+        return attend(q[None], q[None], q[None], attn_mask=bias).square().sum()
+
+    found = torch.func.vmap(torch.func.grad(loss))(query)
+    torch.testing.assert_close(found[1], torch.func.grad(lambda q: F.scaled_dot_product_attention(q[None], q[None], q[None], attn_mask=bias).square().sum())(query[1]))
+
+
 @pytest.mark.parametrize(
     ("query", "key", "options"),
     [((B, H, S, D), (B, 3, T, D), {}), ((B, H, S, D), (B, H, T, 6), {}), ((B, H, S, D), (B, H, T, D), {"attn_mask": torch.ones(3, 3, dtype=torch.bool)})],
