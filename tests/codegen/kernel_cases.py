@@ -163,6 +163,17 @@ class Dropped(torch.nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=self.sees, dropout_p=0.3)
 
 
+class Picked(torch.nn.Module):
+    """A number out of a concatenation, and a matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.row, self.matrix = torch.nn.Parameter(torch.randn(1, 3)), torch.nn.Parameter(torch.randn(5, 7))
+
+    def forward(self, x):
+        return torch.cat([self.row.sum(1, keepdim=True), self.row], 1)[:, 2], x * self.matrix
+
+
 class Beside(torch.nn.Module):
     """Random numbers in a part of each row, then a norm of the whole."""
 
@@ -304,6 +315,7 @@ CASES = {
     "rows that see nothing": lambda: _of(lambda x: torch.ops.aten._safe_softmax(torch.where((torch.arange(5) == 2)[:, None], float("-inf"), x), -1) * 2, 3, 5, 77),
     "attention with dropout": lambda: _step(Dropped(), 2, 9, 12),
     "wide results beside narrow rows": lambda: _of(lambda x: (x.unsqueeze(-1) * x.unsqueeze(-2)).tanh() * x.amax(-1, keepdim=True).unsqueeze(-1), 6, 33),
+    "a number of a concatenation": lambda: Workload(Picked(), (torch.randn(5, 7),), (), lambda y: y[1].amax() * 0.1 + (y[0] * torch.cos(torch.arange(1) * 0.7)).mean() + y[1].sin().sum(), ADAMW),
     "log softmax": lambda: _of(lambda x: torch.log_softmax(x.sin(), -1).exp(), 6, 129),
     "wide softmax": lambda: _wide(lambda x: torch.softmax(x * 2, -1) + x, 3, 9001),
     "wide norm": lambda: _wide(lambda x: F.layer_norm(x * 2, (9001,)) + x, 2, 9001),

@@ -237,7 +237,7 @@ class Printer:
         dtype = self.values[name].dtype
         lies = self._lies(name, index)
         place = f"{name}_ptr" if not lies.terms and not lies.start else f"{name}_ptr + {lies.text()}"
-        if mask and not index.terms:
+        if mask and not index.terms and (self.shape, self.limit) != ("flat", 1):
             place += " + row * 0"  # as many pointers as the mask has places
         text = f"tl.load({place}{f'{_mask(limits)}, other=0' if limits else ''})"
         if dtype in HALVES:
