@@ -43,7 +43,7 @@ def attend(
 ) -> Tensor:
     """`scaled_dot_product_attention` with its own arguments, names and errors."""
     whole = {"attn_mask": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    if in_function_transform() or not _is_sound(query, key, value, attn_mask):
+    if in_function_transform() or not _is_sound(query, key, value, attn_mask, enable_gqa):
         return F.scaled_dot_product_attention(query, key, value, **whole)
     if is_causal and attn_mask is not None:  # torch's kernel for a CPU takes both
         sees = _sees(query.shape[-2], key.shape[-2], query.device)
@@ -67,14 +67,16 @@ def attend(
     return F.scaled_dot_product_attention(query, key, value, **whole)
 
 
-def _is_sound(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """False for what torch has something to say about, and for what is empty."""
+def _is_sound(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, shares: bool) -> bool:
+    """False for what torch has something to say about, for what is empty, and for four dims that broadcast."""
     tensors = (query, key, value)
     same = len({x.dim() for x in tensors}) == 1 and len({x.dtype for x in tensors}) == 1 and query.dim() > 1 and query.is_floating_point()
     if not same or any(x.is_nested for x in tensors) or not all(x.numel() for x in tensors):
         return False
-    leading = query.dim() < 4 or query.shape[1] % key.shape[1] == 0
-    return leading and key.shape[1:-1] == value.shape[1:-1] and query.shape[-1] == key.shape[-1] and (mask is None or mask.dtype == torch.bool or mask.is_floating_point())
+    if query.dim() == 4 and (query.shape[0] != key.shape[0] or query.shape[1] != key.shape[1] and not (shares and query.shape[1] % key.shape[1] == 0)):
+        return False
+    alike = key.shape[-2] == value.shape[-2] and query.shape[-1] == key.shape[-1] and (query.dim() != 4 or key.shape[:2] == value.shape[:2])
+    return alike and (mask is None or mask.dtype == torch.bool or mask.is_floating_point())
 
 
 def _scale(query: Tensor, scale: float | None) -> float:
@@ -87,12 +89,18 @@ def _sees(queries: int, keys: int, device: torch.device) -> Tensor:
 
 
 def _with_four(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, **others: Any) -> Tensor:
-    """All leading dims as one, before one head: `[..., s, d]` -> `[n, 1, s, d]`."""
-    lead = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-    flat = [x.expand(*lead, *x.shape[-2:]).reshape(-1, 1, *x.shape[-2:]) for x in (query, key, value)]
+    """All leading dims as one, before one head, `[..., s, d]` -> `[n, 1, s, d]`; where heads of keys are shared, before the heads."""
+    last = 3 if others["enable_gqa"] and query.dim() > 2 else 2
+    heads = () if last == 3 else (1,)
+    lead = torch.broadcast_shapes(query.shape[:-last], key.shape[:-last], value.shape[:-last])
+
+    def flat(x: Tensor, dims: int) -> Tensor:
+        return x.expand(*lead, *x.shape[-dims:]).reshape(-1, *heads, *x.shape[-dims:])
+
     if attn_mask is not None and attn_mask.dim() > 2:
-        attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-2:]).reshape(-1, 1, *attn_mask.shape[-2:])
-    return attend(*flat, attn_mask=attn_mask, **others).reshape(*lead, query.shape[-2], value.shape[-1])
+        attn_mask = flat(attn_mask, last)
+    found = attend(*(flat(x, last) for x in (query, key, value)), attn_mask=attn_mask, **others)
+    return found.reshape(*lead, *query.shape[-last:-1], value.shape[-1])
 
 
 def _for_heads(x: Tensor, heads: int) -> Tensor:

@@ -27,6 +27,10 @@ CALLS = {
     "three dims, causal": ((B, S, D), (B, S, D), (B, S, D), None, {"is_causal": True}),
     "two dims": ((S, D), (T, D), (T, D), None, {"scale": 0.7}),
     "five dims, shared by some": ((3, B, H, S, D), (1, B, H, T, D), (3, 1, H, T, D), None, {}),
+    "three dims, shared keys": ((H, S, D), (2, T, D), (2, T, D), (H, S, T), {"enable_gqa": True}),
+    "five dims, shared keys": ((3, B, H, S, D), (3, B, 2, T, D), (3, B, 2, T, D), None, {"enable_gqa": True}),
+    "one head of keys for all": ((B, H, S, D), (B, 1, T, D), (B, 1, T, D), (1, H, S, T), {}),
+    "one batch of keys for all": ((B, H, S, D), (1, H, T, D), (1, H, T, D), (1, H, S, T), {}),
     "three dims, a mask of each": ((B, S, D), (B, T, D), (B, T, D), (B, S, T), {}),
     "narrower values": ((B, H, S, D), (B, H, T, D), (B, H, T, 5), None, {}),
     "wider values": ((B, H, S, D), (B, H, T, D), (B, H, T, 12), (B, 1, S, T), {}),
@@ -126,8 +130,8 @@ def test_inside_of_a_function_transform_it_is_torch_s_own():
 
 @pytest.mark.parametrize(
     ("query", "key", "options"),
-    [((B, H, S, D), (B, 3, T, D), {}), ((B, H, S, D), (B, H, T, 6), {}), ((B, H, S, D), (B, H, T, D), {"attn_mask": torch.ones(3, 3, dtype=torch.bool)})],
-    ids=["heads that do not divide", "another width", "a mask of another shape"],
+    [((B, H, S, D), (B, 3, T, D), {}), ((B, H, S, D), (B, 2, T, D), {"dropout_p": 0.1}), ((B, H, S, D), (B, H, T, 6), {}), ((B, H, S, D), (B, H, T, D), {"attn_mask": torch.ones(3, 3, dtype=torch.bool)})],
+    ids=["heads that do not divide", "heads that nobody shares", "another width", "a mask of another shape"],
 )  # fmt: skip
 def test_errors_are_torch_s_own(query, key, options):
     q, k = draw(*query, seed=0), draw(*key, seed=1)
