@@ -54,9 +54,16 @@ def test_cudnn_not_for_others(hopper, query, key, causal):
     assert not kernels.is_cudnn(query, query if key is None else key, None, causal)
 
 
-def test_cudnn_not_with_a_mask_nor_where_it_is_old_or_turned_off(hopper):
+@pytest.mark.parametrize("right", [True, False])
+def test_cudnn_with_a_mask_where_it_heeds_masks(hopper, monkeypatch, right):
+    monkeypatch.setattr(kernels, "_is_right_with_masks", lambda device, dtype, size: right)
     query = on_gpu(2, 4, 64, 64)
-    assert asks(query) and not asks(query, mask=torch.zeros(64, 64))
+    assert asks(query, mask=torch.zeros(64, 64), causal=False) is right and asks(query)
+
+
+def test_cudnn_not_where_it_is_old_or_turned_off(hopper):
+    query = on_gpu(2, 4, 64, 64)
+    assert asks(query)
     for change in ({"chip": (8, 0)}, {"chip": (12, 0)}, {"version": 91400}, {"version": None}, {"enabled": False}):
         before = dict(hopper)
         hopper.update(change)
@@ -134,6 +141,56 @@ class Gpu:
         self._check("efficient", query, key, value, mask, (grad_out, out))
         assert logsumexp.shape[-1] % 32 == 0 and wants == [True, True, True, False]
         return (*self._grads(grad_out, query, key, value, mask, causal, scale, False), None)
+
+
+class Cudnn(Gpu):
+    """Stands for cuDNN's, under a mask."""
+
+    wrong = ""
+
+    def _scaled_dot_product_cudnn_attention(self, query, key, value, mask, asks, dropout, causal, debug, scale=None):
+        self._check("cudnn", query, key, value)
+        assert asks and mask.dim() == 4 and mask.shape[0] == query.shape[0] and mask.shape[1] in (1, query.shape[1]) and mask.shape[2:] == (query.shape[-2], key.shape[-2])
+        assert mask.dtype == query.dtype and mask.stride()[2:] == (key.shape[-2], 1)
+        if self.wrong == "raises":
+            raise RuntimeError("cuDNN Frontend error")
+        out, logsumexp = self._attend(query, key, value, None if self.wrong == "ignores" else mask, causal, scale or 1 / math.sqrt(query.shape[-1]), False)
+        return out.nan_to_num().to(query.dtype), logsumexp.float()[..., None]
+
+    def _scaled_dot_product_cudnn_attention_backward(self, grad_out, query, key, value, out, logsumexp, seed, offset, mask, cum_q, cum_k, queries, keys, dropout, causal, scale=None):
+        self._check("cudnn", query, key, value, grads=(grad_out, out))
+        assert logsumexp.shape == (*query.shape[:-1], 1) and (queries, keys, cum_q, cum_k) == (query.shape[-2], key.shape[-2], None, None)
+        seen = torch.zeros_like(mask) if self.wrong == "ignores" else mask
+        finite = seen.clamp(min=-1e30)
+        grads = self._grads(grad_out * (seen > -math.inf).any(-1, keepdim=True), query, key, value, finite, causal, scale or 1 / math.sqrt(query.shape[-1]), False)
+        return [math.nan * grads[0], *grads[1:]] if self.wrong == "no numbers" else grads
+
+
+@pytest.mark.parametrize("wrong", ["", "raises", "ignores", "no numbers"])
+def test_cudnn_with_masks_is_tried_on_a_small_one(monkeypatch, wrong):
+    found = Cudnn()
+    found.wrong = wrong
+    monkeypatch.setattr(kernels, "_aten", found)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert kernels._is_right_with_masks.__wrapped__(torch.device("cpu"), torch.bfloat16, 16) is (not wrong) and found.called
+
+
+@pytest.mark.parametrize("mask", ["padding", "whole", "of a head", "of two dims", "a number per row", "a part of a larger one"])
+def test_cudnn_gets_its_mask(monkeypatch, mask):
+    torch.manual_seed(0)
+    found = Cudnn()
+    monkeypatch.setattr(kernels, "_aten", found)
+    monkeypatch.setattr(kernels, "_on_cpu", lambda query: False)
+    monkeypatch.setattr(kernels, "is_cudnn", lambda query, key, mask, causal: True)
+    b, h, s, t, d = 2, 4, 13, 11, 16
+    query, key, value, grad = (torch.randn(b, h, rows, d).bfloat16() for rows in (s, t, t, s))
+    given = MASKS[mask](b, h, s, t)
+    wide = [x.double().requires_grad_() for x in (query, key, value)]
+    wanted = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=given.double() if given.is_floating_point() else given)
+    out, logsumexp = kernels.forward(query, key, value, given, False, None)
+    grads = kernels.backward(grad, query, key, value, out, logsumexp, given, False, None)
+    for x, want in zip((out, *grads), (wanted, *torch.autograd.grad(wanted, wide, grad.double()))):
+        torch.testing.assert_close(x.double(), want, rtol=0, atol=6e-2 * max(1.0, float(want.detach().abs().max())))
 
 
 @pytest.fixture
