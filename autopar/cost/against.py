@@ -33,6 +33,7 @@ _LOCAL = (StepKind.SLICE.value, StepKind.KEEP.value)
 _LOOP = (Phase.FORWARD, Phase.BACKWARD)
 MAX_TURNS = 8  # of so many microbatches each has a row
 _WAITING = "waiting for other stages"
+_HOST_SHARE = 0.2  # by so much a prediction is below the step where the host may be why: twice what published steps are off
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def compare_run(plan: Plan, simulation: Simulation, run: Run, where: str = "run"
     for side in sides:
         found = (*_actions(side), *_compute(side), *_communication(side), *_memory(side))
         rows += [replace(row, stage=side.stage) for row in found] if side.staged else found
-    return Comparison(_notes(plan, run), tuple(rows), count)
+    return Comparison((*_notes(plan, run), *_note_host(plan, rows[0])), tuple(rows), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,16 @@ def _notes(plan: Plan, run: Run) -> tuple[str, ...]:
     elif here not in source:
         notes.append(f"the run was on another machine ({here}) than the profile: {source}")
     return tuple(notes)
+
+
+def _note_host(plan: Plan, step: Row) -> tuple[str, ...]:
+    """Of a step on GPUs that took much longer than predicted."""
+    if plan.cluster.device == "cpu" or step.error is None or step.error > -_HOST_SHARE:
+        return ()
+    return (
+        f"the step took {1 / (1 + step.error):.1f} times what was predicted: a prediction knows GPUs and not their hosts, which ask for every kernel by itself. Where that takes longer than the "
+        "kernels do, `autopar emit --cuda-graph` helps; `autopar run --profile F` shows whether the GPU waits",
+    )
 
 
 def _actions(side: _Side) -> list[Row]:

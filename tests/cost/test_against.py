@@ -187,6 +187,11 @@ def notes_of(plan, run):
     return compare_run(plan, simulate_plan(plan), run).notes
 
 
+def of_steps(run, seconds):
+    """The run with steps of so many seconds."""
+    return replace(run, ranks=tuple(replace(rank, step_s=tuple(seconds for _ in rank.step_s)) for rank in run.ranks))
+
+
 def test_a_run_of_something_else_is_said_to_be():
     plan = measured_plan(dp=4)
     run, key = made_up_run(plan), plan_key(plan_to_json(plan))
@@ -210,7 +215,7 @@ def test_a_run_of_something_else_is_said_to_be():
 def test_a_gpu_is_known_by_its_name(found, alike):
     plan = measured_plan(dp=4)
     plan = replace(plan, cluster=replace(plan.cluster, device="H100-80GB", source=f"measured 2026-01-01 on {found}, torch 2.13.0"))
-    run = made_up_run(plan)
+    run = of_steps(made_up_run(plan), simulate_plan(plan).step_s)
     said = notes_of(plan, replace(run, machine=replace(HERE, device=found)))
     assert (said == ()) == alike and all("the run was on another device" in note and note.endswith("the plan is for H100-80GB") for note in said)
 
@@ -323,3 +328,12 @@ def test_the_text_fits_and_the_json_is_the_rows():
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert [row["what"] for row in data["rows"]] == [row.what for row in found.rows] and data["num_steps"] == 5
     assert data["rows"][0]["measured"] == {"median": found.rows[0].measured.median, "low": found.rows[0].measured.low, "high": found.rows[0].measured.high, "count": 20}
+
+
+@pytest.mark.parametrize(("device", "times", "told"), [("H100-80GB", 3.0, True), ("H100-80GB", 1.1, False), ("cpu", 3.0, False)])
+def test_a_gpu_that_may_wait_for_its_host_is_told(device, times, told):
+    plan = measured_plan(dp=4)
+    plan = replace(plan, cluster=replace(plan.cluster, device=device))
+    run = of_steps(made_up_run(plan), simulate_plan(plan).step_s * times)
+    notes = [note for note in compare_run(plan, simulate_plan(plan), run).notes if "--cuda-graph" in note]
+    assert bool(notes) is told and all(note.startswith(f"the step took {times:.1f} times") for note in notes)
