@@ -70,7 +70,8 @@ def survey(model: str, runs: bool = True, device: str = "cpu") -> Row:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    torch.backends.cudnn.allow_tf32 = False
+    if device == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(SEED)
     row, began = Row(model), time.perf_counter()
     try:
