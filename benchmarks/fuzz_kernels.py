@@ -49,7 +49,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("TRITON_INTERPRET", "0" if "cuda" in sys.argv else "1")  # Triton decides when it is imported
+os.environ.setdefault("TRITON_INTERPRET", "0" if any("cuda" in word for word in sys.argv) else "1")  # Triton decides when it is imported
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402

@@ -118,16 +118,16 @@ class _BySoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, causal: bool, scale: float) -> Tensor:
-        halves = query.dtype in _HALVES
+        halves, hides = query.dtype in _HALVES, mask is not None
         products = (query if halves else query * scale) @ _for_heads(key, query.shape[1]).mT
         if causal:
             mask = _sees(*products.shape[-2:], products.device)
         scores = _masked(products, mask, scale if halves else None)
         rows = scores.logsumexp(-1, keepdim=True) if halves else None
-        shares = scores.softmax(-1) if mask is None or causal else torch.ops.aten._safe_softmax(scores, -1)
+        shares = _softmax(scores, hides)
         stays = torch.rand_like(shares) < 1 - dropout_p if dropout_p else None
         ctx.save_for_backward(query, key, value, mask, *((products, rows) if halves else (shares, None)), stays)
-        ctx.causal, ctx.kept, ctx.scale = causal, 1 - dropout_p, scale
+        ctx.hides, ctx.kept, ctx.scale = hides, 1 - dropout_p, scale
         return _dropped(shares, stays, ctx.kept).to(query.dtype) @ _for_heads(value, query.shape[1])
 
     @staticmethod
@@ -138,9 +138,7 @@ class _BySoftmax(torch.autograd.Function):
         groups, dtype = key.shape[1], query.dtype
         key, value = _for_heads(key, query.shape[1]), _for_heads(value, query.shape[1])
         if rows is not None:
-            shares = (_masked(shares, mask, ctx.scale) - rows).exp()
-            if mask is not None and not ctx.causal:
-                shares = torch.where(rows == float("-inf"), 0.0, shares)
+            shares = _shares(shares, mask, ctx.scale, rows, ctx.hides)
         grad = torch._softmax_backward_data(_dropped(_wide(grad_out @ value.mT), stays, ctx.kept), shares, -1, shares.dtype)
         grad_mask = grad.sum_to_size(mask.shape).to(mask.dtype) if mask is not None and ctx.needs_input_grad[3] else None
         if rows is None:
@@ -161,7 +159,7 @@ def _differentiable(needs: Sequence[bool], grad_out: Tensor, inputs: Sequence[Te
     query, key, value, mask = inputs
     assert query is not None and key is not None and value is not None
     scores = _masked(query @ _for_heads(key, query.shape[1]).mT, mask, scale)
-    shares = scores.softmax(-1) if mask is None else torch.ops.aten._safe_softmax(scores, -1)
+    shares = _softmax(scores, mask is not None)
     out = _dropped(shares, stays, kept).to(query.dtype) @ _for_heads(value, query.shape[1])
     wanted = [x for x, needed in zip(inputs, needs) if needed and x is not None]
     found = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
@@ -173,6 +171,17 @@ def _masked(products: Tensor, mask: Tensor | None, scale: float | None) -> Tenso
     if mask is None:
         return scores
     return torch.where(mask, scores, float("-inf")) if mask.dtype == torch.bool else scores + mask
+
+
+def _softmax(scores: Tensor, hides: bool) -> Tensor:
+    """`hides`: a row may see nothing, and is zero then. A causal mask hides no row."""
+    return torch.ops.aten._safe_softmax(scores, -1) if hides else scores.softmax(-1)
+
+
+def _shares(products: Tensor, mask: Tensor | None, scale: float, rows: Tensor, hides: bool) -> Tensor:
+    """The softmax again, of which the logsumexp of each row is known."""
+    shares = (_masked(products, mask, scale) - rows).exp()
+    return torch.where(rows == float("-inf"), 0.0, shares) if hides else shares
 
 
 def _of_groups(grad: Tensor, groups: int) -> Tensor:
@@ -198,8 +207,7 @@ class _WithBias(torch.autograd.Function):
         if not ctx.needs_input_grad[3]:
             return (*grads, None, None)
         key, value = _for_heads(key, query.shape[1]), _for_heads(value, query.shape[1])
-        scores = _masked(query @ key.mT, bias, ctx.scale)
-        shares = torch.where(logsumexp[..., None] == float("-inf"), 0.0, (scores - logsumexp[..., None]).exp())
+        shares = _shares(query @ key.mT, bias, ctx.scale, logsumexp[..., None], hides=True)
         along = (_wide(grad_out) * _wide(out)).sum(-1, keepdim=True)
         grad_bias = shares * (_wide(grad_out @ value.mT) - along)
         return (*grads, grad_bias.sum_to_size(bias.shape).to(bias.dtype), None)
