@@ -19,16 +19,24 @@ _BARS = {
     "H200-141GB": (_PUBLISHED[0], f"{_PUBLISHED[1]}; and of 10 steps on one H200 nine within 3.9 %, a BERT took 9 % longer"),
 }  # preset -> (share, of what), priced by the tables
 _AT_LEVEL = {"H100-80GB": (0.106, "71 published steps on H100 in 16 bits at the level of one, half of them within 2.0 %")}
+_ASKING_S = 49e-6  # of a call, on the host of the H200 that was at hand: of a GPT of 209 calls 10.24 ms a step, of a mixture of experts of 831 calls 41.0 (benchmarks/gpu.py, runs 4 and 8)
 _CPU = 0.13, "35 steps of a GPT and an MLP on 2 and 4 gloo ranks of two CPUs minutes after `autopar profile`, half of them within 6 %"
 
 
-def error_bar(model: CostModel, dtype: str) -> tuple[float | None, str]:
+def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0) -> tuple[float | None, str]:
     """(share within which nine of ten measured steps were, of what); None: not known.
 
     Args:
         dtype: in which most of the FLOPs are.
+        calls: kernels and collectives that a rank's host asks for in a step.
+        step_s: predicted, of the device. Where asking may take longer than that, nothing is known of the step: prices are of devices, and hosts differ.
     """
     device = model.cluster.device
+    if device.kind != "cpu" and calls * _ASKING_S > step_s:
+        return None, (
+            f"not known of a step that may wait for its host: it asks for {calls:,} kernels, for which the one host that was measured took {_ASKING_S * 1e6:.0f} us each, {calls * _ASKING_S * 1e3:.3g} ms together; "
+            "the prediction is of the device alone, as the step runs as a CUDA graph (`autopar emit --cuda-graph`)"
+        )
     if device.kind == "cpu":
         return _of(_CPU) if model.measured is not None else (None, "default figures: run `autopar profile` on the machine")
     rates = find_device_rates(device)

@@ -159,7 +159,7 @@ def estimate_program(
     total = fsum(by_dtype.values())
     busiest = max(by_dtype, key=by_dtype.__getitem__, default="float32")
     samples = count_samples(program)
-    error, compared = error_bar(model, busiest)
+    error, compared = error_bar(model, busiest, _count_calls(program, seconds), step_s)
     return Cost(
         step_s=step_s,
         compute_s=step_s - comm_s,
@@ -177,6 +177,12 @@ def estimate_program(
         relative_error=error,
         error_source=f"{compared} ({model.source})",
     )
+
+
+def _count_calls(program: Program, seconds: Mapping[str, float]) -> int:
+    """What a rank asks its device for in forward and backward, each turn; the update is a few launches for all parameters."""
+    turns = count_microbatches(program.graph)
+    return sum(int(times_of(node.phase, turns)) for node in program.graph.nodes if node.phase in LOOP and seconds[node.name] > 0)
 
 
 def _flops_by_dtype(program: Program, sites: Sequence[Site], signatures: Sequence[Signature]) -> dict[str, float]:

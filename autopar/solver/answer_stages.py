@@ -200,6 +200,7 @@ def _join_costs(costs: Sequence[Cost], staged: Staged, model: ModelInfo, cluster
     top = max(costs, key=lambda c: c.peak_bytes[0])
     compute, comm = sum(c.compute_s for c in costs) / count, sum(c.exposed_comm_s for c in costs) / count
     flops = sum(c.flops for c in costs)
+    least_known = next((c for c in costs if c.relative_error is None), top)
     tokens = next((c.tokens_per_s * c.step_s for c in costs if c.tokens_per_s), None)
     return Cost(
         step_s=staged.step_s,
@@ -215,6 +216,6 @@ def _join_costs(costs: Sequence[Cost], staged: Staged, model: ModelInfo, cluster
         mfu=flops / (staged.step_s * cluster.peak_flops * cluster.num_devices),
         holders=top.holders,
         moments=top.moments,
-        relative_error=top.relative_error,
-        error_source=top.error_source,
+        relative_error=least_known.relative_error,
+        error_source=least_known.error_source,
     )

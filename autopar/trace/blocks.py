@@ -24,11 +24,10 @@ from ..errors import AutoparError
 from ..graph.node import Phase
 from .block_classes import BlockClass, Watched, find_block_classes
 from .private import FakeTensor, compiling, flatten_tree, storage_key, unflatten_tree
-from .tape import Record, Slot, Tape, written_uids
+from .tape import SEQ_UNPAIRED, Record, Slot, Tape, written_uids
 
 _SIMPLE = (bool, int, float, str, torch.dtype, torch.device, type(None))
 _SEQ_STEP = 1 << 40  # autograd's numbers of one copy
-_SEQ_UNPAIRED = 1 << 62
 
 
 class NotAlike(AutoparError):
@@ -328,7 +327,7 @@ class _Call:
                     kwargs={k: swap(v) for k, v in record.kwargs.items()} if record.kwargs else record.kwargs,
                     outs=tuple(outs),
                     path=self.path + record.path[cut:] if record.path.startswith(self.template.path) else record.path,
-                    seq=record.seq if record.seq > _SEQ_UNPAIRED else record.seq + self.offset,
+                    seq=record.seq if record.seq >= SEQ_UNPAIRED else record.seq + self.offset,
                 )
             )
 

@@ -26,6 +26,7 @@ from .private import NOT_STATIC, UNSUPPORTED, FakeTensor, autograd_position, sto
 from .updating.foreach import is_foreach, run_apart
 
 _MAX_REPLAY_ELEMENTS = 2**26  # a replayed value larger than this (256 MiB of float32) is not a constant that decides anything
+SEQ_UNPAIRED = 1 << 62  # sequence numbers from here on belong to no op of the forward pass
 _SKIP = frozenset({"profiler", "prim", "_c10d_functional"})
 _ATEN = torch.ops.aten
 _RESHAPES_SELF = {
@@ -296,7 +297,7 @@ class Tape(TorchDispatchMode):
         seq, in_autograd = autograd_position()
         if not in_autograd:
             return ""
-        return next((r.source for r in self.records if r.seq == seq and not r.in_autograd), "")
+        return next((r.source for r in self.records if seq <= r.seq < SEQ_UNPAIRED and not r.in_autograd), "")
 
 
 def history(tape: Tape, uids: Iterable[int]) -> list[Record]:

@@ -8,14 +8,11 @@ A process of its own, for Triton decides when it is imported whether it interpre
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import json
-import shutil
-import tempfile
+import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -31,18 +28,17 @@ from tests.codegen.asked import Asked, read_words
 from tests.codegen.kernel_cases import CASES, draw_inputs, kernels_of
 
 CPU = torch.device("cpu")
+_NUMBERS = itertools.count()
 PRECISIONS = ("fp32", "bf16", "fp64")
 SIZES = ((1,), (1025,), (3, 5, 67), (2048,))  # of further parameters of one launch: less than a block, a block and a bit, odd, whole blocks
 
 
 def functions_of(kernels):
-    """The functions of `kernels.py`, from a file: Triton reads its source."""
-    folder = tempfile.mkdtemp(prefix="autopar-kernels-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = Path(folder) / "kernels.py"
-    path.write_text(print_kernels(kernels), encoding="utf-8")
+    """The functions of `kernels.py`. Triton reads their source where Python looks for lines, so no file is needed."""
+    text, name = print_kernels(kernels), f"<kernels {next(_NUMBERS)}>"
+    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
     namespace: dict = {}
-    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
+    exec(compile(text, name, "exec"), namespace)
     return namespace
 
 

@@ -45,3 +45,13 @@ def test_a_cpu_needs_its_profile():
     assert error_bar(model, "float32") == (None, "default figures: run `autopar profile` on the machine")
     found, source = error_bar(replace(model, measured=object()), "float32")  # type: ignore[arg-type]
     assert found == 0.13 and source.startswith("nine of ten of 35 steps")
+
+
+def test_a_step_that_may_wait_for_its_host_has_no_error():
+    model = build_cost_model(parse_cluster("1xH200-141GB"))
+    for calls, step_ms, known in ((207, 1.84, False), (831, 22.97, False), (729, 78.9, True), (1000, 48.9, False), (1000, 49.1, True)):
+        found, source = error_bar(model, "bfloat16", calls, step_ms / 1e3)
+        assert (found is not None) is known and ("wait for its host" in source) is not known
+    assert "asks for 207 kernels" in error_bar(model, "bfloat16", 207, 1.84e-3)[1] and "10.1 ms together" in error_bar(model, "bfloat16", 207, 1.84e-3)[1]
+    measured = replace(build_cost_model(parse_cluster("cpu:2")), measured=object())  # type: ignore[arg-type]
+    assert error_bar(measured, "float32", 10**6, 1e-3)[0] == 0.13, "on a CPU who asks is who works"

@@ -7,6 +7,7 @@ from math import fsum
 
 import pytest
 
+from autopar.cluster import parse_cluster
 from autopar.cost import memory as memory_file
 from autopar.cost.estimate import count_samples, estimate_program, node_seconds
 from autopar.cost.memory import HOLDERS, estimate_memory, list_lives
@@ -100,6 +101,14 @@ def test_flops_are_the_models_own_whatever_the_plan(made):
     assert cost.mfu == pytest.approx(cost.flops / (cost.step_s * 1e9 * ranks), rel=1e-12)
     assert cost.tokens_per_s == pytest.approx(8 / cost.step_s, rel=1e-12)
     assert cost.relative_error is None and cost.error_source.startswith("default figures: run `autopar profile`")
+
+
+def test_calls_of_a_step_too_small_for_its_host_are_told(made):
+    model = build_cost_model(parse_cluster("1x4xH100-80GB"))
+    cost = estimate_program(model, made.program, made.sites, made.signatures, made.strategies)
+    table = node_seconds(model, made.program, made.sites, made.signatures, made.strategies)
+    asked = sum(n.phase in (Phase.FORWARD, Phase.BACKWARD) and table[n.name] > 0 for n in made.program.graph.nodes)
+    assert cost.relative_error is None and f"it asks for {asked} kernels" in cost.error_source
 
 
 # --- memory -------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from compare import worst_differences
 from torch import nn
 from torch.nn import functional as F
 
+from autopar.graph.node import Phase
 from autopar.trace import Workload, trace_step
 
 pytestmark = pytest.mark.torch
@@ -121,3 +123,26 @@ def test_foreach_ops_run_one_tensor_at_a_time():
     worst, traced = worst_differences(step_of(lambda m, x: m.lin(x), Lists))
     assert all(w <= 1e-10 for w in worst.values()), worst
     assert not [n for n in traced.graph.nodes if "foreach" in n.op]
+
+
+class Gate(nn.Module):
+    """Shares of the two largest of a softmax, made to add up to one in place, as routers of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(6, 6)
+
+    def forward(self, x):
+        top, where = self.lin(x).softmax(-1).topk(2, dim=-1)
+        top /= top.sum(dim=-1, keepdim=True)
+        return x + torch.zeros_like(x).scatter(-1, where, top)
+
+
+def test_gradients_of_what_is_written_in_place_have_the_place_of_the_write():
+    model = nn.Sequential(Gate(), Gate(), nn.Linear(6, 5))
+    graph = trace_step(Workload(model, (torch.randn(4, 6),), (torch.tensor([0, 1, 2, 3]),), F.cross_entropy, functools.partial(torch.optim.SGD, lr=1e-2))).graph
+    mine = [n for n in graph.nodes if n.phase is Phase.BACKWARD and "test_in_place.py" in n.source]
+    assert {n.path.partition(".")[0] for n in mine} == {"0", "1"}
+    divisions = [n for n in mine if n.op == "aten.div.Tensor"]
+    line = next(number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.strip().startswith("top /="))
+    assert {(n.path, n.source.rpartition(":")[2]) for n in divisions} == {("0", str(line)), ("1", str(line))}

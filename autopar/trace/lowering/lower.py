@@ -7,6 +7,8 @@ graph (`execute.py`) gives what eager PyTorch gives. The tables of rewriting rul
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import torch
 
 from ...errors import GraphError, MicrobatchError, TraceError
@@ -17,7 +19,7 @@ from ...graph.rules.random_numbers import STATE as RANDOM_STATE
 from ...graph.tensor import Kind
 from ..capture import Captured
 from ..private import without_modes
-from ..tape import Record, Slot, find_slots, map_slots
+from ..tape import SEQ_UNPAIRED, Record, Slot, find_slots, map_slots
 from .copies import UpdateCopier
 from .decompose import RULES as FORM_RULES
 from .draft import Draft, Val, bind, canonical_args, schema_arguments
@@ -62,6 +64,7 @@ class _Lowering:
         self.constants: dict[str, torch.Tensor] = {}
         self.inputs: dict[str, Val] = {}
         self.places = self._forward_places()
+        self._forward_seqs = list(self.places)
         kept = {captured.loss, *captured.outputs, *(uid for _, uid in (*captured.finals, *captured.grads))}
         self.private = find_private(self.tape.records[: captured.num_before_update], frozenset(kept), self.tape.tensors)
 
@@ -130,11 +133,19 @@ class _Lowering:
         self._add_input(uid, storage, Kind.BUFFER)
 
     def _forward_places(self) -> dict[int, tuple[str, str]]:
+        """Sequence number -> the module and line of the op that has it, ascending."""
         places: dict[int, tuple[str, str]] = {}
         for record in self.tape.records:
             if record.phase is Phase.FORWARD and not record.in_autograd:
                 places.setdefault(record.seq, (record.path, record.source))
-        return places
+        return dict(sorted(places.items()))
+
+    def _backward_place(self, seq: int) -> tuple[str, str]:
+        """Of the op whose gradient a node of autograd computes. The node of an op in place may be older than all that the op runs: it first copies what it overwrites, and the copy has a node of its own."""
+        if seq >= SEQ_UNPAIRED:
+            return self._last_place
+        at = bisect_left(self._forward_seqs, seq)
+        return self.places[self._forward_seqs[at]] if at < len(self._forward_seqs) else ("", "")
 
     def _owners(self, captured: Captured) -> dict[str, str]:
         """Module path of the parameter to which each state belongs."""
@@ -157,7 +168,7 @@ class _Lowering:
         b = self.draft
         b.phase, b.path, b.source = record.phase, record.path, record.source
         if record.phase is Phase.BACKWARD or record.in_autograd:
-            path, source = self.places.get(record.seq, (self._last_place if record.seq > 2**62 else ("", "")))
+            path, source = self._backward_place(record.seq)
             b.path, b.source = path or record.path, source or record.source
             self._last_place = (b.path, b.source)
         for uid in find_slots(record):
