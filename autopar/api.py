@@ -249,7 +249,7 @@ def _given_values(compiled: Compiled) -> dict[str, torch.Tensor]:
 
 
 def _make_executable(chosen: Plan, files: Mapping[str, str], comm: Comm, options: Options, given: Mapping[str, torch.Tensor]) -> Executable:
-    executable = Executable(chosen, files, comm, {}, seed=options.seed, given=given)
+    executable = Executable(chosen, files, comm, {}, seed=options.seed)  # of the model it keeps nothing
     executable.state.update(initial_state(executable.program, comm.rank, given, options.seed, comm.device))
     if any(row.why_whole == NOT_THE_SAME for row in chosen.rules):
         torch.manual_seed(options.seed)  # ops of the user's own that draw numbers: every rank runs them whole and must draw alike

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .device_rates import find_device_rates
 from .model import CostModel
+from .rows import COMM_KINDS, measured_counts, missing_kinds
 
 _HALVES = ("bfloat16", "float16")
 _PUBLISHED = 0.103, "319 published steps on A100 and H100 in 16 bits, half of them within 4.0 %"
@@ -38,7 +39,8 @@ def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0)
             "the prediction is of the device alone, as the step runs as a CUDA graph (`autopar emit --cuda-graph`)"
         )
     if device.kind == "cpu":
-        return _of(_CPU) if model.measured is not None else (None, "default figures: run `autopar profile` on the machine")
+        unlike = _unlike_measured(model)
+        return (None, unlike) if unlike else _of(_CPU)
     rates = find_device_rates(device)
     bar = (_BARS if model.rates == rates else _AT_LEVEL).get(device.name) if rates is not None and not device.parts else None
     if bar is None:
@@ -48,6 +50,20 @@ def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0)
     if device.power_w is not None and device.power_w != device.board_power_w:
         return None, "not known of steps under a power limit"
     return _of(bar)
+
+
+def _unlike_measured(model: CostModel) -> str:
+    """How a step on a CPU is priced by something else than rows of its own machine, as those were that were compared; empty where it is not."""
+    if model.measured is None:
+        return "default figures: run `autopar profile` on the machine"
+    rows, ranks = model.measured.rows, model.measured.ranks
+    if model.cluster.num_hosts > 1:
+        return "not known of steps on several hosts without GPUs"
+    if ranks not in measured_counts(rows):
+        counts = ", ".join(map(str, measured_counts(rows)))
+        return f"not known of {ranks} ranks on a machine that was measured with {counts} at once: run `autopar profile --ranks 1,{ranks}`"
+    missing = [kind for kind in missing_kinds(rows) if ranks > 1 or kind not in COMM_KINDS]
+    return f"not known of what is priced by formula, for the profile has no rows of it ({', '.join(missing)}): run `autopar profile`" if missing else ""
 
 
 def _of(bar: tuple[float, str]) -> tuple[float, str]:

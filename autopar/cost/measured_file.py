@@ -18,7 +18,7 @@ from ..cluster import Cluster, name_preset
 from ..errors import ClusterError
 from ..graph.machine import Machine
 from .device_rates import find_device_rates
-from .rows import COMM_KINDS, SHAPE_NAMES, SUSTAINED, ProfileRows
+from .rows import ProfileRows, missing_kinds
 from .rows_file import load_profile, machine_difference
 
 _AGAIN = "run `autopar profile` again"
@@ -106,8 +106,7 @@ def list_gaps(rows: ProfileRows, here: Machine) -> tuple[str, ...]:
     found = []
     if versions := machine_difference(here, rows.machine, ("torch", "python")):
         found.append(f"measured with other versions ({versions}); {_AGAIN}")
-    ops, comms = {r.family for r in rows.ops if r.seconds is not None}, {r.kind for r in rows.comms if r.seconds is not None}
-    missing = [name for name in SHAPE_NAMES if name not in ops and name != SUSTAINED] + [name for name in COMM_KINDS if name not in comms]
+    missing = missing_kinds(rows)
     if missing:
         found.append(f"not measured, so priced by formula: {', '.join(missing)}; {_AGAIN}")
     elif not rows.finished:

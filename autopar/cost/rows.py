@@ -121,6 +121,12 @@ def measured_counts(rows: ProfileRows) -> tuple[int, ...]:
     return tuple(sorted({r.ranks for r in rows.ops if r.seconds is not None}))
 
 
+def missing_kinds(rows: ProfileRows) -> tuple[str, ...]:
+    """Families of ops and kinds of collectives of which a CPU's profile has no row with seconds."""
+    ops, comms = {r.family for r in rows.ops if r.seconds is not None}, {r.kind for r in rows.comms if r.seconds is not None}
+    return (*(name for name in SHAPE_NAMES if name not in ops and name != SUSTAINED), *(name for name in COMM_KINDS if name not in comms))
+
+
 def measured_device(rows: ProfileRows, device: Device, ranks: int) -> Device:
     """The device with the figures measured at this number of ranks: the best rate of any matmul shape of each dtype, the memory bandwidth
     of the largest copy and addition, the launch. A figure that was not measured stays the device's own, and the source says so."""

@@ -124,7 +124,7 @@ def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
     mine = {n.name for n in nodes}
     before, after = _around(plan, nodes, [c for c in plan.comms if c.reader in mine or c.reader == "end"])
     together = _together(plan.comms)
-    labels = {TRAIL: "gradients that are still under way"}
+    labels: dict[str, str] = {}
     passes: dict[Phase, Pass] = {}
     backlog: tuple[tuple[str, float], ...] = ()
     for phase in PHASES:
@@ -261,13 +261,26 @@ def _parts(plan: Plan, stages: Sequence[StagePasses], labels: Sequence[Mapping[s
                     key = (UPDATE, "optimizer") if phase is Phase.UPDATE else ("compute", mine[ran.piece.name])
                     found[key] = found.get(key, 0.0) + times * ran.piece.seconds
             for name, seconds in one.waits:
-                key = (WAITS, mine.get(name, name))
-                found[key] = found.get(key, 0.0) + times * seconds
+                for what, share in _waited_for(stage, phase, mine, name, seconds):
+                    found[WAITS, what] = found.get((WAITS, what), 0.0) + times * share
     rest = step_s - fsum(found.values())
     if rest > 1e-12 * step_s:
         found[BUBBLE, "waiting for other stages"] = rest
     groups = ("compute", WAITS, UPDATE, BUBBLE)
     return tuple(Part(g, what, s) for (g, what), s in sorted(found.items(), key=lambda row: (groups.index(row[0][0]), -row[1])))
+
+
+def _waited_for(stage: StagePasses, phase: Phase, labels: Mapping[str, str], name: str, seconds: float) -> list[tuple[str, float]]:
+    """(what a pass waited for, how long). What trails when the backward pass is over: each kind of collective that then runs on the stream that is busy the longest."""
+    if name != TRAIL:
+        return [(labels.get(name, name), seconds)]
+    backward = stage.passes[PHASES.index(Phase.BACKWARD)]
+    begin = backward.seconds if phase is Phase.UPDATE else backward.seconds - seconds
+    late = [ran for ran in backward.ran if ran.piece.role is Role.TRAILING and ran.end_s > begin]
+    last = max(late, key=lambda ran: ran.end_s)
+    shares = [(f"{labels[ran.piece.name]}, late", ran.end_s - max(begin, ran.start_s)) for ran in late if set(ran.piece.axes) & set(last.piece.axes)]
+    total = fsum(share for _, share in shares)
+    return [(what, seconds * share / total) for what, share in shares]
 
 
 def _memory(plan: Plan, stages: Sequence[StagePasses], actions: Sequence[Action]) -> tuple[Held, ...]:

@@ -60,7 +60,7 @@ def find_adam(nodes: Sequence[Node], values: Mapping[str, Value], read: Collecti
     return next(_Finder(nodes, values, read, into).steps(), None)
 
 
-def list_unheld(graph: Graph) -> frozenset[str]:
+def list_unheld_adam(graph: Graph) -> frozenset[str]:
     """What Adam's steps make in a program that needs no storage: it is made within them, or goes where the old version of a state is.
 
     Args:

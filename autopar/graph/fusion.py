@@ -11,6 +11,7 @@ The law:
   writes one after the other are several kernels;
 * it can run at once: nothing outside lies on a way from one of its nodes to another; and it holds no more for it, while others work, than its nodes one by one (`held_longer`);
 * what only widens a value is of the kernel that reads it: the narrow one is what another leaves;
+* a sum that a matmul adds up (`graph.in_place`) is in none, and moves what the matmul then reads;
 * pointwise ops, whatever operands broadcast, may be in a group; so may random numbers, and what knows only its own row: norms, softmax, sums over
   trailing dims, the loss of a row of logits. Matmuls, convolutions, attention and lookups are never in one.
 
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 from .adam import find_adam
 from .graph import Graph, value_table
 from .held_longer import HeldLonger
+from .in_place import find_products_onto
 from .kernel import is_number
 from .liveness import is_view, list_readers, storage_bases
 from .node import Node, Phase, packet_of
@@ -135,12 +137,18 @@ def find_groups(
             key = here
             runs.append([])
         runs[-1].append(i)
+    apart = _added_by_matmuls(graph)
     held, values, updates = HeldLonger(graph), _list_values(graph), _update_runs(graph, late, parts)
     found: list[tuple[int, ...]] = []
     for nodes, weighed in (*((nodes, held) for nodes in runs), *((nodes, None) for nodes in updates)):
         if wanted is None or any(i in wanted for i in nodes):
-            found += _Run(graph, sites, signatures, makers, nodes, weighed, values).groups()
+            found += _Run(graph, sites, signatures, makers, nodes, weighed, values, apart).groups()
     return tuple(found)
+
+
+def _added_by_matmuls(graph: Graph) -> dict[int, str]:
+    """Sums that are no ops of their own -> what each is added to."""
+    return {i: both.inputs[0] for i, (_, both) in find_products_onto(graph, [node.phase for node in graph.nodes]).items()}
 
 
 def _update_runs(graph: Graph, reads: Mapping[int, frozenset[int]], parts: Sequence[object] | None) -> list[list[int]]:
@@ -169,7 +177,8 @@ class _Run:
     """Finds the groups of one run of nodes: units of nodes that grow by merging, as long as the units stay without circles."""
 
     def __init__(
-        self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], makers: dict[str, int], nodes: list[int], held: HeldLonger | None, values: _Values
+        self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], makers: dict[str, int], nodes: list[int], held: HeldLonger | None, values: _Values,
+        apart: Collection[int],
     ) -> None:
         self.nodes, self.held, self.values = nodes, held, values
         self.members = {i: [i] for i in nodes}
@@ -177,7 +186,7 @@ class _Run:
         self.leader = {i: i for i in nodes}
         self.reads: dict[int, set[int]] = {i: {makers[n] for n in graph.nodes[i].inputs if n in makers} & self.leader.keys() for i in nodes}
         self.alone = {i for i in nodes if graph.nodes[i].phase is Phase.UPDATE and signatures[i] and work_rows(sites[i], signatures[i]) is not None}  # type: ignore[arg-type]
-        self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := work_rows(sites[i], signature)) is not None}
+        self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := work_rows(sites[i], signature)) is not None and i not in apart}
         self.taken = {i: _whole_inputs(graph.nodes[i].inputs, sites[i]) for i in self.alone}
         self.widening = set[int]() if held is None else {i for i in self.rows if _widens(graph.nodes[i], values.dtypes)}
 
@@ -323,7 +332,7 @@ def _prefixes(shape: Shape, count: int) -> _Rows:
 
 
 def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Traffic]:
-    """Node index -> its traffic, of the nodes that are in a group."""
+    """Node index -> its traffic, of the nodes that are in a group, and of sums that matmuls add up."""
     group_of = {i: k for k, nodes in enumerate(groups) for i in nodes}
     base: dict[str, str] = {}  # through views
     makers: dict[str, int] = {}
@@ -360,6 +369,8 @@ def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Tra
                 counted.append(min(1.0, num_elements(values[source].shape) / max(1, num_elements(values[name].shape))) if fresh else 0)
                 read.add(source)
             found[i] = Traffic(tuple(counted), tuple(out in leaves for out in node.outputs if out), i == nodes[0], i in one_pass)
+    for i, name in _added_by_matmuls(graph).items():
+        found[i] = Traffic(tuple(float(read == name) for read in graph.nodes[i].inputs), (False,), False, True)
     return found
 
 

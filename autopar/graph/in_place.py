@@ -12,6 +12,11 @@ In: a program, the section of each node. Out: the program in which such pairs of
       autopar.accumulate_weight_grad(grad [..., o], input [..., i])
       autopar.accumulate_embedding(grad [..., d], indices [...], rows [v])
 
+* What several linears send back to the tensor that all of them read (queries, keys and values; a gate and what it lets through) is added up by their matmuls: each but the first
+  adds its product to what the one before has left.
+
+      autopar.linear_input_grad_onto(sum [..., i], grad [..., o], weight [o, i])
+
 Invariant: nobody else reads what is no tensor any more, and the sum has its dtype (gradients in 16 bits are made apart, and added in float32).
 """
 
@@ -20,14 +25,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .graph import Graph, producer_table, value_table
+from .graph import Graph, producer_table, use_table, value_table
 from .node import Node, Ref, get_arg
 from .own import find_own
 from .program import Program
 from .sections import Section
-from .turns import ACCUMULATE, ACCUMULATE_FROM, GROWN
+from .tensor import num_elements
+from .turns import ACCUMULATE, ACCUMULATE_FROM, GROWN, LOOP
 
-ONTO = "autopar.embedding_backward_onto"
+ONTO, PRODUCT_ONTO = "autopar.embedding_backward_onto", "autopar.linear_input_grad_onto"
+_PRODUCT = "autopar.linear_input_grad"
 _ROWS, _ADD = "autopar.embedding_backward", "aten.add.Tensor"
 _WIDE = ("float32", "float64")
 
@@ -39,6 +46,7 @@ def add_in_place(program: Program, sections: Sequence[Section]) -> tuple[Program
         the program, and the section of each of its nodes.
     """
     program, sections = _merge(program, sections, find_rows_onto(program.graph))
+    program, sections = _merge(program, sections, find_products_onto(program.graph, sections))
     return _merge(program, sections, find_added(program.graph, sections))
 
 
@@ -82,6 +90,28 @@ def find_rows_onto(graph: Graph) -> dict[int, tuple[int, Node]]:
                 found[i] = k, replace(maker, name=node.name, op=ONTO, inputs=(other, *maker.inputs), args=args, outputs=node.outputs)
                 gone.add(k)
                 break
+    return found
+
+
+def find_products_onto(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[int, Node]]:
+    """As `find_added`, of sums of what linears send back. What is both runs where the sum was, and reads there what the matmul reads."""
+    found: dict[int, tuple[int, Node]] = {}
+    values, uses = value_table(graph), use_table(graph)
+    leaving = {graph.loss, *graph.outputs, *(g for _, g in graph.grads), *(new for _, new in graph.updates)}
+    made: dict[str, int] = {}  # what such a matmul or sum makes for one reader alone -> its node
+    for i, node in enumerate(graph.nodes):
+        if node.phase not in LOOP or len(node.outputs) != 1 or not num_elements(values[node.outputs[0]].shape):
+            continue
+        if node.op == _ADD and len(node.inputs) == 2 and get_arg(node, "alpha", 1) == 1 and made.keys() >= {*node.inputs} and node.inputs[0] != node.inputs[1]:
+            before, added = sorted(node.inputs, key=made.__getitem__)
+            k = made[added]
+            alike = all((values[a].shape, values[a].dtype) == (values[node.outputs[0]].shape, values[node.outputs[0]].dtype) for a in node.inputs)
+            if alike and graph.nodes[k].op == _PRODUCT and sections[made[before]] == sections[k] == sections[i]:
+                maker = graph.nodes[k]
+                args = (("sum", Ref(0)), *((name, Ref(arg.index + 1) if isinstance(arg, Ref) else arg) for name, arg in maker.args))
+                found[i] = k, replace(maker, name=node.name, op=PRODUCT_ONTO, inputs=(before, *maker.inputs), args=args, outputs=node.outputs)
+        if (node.op == _PRODUCT or i in found) and len(uses[node.outputs[0]]) == 1 and node.outputs[0] not in leaving:
+            made[node.outputs[0]] = i
     return found
 
 

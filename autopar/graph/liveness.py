@@ -22,14 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from .adam import list_unheld
 from .graph import Graph, value_table
-from .in_place import find_added, find_rows_onto
+from .in_place import find_added, find_products_onto, find_rows_onto
 from .node import Node, Ref, get_arg
 from .own import find_overwritten
 from .program import MAKES, WAIT, WRITES
 from .tensor import size_bytes
 from .turns import GROWN, TAKE, loop_span
+from .unheld import list_unheld
 
 VIEW_OPS = frozenset(
     f"aten.{packet}"
@@ -80,8 +80,12 @@ def list_readers(graph: Graph, base: Mapping[str, str]) -> dict[str, list[int]]:
 
 def held_bases(graph: Graph) -> dict[str, str]:
     """`storage_bases` by the law of this module: the owner of each value is in `live_ranges`, or owns nothing there either."""
-    onto = {both.inputs[0] for _, both in find_rows_onto(graph).values()}
+    onto = {both.inputs[0] for pairs in (find_rows_onto(graph), _products_onto(graph)) for _, both in pairs.values()}
     return storage_bases(graph, find_overwritten(graph) | onto)
+
+
+def _products_onto(graph: Graph) -> dict[int, tuple[int, Node]]:
+    return find_products_onto(graph, [node.phase for node in graph.nodes])
 
 
 def _shared_input(node: Node, overwritten: Collection[str]) -> str | None:
@@ -105,12 +109,13 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
     made = {name: -1 for name in graph.inputs}
     read: dict[str, int] = {}  # by value, through views
     replaced = {new: old for old, new in graph.updates}
+    products = {k: i for i, (k, _) in _products_onto(graph).items()}  # matmuls that run where their products are added, and leave none
     for i, node in enumerate(graph.nodes):
         for out in node.outputs:
             if out:
                 made[out] = i
         for name in node.inputs:
-            read[name] = i
+            read[name] = max(read.get(name, -1), products.get(i, i))
     span = loop_span(graph)
     last = {name: end for name in graph.inputs}
     last_read: dict[str, int] = {}
@@ -134,6 +139,7 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
         made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op in GROWN)
     added = find_added(graph, [node.phase for node in graph.nodes])
     unheld = list_unheld(graph) | {graph.nodes[k].outputs[0] for k, _ in added.values() if graph.nodes[k].op == MAKES}  # rows of a table are made apart, but on a CPU
+    unheld |= {graph.nodes[k].outputs[0] for k in products}
     return {name: (made[name], until) for name, until in last.items() if name not in unheld}
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from ..graph.cpu_matmul import multiply
+from ..graph.cpu_matmul import multiply, runs_onednn
 from ..graph.gpu_matmul import even_columns, input_grad_apart, multiply_apart, weight_grad_apart
 from ..graph.strides import READS_PACKED
 from .attention import attention, attention_backward, row_numbers
@@ -38,6 +38,16 @@ def linear_input_grad(grad: torch.Tensor, weight: torch.Tensor, transposed: bool
     rows = weight.t() if transposed else weight
     even = even_columns(torch, grad, rows.shape[0])
     return input_grad_apart(torch, grad, rows, even) if even else multiply(torch, grad, rows.t())
+
+
+def linear_input_grad_onto(sum: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, transposed: bool = False) -> torch.Tensor:
+    """`sum [..., i]` with `linear_input_grad` of the rest added in place: by the matmul itself, unless it is one of those that cannot."""
+    rows = weight.t() if transposed else weight
+    count = grad.numel() // max(1, grad.shape[-1])
+    if not sum.is_contiguous() or even_columns(torch, grad, rows.shape[0]) or sum.device.type == "cpu" and runs_onednn(str(sum.dtype)[6:], count, *rows.shape):
+        return sum.add_(linear_input_grad(grad, weight, transposed))
+    sum.view(-1, sum.shape[-1]).addmm_(grad.reshape(-1, grad.shape[-1]), rows)
+    return sum
 
 
 def linear_weight_grad(grad: torch.Tensor, input: torch.Tensor, transposed: bool = False) -> torch.Tensor:
@@ -138,6 +148,7 @@ def _start_sum(x: torch.Tensor) -> torch.Tensor:
 _OWN = {
     "autopar.linear": linear,
     "autopar.linear_input_grad": linear_input_grad,
+    "autopar.linear_input_grad_onto": linear_input_grad_onto,
     "autopar.linear_weight_grad": linear_weight_grad,
     "autopar.attention": attention,
     "autopar.attention_backward": attention_backward,

@@ -18,6 +18,8 @@ import torch
 
 from ..graph.tensor import LOGITS_BLOCK as BLOCK  # elements of logits that are worked on at a time
 
+_VECTOR = 16  # elements of a CPU's widest vectors of float32
+
 
 def _find(wanted: torch.Tensor, rows: torch.Tensor, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """For each wanted row its place among the local ones, and whether it is there (else the place is any)."""
@@ -82,16 +84,29 @@ def _blocks(logits: torch.Tensor, *others: torch.Tensor) -> Iterator[tuple[torch
             yield tuple(t[start : start + step] for t in (logits, *others))
 
 
+def _order(x: torch.Tensor) -> list[int]:
+    """Its dims, those first along which elements lie farthest apart."""
+    return sorted(range(x.dim()), key=lambda dim: -x.stride(dim))  # stable: dims of one element keep their places
+
+
 def _softmax(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Along the last dim. `out` is packed, as torch's softmax (2.13) does not look at its strides."""
-    return torch._softmax(x, -1, False, out=torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out)
+    """Along the last dim, `out` laid out as `x` is. Torch's softmax (2.13) looks at no strides of `out`, copies an `x` that is not packed, and is slow along a last dim shorter than a CPU's vectors
+    (18432 x 5: 2.1 ms, op by op 0.7): pictures, whose classes lie apart, go along another dim (8 x 48 x 48 x 5 that lie 8 x 5 x 48 x 48: 2.3 to 0.1)."""
+    order = _order(x)
+    along = order.index(x.dim() - 1)
+    if x.permute(order).is_contiguous() and (x.device.type != "cpu" or along != x.dim() - 1 or x.shape[-1] >= _VECTOR):
+        made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) if out is None or out.stride() != x.stride() else out
+        torch._softmax(x.permute(order), along, False, out=made.permute(order))
+        return made if out is None or made is out else out.copy_(made)
+    made = torch.sub(x, x.amax(-1, keepdim=True), **({} if out is None else {"out": out})).exp_()
+    return made.div_(made.sum(-1, keepdim=True))
 
 
 def _exp(x: torch.Tensor, m: torch.Tensor, out: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """exp(x - m) of some of the classes as shares of 1 and their sum, in the dtype of `m`: the largest share is 1 / sum exp(x - top), where `top` is the largest of x.
 
     Args:
-        out: for the shares; packed.
+        out: for the shares.
     """
     top = x.amax(-1).to(m.dtype)
     shares = _softmax(x.to(m.dtype), out)
@@ -120,9 +135,16 @@ def sum_exp(logits: torch.Tensor, peak: torch.Tensor, num_classes: int) -> torch
 def pick(logits: torch.Tensor, target: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
     """The logit of each token's class, 0 where another rank holds it: `[..., v]`, `[...]` -> `[...]`."""
     if logits.shape[-1] == num_rows:
-        return logits.gather(-1, target[..., None])[..., 0]
+        return _gather(logits, target)
     place, here = _find(target, rows, num_rows)
-    return logits.gather(-1, place[..., None])[..., 0].masked_fill_(~here, 0)
+    return _gather(logits, place).masked_fill_(~here, 0)
+
+
+def _gather(logits: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """An element of each last row, in the order in which they lie (8 x 48 x 48 x 5 that lie 8 x 5 x 48 x 48: 0.13 to 0.05 ms)."""
+    order = _order(logits)
+    picked = logits.permute(order).gather(order.index(logits.dim() - 1), place[..., None].permute(order))
+    return picked.permute([order.index(dim) for dim in range(logits.dim())])[..., 0]
 
 
 def cross_entropy_backward(
@@ -143,7 +165,7 @@ def cross_entropy_backward(
         peak, total: `m` and `sum_exp` of all classes, `[...]`.
         own, even: `[...]`, where the loss is smoothed; None: `grad` and 0.
     """
-    made = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    made = torch.empty_like(logits)  # dense, and in the order of its strides: a convolution wants its gradient as it left its result
     own = grad if own is None else own
     place = target
     if logits.shape[-1] != num_rows:
@@ -156,7 +178,8 @@ def cross_entropy_backward(
         else:
             shares, local = _exp(x, m.to(g.dtype), into)
             scale = local * (g / s)
-        shares.mul_(scale[..., None]).scatter_add_(-1, at[..., None], -mine[..., None])
+        order = _order(shares.mul_(scale[..., None]))
+        shares.permute(order).scatter_add_(order.index(shares.dim() - 1), at[..., None].permute(order), -mine[..., None].permute(order))
         for added in rest:
             shares.add_(added[..., None])
         if shares is not out:

@@ -288,7 +288,16 @@ class PipelineSearch:
         bound, cuts = sharpen_bound(layout, costs, phases, each.joint_s)
         each.cuts, each.any_s = cuts if self.cut is cut_units else None, max(each.any_s, bound)  # who cuts elsewhere is asked where
         if each.cuts is not None and not shares_work(place) and not each.solved:  # nothing is resharded: what the units tell is what a stage takes
-            each.guess_s, each.simulated = bound * memory_factor(layout, costs, each.cuts, self.limit_bytes), each.is_own
+            cuts, least = self._faster_cuts(each, costs), bound
+            if cuts != each.cuts:
+                least = max(bound, simulate_guess(layout, costs, cuts))
+            each.guess_s, each.simulated = least * memory_factor(layout, costs, cuts, self.limit_bytes), each.is_own
+
+    def _faster_cuts(self, each: Open, costs: UnitCosts) -> tuple[int, ...]:
+        """The cuts that hold the bound down, or the best by the costs of units where these are faster with the schedule played: a bound need not know all that drains (of GPipe both passes do)."""
+        assert each.cuts is not None
+        told = self._cuts(each, costs)
+        return each.cuts if told is None else min((each.cuts, told), key=lambda cuts: simulate_guess(each.layout, costs, cuts))
 
     def _cuts(self, each: Open, costs: UnitCosts) -> tuple[int, ...] | None:
         """Where a layout is cut, by the costs of units: once it has its own run priced, as it is solved."""
@@ -421,10 +430,14 @@ class PipelineSearch:
         elif step is Step.SIMULATE:
             self._simulate(place, each)
         else:
-            self._solve(place, each, None if shares_work(place) else each.cuts)
+            self._solve(place, each, None if shares_work(place) or each.cuts is None else self._faster_cuts(each, self._own_costs(place, each)))
+
+    def _own_costs(self, place: OpenPlace, each: Open) -> UnitCosts:
+        """For its own number of microbatches, with its runs of units."""
+        return self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
 
     def _simulate(self, place: OpenPlace, each: Open) -> None:
-        costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
+        costs = self._own_costs(place, each)
         cuts = self._cuts(each, costs)
         assert cuts is not None, "what has no cuts is not guessed"
         slower = memory_factor(each.layout, costs, cuts, self.limit_bytes)
@@ -477,8 +490,7 @@ class PipelineSearch:
 
     def _bound_jointly(self, place: OpenPlace, each: Open) -> bool:
         """Bound the stages of the cuts that hold a bound down, each with one plan for all of its phases; False where that was done before or cannot be."""
-        layout = each.layout
-        costs = self.prices.costs(place.place, layout.num_microbatches, Tier.RUN, (layout.chunks,)).in_chunks(layout.chunks)
+        layout, costs = each.layout, self._own_costs(place, each)
         cuts = self._cuts(each, costs) if has_given_cuts(layout) else each.cuts
         if cuts is None or cuts in each.joint_s or layout.place.num_stages == 1:
             return False
@@ -503,7 +515,7 @@ class PipelineSearch:
         self.num_solved += 1
         each.solved = True
         try:
-            costs = self.prices.costs(place.place, each.layout.num_microbatches, Tier.RUN, (each.layout.chunks,)).in_chunks(each.layout.chunks)
+            costs = self._own_costs(place, each)
             staged = self.solver.solve(each.layout, costs, self.deadline - time.monotonic(), cuts, each.searched)
         except (ConstraintError, MicrobatchError) as error:
             staged = Unsolved(str(error), proven=True)

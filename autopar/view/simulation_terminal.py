@@ -43,7 +43,7 @@ def print_simulation(plan: Plan, found: Simulation, console: Console) -> None:
     turns = f"; {plan.num_microbatches} microbatches" if plan.num_microbatches > 1 else ""
     print_line(console, f"schedule  {plan.schedule}{turns}")
     print_line(console, print_error(plan.cost), "dim")
-    print_heading(console, "Where the step goes", "on the average device; communication: what compute waits for, or loses beside it")
+    print_heading(console, "Where the step goes", "on the average device; communication: what compute waits for, or loses beside it; late: after the backward pass")
     totals = sum_parts(found.parts)
     rows = []
     for group, seconds in totals.items():

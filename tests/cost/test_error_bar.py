@@ -11,6 +11,8 @@ from autopar.cost.error_bar import error_bar
 from autopar.cost.measured_file import load_packaged
 from autopar.cost.model import build_cost_model
 
+from .test_measured import ROWS
+
 
 def bar_of(device, dtype="bfloat16", **changes):
     cluster = parse_cluster(f"2x8x{device}")
@@ -43,8 +45,22 @@ def test_steps_at_a_measured_level_have_an_error_of_their_own():
 def test_a_cpu_needs_its_profile():
     model = build_cost_model(parse_cluster("cpu:2"))
     assert error_bar(model, "float32") == (None, "default figures: run `autopar profile` on the machine")
-    found, source = error_bar(replace(model, measured=object()), "float32")  # type: ignore[arg-type]
+    found, source = error_bar(measured(ROWS), "float32")
     assert found == 0.13 and source.startswith("nine of ten of 35 steps")
+
+
+def measured(rows, cluster="cpu:4"):
+    return build_cost_model(parse_cluster(cluster), rows)
+
+
+def test_what_no_row_of_the_machine_prices_has_no_error():
+    assert error_bar(measured(ROWS, "cpu:8"), "float32") == (None, "not known of 8 ranks on a machine that was measured with 4 at once: run `autopar profile --ranks 1,8`")
+    found, source = error_bar(measured(replace(ROWS, comms=())), "float32")
+    assert found is None and "no rows of it (all_reduce, " in source and "matmul" not in source
+    found, source = error_bar(measured(replace(ROWS, ops=tuple(r for r in ROWS.ops if r.family != "attention"))), "float32")
+    assert found is None and "no rows of it (attention)" in source
+    alone = replace(ROWS, ops=tuple(replace(r, ranks=1) for r in ROWS.ops), comms=())
+    assert error_bar(measured(alone, "cpu:1"), "float32")[0] == 0.13, "one rank sends nothing"
 
 
 def test_a_step_that_may_wait_for_its_host_has_no_error():
@@ -53,5 +69,4 @@ def test_a_step_that_may_wait_for_its_host_has_no_error():
         found, source = error_bar(model, "bfloat16", calls, step_ms / 1e3)
         assert (found is not None) is known and ("wait for its host" in source) is not known
     assert "asks for 207 kernels" in error_bar(model, "bfloat16", 207, 1.84e-3)[1] and "10.1 ms together" in error_bar(model, "bfloat16", 207, 1.84e-3)[1]
-    measured = replace(build_cost_model(parse_cluster("cpu:2")), measured=object())  # type: ignore[arg-type]
-    assert error_bar(measured, "float32", 10**6, 1e-3)[0] == 0.13, "on a CPU who asks is who works"
+    assert error_bar(measured(ROWS), "float32", 10**6, 1e-3)[0] == 0.13, "on a CPU who asks is who works"

@@ -105,3 +105,12 @@ def test_the_text_says_where_the_step_goes():
     data = simulation_to_json(plan, found)
     assert json.loads(json.dumps(data)) == data
     assert sum(p["seconds"] for p in data["parts"]) == pytest.approx(data["step_s"])
+
+
+@pytest.mark.parametrize("words, late", [({"dp": 4, "zero": 0, "microbatches": 1}, "all_reduce along dp of gradients, late"), ({"dp": 4, "zero": 2, "microbatches": 2}, "reduce_scatter along dp of gradients, late")])
+def test_what_trails_is_told_by_its_collective_and_axis(words, late):
+    plan = make_staged_plan("cpu:4", **words)
+    found = simulate_plan(replace(plan, cluster=replace(plan.cluster, exposed_share=0.0), comms=tuple(replace(c, seconds=100 * c.seconds) for c in plan.comms)))
+    parts = {p.what: p.seconds for p in found.parts if p.group == "communication"}
+    assert parts[late] > 0.5 * sum(parts.values()) and not any("trail" in what for what in parts)
+    assert sum(p.seconds for p in found.parts) == pytest.approx(found.step_s, rel=1e-9)

@@ -34,12 +34,30 @@ def test_blocks_of_any_size(shape, layout, block, monkeypatch):
     expected = -torch.log_softmax(x, -1).gather(-1, target[..., None])[..., 0]
     torch.testing.assert_close(loss, expected.detach())
     (wanted,) = torch.autograd.grad((expected * grad).sum(), x)
-    torch.testing.assert_close(cross_entropy_backward(grad, x.detach(), peak, total, target, ROWS, 10), wanted)
+    found = cross_entropy_backward(grad, x.detach(), peak, total, target, ROWS, 10)
+    torch.testing.assert_close(found, wanted)
+    assert found.stride() == x.stride(), "a convolution gets its gradient as it left its result"
     even = torch.randn(shape, dtype=torch.float64)
     (wanted,) = torch.autograd.grad((-torch.log_softmax(x, -1).gather(-1, target[..., None])[..., 0] * grad + torch.log_softmax(x, -1).sum(-1) * even).sum(), x)
     parts = [cross_entropy_backward(grad - 10 * even, x.detach()[..., k], peak, total, target, ROWS[k], 10, grad, even) for k in (slice(10), slice(4), slice(4, 10))]
     torch.testing.assert_close(parts[0], wanted)
     torch.testing.assert_close(torch.cat(parts[1:], -1), wanted)
+
+
+@pytest.mark.parametrize("classes", [1, 5, 16, 21])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (3, 2, 1, 0), (1, 0, 2, 3)], ids=str)
+def test_shares_of_however_many_classes_wherever_they_lie(classes, order):
+    inverse = [order.index(d) for d in range(4)]
+    x = torch.randn(2, 3, 4, classes, dtype=torch.float64).permute(order).contiguous().permute(inverse)
+    x[0, 0, 0, :] = -torch.inf
+    x[0, 1, 0, 0] = -torch.inf
+    wanted = torch.softmax(x, -1)
+    for some in (x, x[:, 1:], x[1], x[..., ::2]):
+        for out in (None, torch.empty_like(some), torch.empty(some.shape, dtype=x.dtype)):
+            found = vocabulary._softmax(some, out)
+            torch.testing.assert_close(found, torch.softmax(some, -1), equal_nan=True)
+            assert out is None or found is out
+    assert vocabulary._softmax(x).stride() == x.stride() and wanted.isnan().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -132,7 +132,7 @@ def slow_after(own, p):
 @pytest.mark.parametrize(
     "body, text",
     [
-        (warms_up, r"test_carried.py:\d+: .*whether it is true.*\(count: a number that every step changes is a tensor here.\)"),
+        (warms_up, r"test_carried.py:\d+: .*whether it is true.*\(count: a number that every step changes is a tensor here\. Of min and math\.cos tensors have torch\.clamp and torch\.cos\.\)"),
         (swings, r"test_carried.py:\d+: .*as a Python number.*\(count: a number"),
         (slow_after, r"state slow:\S+ starts as a copy of its parameter after the first update \(.*test_carried.py:\d+\).*Copy it before"),
     ],
@@ -155,6 +155,27 @@ class Schedules(torch.optim.AdamW):
 def test_a_schedule_inside_is_refused():
     with pytest.raises(TraceError, match=re.escape("optimizer Schedules: its step() steps a learning-rate schedule")):
         trace_step(mlp(Schedules))
+
+
+class WarmedUp(torch.optim.AdamW):
+    """As docs/learning-rates.md has it, in fewer steps."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, lr=torch.tensor(1e-2))
+        self.count = torch.tensor(0.0)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += 1
+        warm = torch.clamp(self.count / 3, max=1.0)
+        down = 0.5 * (1 + torch.cos(math.pi * torch.clamp((self.count - 3) / 5, min=0.0, max=1.0)))
+        for group in self.param_groups:
+            group["lr"] = 1e-2 * warm * down
+        return super().step(closure)
+
+
+def test_a_rate_worked_out_of_a_count_is_torchs():
+    assert max(worst_differences(mlp(WarmedUp), steps=9)[0].values()) < 1e-7  # the count is float32, as torch has it
 
 
 def scheduled_in_a_hook(optimizer, params):
@@ -183,7 +204,7 @@ def counted_outside(params):
     [
         (functools.partial(scheduled_in_a_hook, torch.optim.AdamW), r"optimizer scheduled_in_a_hook: aten.fill_.Scalar \(.*test_carried.py:\d+\) takes .*"),
         (functools.partial(scheduled_in_a_hook, functools.partial(torch.optim.SGD, momentum=0.9)), r".* takes .* in one step and .* in another"),
-        (counted_outside, r"optimizer counted_outside: aten.sub_.Tensor \(.*test_carried.py:\d+\) takes \S+ in one step and \S+ in another.*keep its count as a tensor"),
+        (counted_outside, r"optimizer counted_outside: aten.sub_.Tensor \(.*test_carried.py:\d+\) takes \S+ in one step and \S+ in another.*work the rate out of a count that is a tensor"),
     ],
 )
 def test_a_count_in_python_that_no_state_shows_is_refused(optimizer, text):

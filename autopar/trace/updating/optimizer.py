@@ -27,6 +27,11 @@ _FROM_SHAPES = _MAKERS - {"lift_fresh", "scalar_tensor", "detach", "alias", "clo
 VIEWS = frozenset({"aten.detach.default", "aten.alias.default"})
 EMPTY = frozenset("zeros zeros_like new_zeros empty empty_like new_empty empty_strided new_empty_strided".split())  # filled by a copy next
 
+SCHEDULES = (
+    "Leave the schedule out, and work the rate out of a count that is a tensor: `self.count = torch.tensor(0.0)` in the optimizer's __init__, and in step(), before super().step(), "
+    "`self.count += 1` and `group[\"lr\"] = 1e-3 * torch.clamp(self.count / 100, max=1.0)` (docs/learning-rates.md)."
+)
+
 
 def describe(factory: object) -> str:
     """The optimizer's name, for messages."""
@@ -85,7 +90,7 @@ def run_step(optimizer: torch.optim.Optimizer, name: str, numbers: tuple[str, ..
         with compiling(True), TensorFactors():
             optimizer.step()
     except TraceError as error:
-        changed = f" ({', '.join(dict.fromkeys(numbers))}: a number that every step changes is a tensor here.)" if numbers else ""
+        changed = f" ({', '.join(dict.fromkeys(numbers))}: a number that every step changes is a tensor here. Of min and math.cos tensors have torch.clamp and torch.cos.)" if numbers else ""
         raise TraceError(f"optimizer {name}: {error}{changed}") from None
     except Exception as error:
         where = blame_stack(exception_frames(error))
@@ -171,7 +176,7 @@ def check_same_numbers(steady: list[Record], other: list[Record], tape: Tape, ot
             told = next((f"{b} in one step and {a} in another" for a, b in zip(found, others) if a != b), "other numbers in every step")
             raise TraceError(
                 f"optimizer {name}: {mine.op} ({mine.source}) takes {told}. Such a number comes from a count in Python (of a learning-rate schedule?), "
-                "while one compiled step stands for all. Leave the schedule out of the optimizer, or keep its count as a tensor in the optimizer's state."
+                f"while one compiled step stands for all. {SCHEDULES}"
             )
 
 

@@ -18,7 +18,7 @@ from ..private import FakeTensor, forget_constant, storage_key, without_modes
 from ..tape import Slot, Tape, find_slots, replay, written_uids
 from .carried import Place, find_tables, held_sgd, read_numbers, read_schedules
 from .data_writes import DataWrites
-from .optimizer import EMPTY, VIEWS, build_optimizer, check_steady, core_records, describe, run_step, settle_options
+from .optimizer import EMPTY, SCHEDULES, VIEWS, build_optimizer, check_steady, core_records, describe, run_step, settle_options
 
 Init = tuple[str, object]  # ("fill", number), ("param", parameter name), or ("unknown", why)
 
@@ -78,7 +78,7 @@ class _Learner:
         if read_schedules(self.optimizer) != schedules:
             raise TraceError(
                 f"optimizer {self.name}: its step() steps a learning-rate schedule, which counts in Python, while one compiled step stands "
-                "for all. Leave the schedule out of the optimizer."
+                f"for all. {SCHEDULES}"
             )
         self.first = self.tape.records[built:]
         self.makers = _first_makers(self.tape)
