@@ -20,6 +20,10 @@ _IN_PLACE = frozenset((
     "aten.addcmul.default", "aten.addcdiv.default", "aten.sqrt.default", "aten.rsqrt.default", "aten.neg.default", "aten.exp.default", "aten.reciprocal.default",
     "aten.tanh.default", "aten.sigmoid.default", "aten.abs.default",
 ))  # fmt: skip  # as methods: `x.add_(...)`
+_OUT = frozenset(("aten.maximum.default", "aten.minimum.default"))  # as functions: `torch.maximum(x, y, out=x)`
+_OUT_OTHER = frozenset(("aten.div.Tensor", "aten.sub.Tensor"))  # of which the second operand may go, too: `torch.div(x, y, out=y)`
+
+_WIDE = {"float32", "float64"}
 
 
 def print_torch(kernel: Kernel) -> list[str]:
@@ -49,7 +53,8 @@ class _Printer:
         self.waiting: dict[str, str] = {}  # new version -> the state that it is to replace
         self.lines: list[str] = []
         self.lerps = self._find_lerps() if kernel.any_shape else {}
-        self.merged = {difference for _, difference in self.lerps.values()}
+        self.products = self._find_products() if kernel.any_shape else {}
+        self.merged = {*(difference for _, difference in self.lerps.values()), *self.products.values()}
 
     def text(self) -> tuple[list[str], list[str]]:
         for place, node in enumerate(self.graph.nodes):
@@ -83,12 +88,34 @@ class _Printer:
                 self.last[end] = max(self.last[end], place)
         return found
 
+    def _find_products(self) -> dict[int, int]:
+        """Place of `x + y s`, where s is a number in a tensor, -> that of the product that nobody else reads: one pass of torch's `addcmul_`."""
+        makers = {out: k for k, node in enumerate(self.graph.nodes) for out in node.outputs}
+        found = {}
+        for place, node in enumerate(self.graph.nodes):
+            other = get_arg(node, "other")
+            if node.op != "aten.add.Tensor" or get_arg(node, "alpha", 1) != 1 or not isinstance(other, Ref) or place in self.lerps:
+                continue
+            product = makers.get(node.inputs[other.index], -1)
+            apart = self.graph.nodes[product]
+            if product < 0 or apart.op != "aten.mul.Tensor" or len(apart.inputs) != 2 or self._takes_place(place, node) != "self":
+                continue
+            made, start = apart.outputs[0], node.inputs[1 - other.index]
+            number, wide = sorted((self.values[name] for name in apart.inputs), key=lambda value: len(value.shape))
+            new = self.values[node.outputs[0]]
+            alike = {(v.shape, v.dtype) for v in (wide, self.values[made], self.values[start], new)} == {(new.shape, new.dtype)} and not number.shape
+            readers = sum(n.inputs.count(made) for n in self.graph.nodes)
+            if alike and {new.dtype, number.dtype} <= _WIDE and readers == 1 and made not in self.graph.outputs:
+                found[place] = product
+                self.last.update((name, max(self.last[name], place)) for name in apart.inputs)
+        return found
+
     def _takes_place(self, place: int, node: Node) -> str:
         """The operand that the op may write over: `self`, or the other one of two that may change places; "": none."""
-        if node.op not in _IN_PLACE or len(node.outputs) != 1:
+        if node.op not in _IN_PLACE | _OUT or len(node.outputs) != 1:
             return ""
-        commutes = node.op in ("aten.add.Tensor", "aten.mul.Tensor") and get_arg(node, "alpha", 1) == 1
-        return next((key for key in ("self", "other") if (key == "self" or commutes) and self._may_go(place, node, get_arg(node, key))), "")
+        commutes = node.op in ("aten.add.Tensor", "aten.mul.Tensor", *_OUT) and get_arg(node, "alpha", 1) == 1
+        return next((key for key in ("self", "other") if (key == "self" or commutes or node.op in _OUT_OTHER) and self._may_go(place, node, get_arg(node, key))), "")
 
     def _may_go(self, place: int, node: Node, operand: Arg) -> bool:
         if not isinstance(operand, Ref):
@@ -112,7 +139,14 @@ class _Printer:
         if place in self.lerps:
             self._over(old, new, f"lerp_({self.texts[self.lerps[place][0]]}, {get_arg(node, 'alpha')!r})")
             return
-        names = [self.texts[name] for name in node.inputs]
+        names = [self.texts.get(name, "") for name in node.inputs]
+        if place in self.products:
+            self._over(old, new, f"addcmul_({', '.join(self.texts[name] for name in self.graph.nodes[self.products[place]].inputs)})")
+            return
+        if node.op in _OUT or node.op in _OUT_OTHER and key == "other":
+            given = [f"{name}={arg!r}" if name == "alpha" else print_arg(arg, names) for name, arg in node.args]
+            self._over(old, new, f"torch.{node.op.split('.')[1]}({', '.join(given)}, out={self.texts[old]})", method=False)
+            return
         rest = []
         for name, arg in node.args:
             if name != key and not isinstance(arg, Const):
@@ -120,10 +154,10 @@ class _Printer:
                 rest.append(f"{name}={text}" if name in ("alpha", "value", "rounding_mode") else text)
         self._over(old, new, f"{node.op.split('.')[1]}_({', '.join(rest)})")
 
-    def _over(self, old: str, new: str, call: str) -> None:
-        """The line that puts `new` in the place of `old`."""
+    def _over(self, old: str, new: str, call: str, method: bool = True) -> None:
+        """The line that puts `new` in the place of `old`: a method of it, or a function."""
         target = self.texts.pop(old)
-        self.lines.append(f"{target}.{call}")
+        self.lines.append(f"{target}.{call}" if method else call)
         self.texts[new] = target
         for state in {*self.into.values()} & {target}:
             self.holder[state] = new
