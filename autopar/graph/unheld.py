@@ -33,7 +33,7 @@ def list_unheld(graph: Graph) -> frozenset[str]:
             parts.setdefault((node.path, shape), set()).add(i)
     found = set(list_unheld_adam(graph))
     uses = use_table(graph)
-    ends = {graph.loss, *graph.outputs, *(name for _, name in graph.grads)}
+    ends = {graph.loss, *graph.outputs, *(name for _, name in graph.grads), *(new for _, new in graph.updates)}
     into = {node.inputs[1]: node.inputs[0] for node in graph.nodes if node.op == "state.write" and node.phase is Phase.UPDATE}
     for nodes in parts.values():
         level = _levels(graph, makers, nodes)
@@ -44,7 +44,7 @@ def list_unheld(graph: Graph) -> frozenset[str]:
                 continue
             for out in graph.nodes[i].outputs:
                 inside = all(level.get(k) == here or graph.nodes[k].op == "state.write" for k, _ in uses[out])
-                if out in ends or not inside:
+                if not inside or not uses[out] or out in ends and out not in into:  # what nobody reads is no kernel's
                     continue
                 if out not in into or _goes_there(graph, uses, level, here, into[out], values[out], values):
                     found.add(out)
