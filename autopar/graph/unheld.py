@@ -7,7 +7,7 @@ shape, as far as no way leads from one to another through anything else (a norm 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 from .adam import list_unheld_adam
 from .graph import Graph, producer_table, use_table, value_table
@@ -26,28 +26,27 @@ _ELEMENTWISE = frozenset(
 
 def list_unheld(graph: Graph) -> frozenset[str]:
     """What of an update's values is never held whole."""
-    values, makers = value_table(graph), producer_table(graph)
-    parts: dict[object, set[int]] = {}
-    for i, node in enumerate(graph.nodes):
-        if (shape := _one_shape(node, values)) is not None:
-            parts.setdefault((node.path, shape), set()).add(i)
-    found = set(list_unheld_adam(graph))
-    uses = use_table(graph)
+    values, uses = value_table(graph), use_table(graph)
+    part = {i: (node.path, shape) for i, node in enumerate(graph.nodes) if (shape := _one_shape(node, values)) is not None}
+    when = _latest(graph, part)
     ends = {graph.loss, *graph.outputs, *(name for _, name in graph.grads), *(new for _, new in graph.updates)}
     into = {node.inputs[1]: node.inputs[0] for node in graph.nodes if node.op == "state.write" and node.phase is Phase.UPDATE}
-    for nodes in parts.values():
-        level = _levels(graph, makers, nodes)
-        whole = {level[i] for i in nodes for out in graph.nodes[i].outputs for k, _ in uses[out] if k not in nodes and graph.nodes[k].op != "state.write" and graph.nodes[k].phase is Phase.UPDATE}
-        for i in nodes:
-            here = level[i]
-            if here in whole:
-                continue
-            for out in graph.nodes[i].outputs:
-                inside = all(level.get(k) == here or graph.nodes[k].op == "state.write" for k, _ in uses[out])
-                if not inside or not uses[out] or out in ends and out not in into:  # what nobody reads is no kernel's
-                    continue
-                if out not in into or _goes_there(graph, uses, level, here, into[out], values[out], values):
-                    found.add(out)
+
+    def readers(name: str) -> list[int]:
+        return [k for k, _ in uses[name] if graph.nodes[k].phase is Phase.UPDATE and graph.nodes[k].op != "state.write"]
+
+    def runs_with(i: int, k: int) -> bool:
+        return k in part and (part[i], when[i]) == (part[k], when[k])
+
+    summed = {(part[i], when[i]) for i in part for k in readers(graph.nodes[i].outputs[0]) if k not in part}
+    found = set(list_unheld_adam(graph))
+    for i in part:
+        (out,) = graph.nodes[i].outputs
+        old = into.get(out)
+        alone = uses[out] and all(runs_with(i, k) for k in readers(out)) and (part[i], when[i]) not in summed  # what nobody reads is no kernel's
+        there = old is None or ((values[old].shape, values[old].dtype) == (values[out].shape, values[out].dtype) and all(runs_with(i, k) for k in readers(old)))
+        if alone and there and (old is not None or out not in ends):
+            found.add(out)
     return frozenset(found)
 
 
@@ -59,27 +58,17 @@ def _one_shape(node: Node, values: Mapping[str, Value]) -> tuple[int, ...] | Non
     return shape if shape and all(values[name].shape in ((), shape) for name in node.inputs) else None
 
 
-def _levels(graph: Graph, makers: Mapping[str, tuple[int, int]], nodes: Collection[int]) -> dict[int, int]:
-    """Of each of these nodes, how often a way to it has left them and come back."""
-    own: dict[int, int] = {}
-    outside: dict[int, int] = {}  # nodes that are none of them -> the level at which such a way came to them
-    for i, node in enumerate(graph.nodes):
-        if node.phase is not Phase.UPDATE:
-            continue
-        before = [makers[name][0] for name in node.inputs if name in makers]
-        if i in nodes:
-            own[i] = max([0, *(own[k] for k in before if k in own), *(outside[k] + 1 for k in before if k in outside)])
-        elif reached := [*(own[k] for k in before if k in own), *(outside[k] for k in before if k in outside)]:
-            outside[i] = max(reached)
-    return own
-
-
-def _goes_there(
-    graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], level: Mapping[int, int], here: int, old: str, new: Value, values: Mapping[str, Value]
-) -> bool:
-    """True where a new version is written over the old one as it is made: nobody else of the update reads that."""
-    return (values[old].shape, values[old].dtype) == (new.shape, new.dtype) and all(level.get(k) == here for k in _late(graph, uses, old))
-
-
-def _late(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], old: str) -> Iterator[int]:
-    return (k for k, _ in uses[old] if graph.nodes[k].phase is Phase.UPDATE and graph.nodes[k].op != "state.write")
+def _latest(graph: Graph, part: Mapping[int, object]) -> dict[int, int]:
+    """Of each node of the update, how often a way to it goes on in another part, as late as those that read it allow: what is on a way that leaves a part and comes back has another number.
+    A node that is in none is a part by itself."""
+    makers = producer_table(graph)
+    reads = {i: {makers[name][0] for name in node.inputs if name in makers} for i, node in enumerate(graph.nodes) if node.phase is Phase.UPDATE and node.op != "state.write"}
+    level: dict[int, int] = {}
+    for i, before in reads.items():
+        level[i] = max((level[k] + (part.get(k, k) != part.get(i, i)) for k in before if k in level), default=0)
+    latest: dict[int, int] = {}
+    for i in reversed(reads):
+        here = latest.setdefault(i, level[i])
+        for k in reads[i] & level.keys():
+            latest[k] = min(latest.get(k, here), here - (part.get(k, k) != part.get(i, i)))
+    return latest

@@ -297,7 +297,7 @@ class PipelineSearch:
         """The cuts that hold the bound down, or the best by the costs of units where these are faster with the schedule played: a bound need not know all that drains (of GPipe both passes do)."""
         assert each.cuts is not None
         told = self._cuts(each, costs)
-        return each.cuts if told is None else min((each.cuts, told), key=lambda cuts: simulate_guess(each.layout, costs, cuts))
+        return each.cuts if told in (None, each.cuts) else min((each.cuts, told), key=lambda cuts: simulate_guess(each.layout, costs, cuts))
 
     def _cuts(self, each: Open, costs: UnitCosts) -> tuple[int, ...] | None:
         """Where a layout is cut, by the costs of units: once it has its own run priced, as it is solved."""
