@@ -82,6 +82,13 @@ def _check_keys(table: Mapping[str, object], known: list[str], path: str, key: s
             raise ClusterError(f"{path}: {place}: unknown key; expected one of {', '.join(known)}{nearest(name, known)}")
 
 
+def _need_keys(table: Mapping[str, object], needed: Sequence[str], path: str, key: str) -> None:
+    """Where several are missing, all of them are named; of one its reader says what it has to be."""
+    missing = [name for name in needed if name not in table]
+    if len(missing) > 1:
+        raise ClusterError(f"{path}: {key}: expected {', '.join(needed)}, found no {', '.join(missing)}")
+
+
 def _text(table: Mapping[str, object], name: str, path: str, key: str, wanted: str) -> str:
     found = table.get(name)
     if not isinstance(found, str) or not found.strip():
@@ -97,6 +104,7 @@ def _read_device(name: str, found: object, path: str) -> Device:
     where = f"{path}: {key}"
     table = _table(found, path, key)
     _check_keys(table, _DEVICE_KEYS, path, key)
+    _need_keys(table, ["memory_bytes", "flops_per_s", "memory_bytes_per_s", "source"], path, key)
     kind = table.get("kind", "cuda")
     if kind not in ("cpu", "cuda"):
         raise ClusterError(f'{where}.kind: expected "cpu" or "cuda", found {show(kind)}')
@@ -160,6 +168,7 @@ def _read_host_kind(item: object, path: str, key: str, own: Mapping[str, Device]
     where = f"{path}: {key}"
     table = _table(item, path, key)
     _check_keys(table, _HOST_KEYS, path, key)
+    _need_keys(table, ["count", "machine"] if "machine" in table else ["count", "devices", "device"], path, key)
     nics: int | None = None
     if "machine" in table:
         twice = next((name for name in ("devices", "device") if name in table), None)
@@ -197,6 +206,7 @@ def _read_link(found: object, path: str, key: str) -> Link | None:
     where = f"{path}: {key}"
     table = _table(found, path, key)
     _check_keys(table, _LINK_KEYS, path, key)
+    _need_keys(table, ["latency_s", "bandwidth_bytes_per_s"], path, key)
     source = _text(table, "source", path, key, "where the figures come from, as text") if "source" in table else where
     return Link("own", read_seconds(table, "latency_s", where), read_bandwidth(table, "bandwidth_bytes_per_s", where), source)
 
@@ -204,12 +214,13 @@ def _read_link(found: object, path: str, key: str) -> Link | None:
 def _check_links(kinds: Sequence[HostKind], path: str, num_hosts: int) -> None:
     """What is crossed must have figures."""
     for kind in kinds:
-        for key, link, needed in (("inside", kind.inside, kind.devices > 1), ("across", kind.across, num_hosts > 1)):
-            if link is None and needed:
-                raise ClusterError(
-                    f"{path}: links.{key}: expected a preset ({', '.join(link.name for link in list_links())}) or "
-                    f"{{ latency_s = ..., bandwidth_bytes_per_s = ... }}, found nothing; {kind.device.name} has no default"
-                )
+        needed = (("links.inside", kind.inside, kind.devices > 1), ("links.across", kind.across, num_hosts > 1))
+        missing = [key for key, link, crossed in needed if link is None and crossed]
+        if missing:
+            raise ClusterError(
+                f"{path}: {' and '.join(missing)}: expected a preset ({', '.join(link.name for link in list_links())}) or "
+                f"{{ latency_s = ..., bandwidth_bytes_per_s = ... }}, found nothing; {kind.device.name} has no default"
+            )
 
 
 def _read_oversubscription(links: Mapping[str, object], path: str) -> float | None:

@@ -239,3 +239,23 @@ def test_a_device_without_float32_has_the_rate_of_its_slowest_dtype(tmp_path):
     )
     device = parse_cluster(path).device
     assert [rate_of(device, dtype) for dtype in ("bfloat16", "float16", "float32", "float64")] == [100e12, 90e12, 90e12, 90e12]
+
+
+TWO, MINE = '[[hosts]]\ncount = 2\ndevices = 4\ndevice = "mine"\n', '[devices.mine]\nmemory_bytes = 24e9\nflops_per_s = { float32 = 1e12 }\nmemory_bytes_per_s = 1e12\nsource = "x"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TWO + MINE, f"links.inside and links.across: expected a preset ({LINKS}) or {{ latency_s = ..., bandwidth_bytes_per_s = ... }}, found nothing; mine has no default"),
+        (TWO + '[devices.mine]\nkind = "cuda"\nsource = "x"\n', "devices.mine: expected memory_bytes, flops_per_s, memory_bytes_per_s, source, found no memory_bytes, flops_per_s, memory_bytes_per_s"),
+        ('[[hosts]]\ndevice = "H100-80GB"\n', "hosts[0]: expected count, devices, device, found no count, devices"),
+        ('[[hosts]]\ncount = 2\ndevices = 8\ndevice = "H100-80GB"\n[links.across]\nsource = "x"\n', "links.across: expected latency_s, bandwidth_bytes_per_s, found no latency_s, bandwidth_bytes_per_s"),
+    ],
+    ids=["links", "device", "hosts", "link"],
+)
+def test_all_that_is_missing_is_named_at_once(text, message, write):
+    path = write(text)
+    with pytest.raises(ClusterError) as caught:
+        parse_cluster(path)
+    assert str(caught.value) == f"{path}: {message}"
