@@ -20,7 +20,7 @@ from ..options import Options, parse_bytes
 if TYPE_CHECKING:
     from ..trace import Workload
 
-_PLAN_MARK = b'"autopar-plan-'
+_PLAN_MARK, _RUN_MARK = b'"autopar-plan-', b'"autopar-run-'
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +104,13 @@ def need_cluster(word: str, cluster: str | None) -> Cluster:
     """The cluster of MODEL, which a plan would have had.
 
     Raises:
-        ModelError: the word is a plan's name, but there is no such file.
+        ModelError: the word is a plan's name, but there is no such file, or it is a run.
         OptionsError: no cluster was given.
     """
     if cluster is None and word.endswith(".json") and not Path(word).is_file():
         raise ModelError(f"{word}: no such file (looked in {Path.cwd()}); expected a plan that `autopar plan -o` wrote, or a model")
+    if _RUN_MARK in _begin(word):
+        raise ModelError(f"{word}: expected a plan or a model, found what `autopar run` recorded; compare it with its plan: autopar simulate PLAN --against {word}")
     if cluster is None:
         raise OptionsError("--cluster: missing; a model needs one (--cluster cpu:4), a plan that `autopar plan -o` wrote has it")
     return parse_cluster(cluster)
@@ -161,13 +163,18 @@ def cluster_again(plan: Plan, where: str) -> Cluster:
 
 def is_plan_file(word: str) -> bool:
     """True where MODEL|PLAN names a plan (whole or damaged), False where it is a model."""
+    return _PLAN_MARK in _begin(word)
+
+
+def _begin(word: str) -> bytes:
+    """How a `.json` file begins; nothing of what is none, or cannot be read: loading says what is wrong."""
     if not word.endswith(".json"):
-        return False
+        return b""
     try:
         with open(word, "rb") as file:
-            return _PLAN_MARK in file.read(4096)
+            return file.read(4096)
     except OSError:
-        return False  # loading says what is wrong
+        return b""
 
 
 def check_file_place(path: str | None, flag: str) -> None:

@@ -46,7 +46,7 @@ def why_no_layout(num_devices: int, devices_per_host: int, num_units: int, batch
     plain = replace(constraints, microbatches=None, microbatch=None)
     split = [(p, n) for p in places for n in list_turns(p, batch, constraints)]
     if not split:
-        rows = [(p, list_turns(p, batch, plain)) for p in places]
+        rows = [(p, [n for n in list_turns(p, batch, plain) if any(list_schedules(p, n, num_units, constraints, trains))]) for p in places]
         there = [f"{_print_place(p)} with {', '.join(map(str, counts))} microbatches" for p, counts in rows if counts]
         return f"{_why_no_turns(batch, constraints)}; {_offer(there)}"
     reasons: dict[str, None] = {}

@@ -170,6 +170,9 @@ def test_plan_whose_model_is_gone(call, edited, tmp_path):
 
 def test_emit_refuses(call, model, plan_file, tmp_path):
     assert "OptionsError: --cluster: missing; a model needs one" in refused(call, "emit", f"{model}:build", "-o", tmp_path / "x")
+    run = tmp_path / "run.json"
+    run.write_text('{"format": "autopar-run-1"}')
+    assert f"autopar simulate PLAN --against {run}" in refused(call, "simulate", run)
     err = refused(call, "emit", plan_file, *CPU, "--batch", "4", "-o", tmp_path / "x")
     assert f"OptionsError: --cluster, --batch: {plan_file} is a plan, which has decided this already" in err
     assert "UsageError: Missing option" in refused(call, "emit", plan_file)

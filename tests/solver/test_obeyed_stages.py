@@ -136,6 +136,7 @@ def test_places_have_the_roles_that_are_needed(words, places):
         ({"pp": 2, "tp": 2, "zero": 1}, "tp=2 x pp=2 leaves no mesh that has an axis of dp, which zero=1 is about (leave zero out); what there is: pp=2 dp=2"),
         ({"pp": 4, "sequence_parallel": True}, "pp=4 leaves no mesh that has an axis of tp, which sequence_parallel=1 is about (leave sequence_parallel out)"),
         ({"pp": 2, "dp": 2, "microbatches": 8}, "microbatches=8: the batch of 8 samples does not divide so; what there is: pp=2 dp=2 with 1, 2, 4 microbatches"),
+        ({"pp": 2, "dp": 2, "microbatches": 3, "vpp": 2}, "microbatches=3: the batch of 8 samples does not divide so; what there is: pp=2 dp=2 with 2, 4 microbatches"),
         ({"pp": 2, "dp": 2, "microbatch": 3}, "microbatch=3: the batch of 8 samples does not divide so; what there is: pp=2 dp=2 with 1, 2, 4 microbatches"),
         ({"dp": 2, "microbatches": 4, "microbatch": 8}, "microbatches=4 x microbatch=8 x dp=2 are 64 samples, the batch has 8; what there is: pp=1 dp=2"),
         ({"pp": 2, "microbatches": 4, "microbatch": 8}, "microbatches=4 x microbatch=8 are 32 samples for each rank of dp, the batch has 8; what there is: pp=2 dp=2 with 1"),
