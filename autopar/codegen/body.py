@@ -355,6 +355,7 @@ def _print_section(frame: Frame, section: Section) -> str:
                 _fetch(frame, writer, name, (section, place), later)
         if isinstance(item, Loop):
             made = _call_loop(frame, writer, item, place, last) if item not in with_others else []
+            _let_go(frame, writer, item, (section, place))
         else:
             node = graph.nodes[item]
             if node.op in GROWN:
@@ -430,6 +431,21 @@ def _is_taken(frame: Frame, family: str, index: int, key: str, place: tuple[Sect
     coming = [item for s in _list_coming(frame, section) for item in frame.items[s]] + frame.items[section][number:]
     loops = [item for item in coming if isinstance(item, Loop) and item.family == family]
     return any(b.index == index for loop in loops for e in _table_of(frame, loop).entries if e.way == "kept" and e.key == key for b in loop.blocks)
+
+
+def _let_go(frame: Frame, writer: Writer, loop: Loop, place: tuple[Section, int]) -> None:
+    """Let go of what the function of all blocks has kept for some of them, and nobody takes of the others: what the last block leaves is the input of none."""
+    section, number = place
+    coming = {n for item in frame.items[section][number + 1 :] for n in _item_reads(frame, item)} | _read_after(frame, section) | frame.leaving
+    for key, values in _table_of(frame, loop).keeps.items():
+        fetched = [value in coming and (loop.family, block.index, key) in frame.crossings.kept_at.get(value, ()) for block, value in zip(loop.blocks, values)]
+        idle = [b.index for b, taken in zip(loop.blocks, fetched) if not taken and not _is_taken(frame, loop.family, b.index, key, (section, number + 1))]
+        box = frame.containers[loop.family]
+        if len(idle) == 1:
+            writer.line(f'del {box}[{idle[0]}]["{key}"]')
+        elif idle:
+            writer.line(f"for i in ({', '.join(map(str, idle))}):")
+            writer.line(f'    del {box}[i]["{key}"]')
 
 
 def _call_loop(frame: Frame, writer: Writer, loop: Loop, place: int, last: dict[str, int]) -> list[str]:

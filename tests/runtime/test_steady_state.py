@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import autopar  # noqa: E402
+from autopar.constraints import parse_fix  # noqa: E402
 from autopar.demo import model as demo  # noqa: E402
 from autopar.graph import overlap, overlap_memory  # noqa: E402
 from autopar.options import Options  # noqa: E402
@@ -43,6 +44,32 @@ def test_a_step_holds_what_the_plan_says_however_many_there_were(optimizer):
     held = sum(step.num_bytes().values()) + sum(x.numel() * x.element_size() for x in batch)
     assert many <= once + 4096
     assert held + many <= 1.02 * step.plan.cost.peak_bytes[0]
+
+
+class Pooled(torch.nn.Module):
+    """Blocks whose last one leaves a sequence of which the head reads one place, as pictures are classified: what others leave gradients read again, what it leaves nobody does."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__()
+        block = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, norm_first=True)
+        self.blocks = torch.nn.TransformerEncoder(block, num_blocks, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.head(self.blocks(x)[:, 0])
+
+
+@pytest.mark.parametrize("num_blocks", [2, 3])
+def test_what_the_last_block_leaves_goes_when_the_plan_says(num_blocks):
+    x, y = torch.randn(64, 128, 32), torch.randint(0, 4, (64,))
+    step = autopar.compile(
+        Pooled(num_blocks), "cpu:1", example_inputs=(x,), example_targets=(y,), loss=torch.nn.functional.cross_entropy, optimizer=functools.partial(torch.optim.SGD, lr=0.1),
+        options=Options(price=False, constraints=parse_fix("microbatches=1,recompute=none")),
+    )  # fmt: skip
+    step(x, y)
+    held = sum(step.num_bytes().values()) + x.numel() * 4 + y.numel() * 8
+    peak = held + measure_cpu_peak(lambda: step(x, y))[1]
+    assert 0.98 * peak <= step.plan.cost.peak_bytes[0] <= 1.02 * peak
 
 
 def test_a_step_does_not_keep_the_model_that_it_was_made_of():
