@@ -168,11 +168,14 @@ def test_plan_whose_model_is_gone(call, edited, tmp_path):
     assert f"PlanError: {path}: its model /nowhere/net.py:build is not there, nor net.py beside the plan" in refused(call, "emit", path, "-o", tmp_path / "x")
 
 
-def test_emit_refuses(call, model, plan_file, tmp_path):
-    assert "OptionsError: --cluster: missing; a model needs one" in refused(call, "emit", f"{model}:build", "-o", tmp_path / "x")
+def test_a_run_is_no_plan(call, tmp_path):
     run = tmp_path / "run.json"
     run.write_text('{"format": "autopar-run-1"}')
     assert f"autopar simulate PLAN --against {run}" in refused(call, "simulate", run)
+
+
+def test_emit_refuses(call, model, plan_file, tmp_path):
+    assert "OptionsError: --cluster: missing; a model needs one" in refused(call, "emit", f"{model}:build", "-o", tmp_path / "x")
     err = refused(call, "emit", plan_file, *CPU, "--batch", "4", "-o", tmp_path / "x")
     assert f"OptionsError: --cluster, --batch: {plan_file} is a plan, which has decided this already" in err
     assert "UsageError: Missing option" in refused(call, "emit", plan_file)
