@@ -137,18 +137,13 @@ def find_groups(
             key = here
             runs.append([])
         runs[-1].append(i)
-    apart = _added_by_matmuls(graph)
+    apart = find_products_onto(graph)
     held, values, updates = HeldLonger(graph), _list_values(graph), _update_runs(graph, late, parts)
     found: list[tuple[int, ...]] = []
     for nodes, weighed in (*((nodes, held) for nodes in runs), *((nodes, None) for nodes in updates)):
         if wanted is None or any(i in wanted for i in nodes):
             found += _Run(graph, sites, signatures, makers, nodes, weighed, values, apart).groups()
     return tuple(found)
-
-
-def _added_by_matmuls(graph: Graph) -> dict[int, str]:
-    """Sums that are no ops of their own -> what each is added to."""
-    return {i: both.inputs[0] for i, (_, both) in find_products_onto(graph, [node.phase for node in graph.nodes]).items()}
 
 
 def _update_runs(graph: Graph, reads: Mapping[int, frozenset[int]], parts: Sequence[object] | None) -> list[list[int]]:
@@ -369,8 +364,8 @@ def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Tra
                 counted.append(min(1.0, num_elements(values[source].shape) / max(1, num_elements(values[name].shape))) if fresh else 0)
                 read.add(source)
             found[i] = Traffic(tuple(counted), tuple(out in leaves for out in node.outputs if out), i == nodes[0], i in one_pass)
-    for i, name in _added_by_matmuls(graph).items():
-        found[i] = Traffic(tuple(float(read == name) for read in graph.nodes[i].inputs), (False,), False, True)
+    for i, (_, both) in find_products_onto(graph).items():
+        found[i] = Traffic(tuple(float(name == both.inputs[0]) for name in graph.nodes[i].inputs), (False,), False, True)
     return found
 
 

@@ -93,8 +93,13 @@ def find_rows_onto(graph: Graph) -> dict[int, tuple[int, Node]]:
     return found
 
 
-def find_products_onto(graph: Graph, sections: Sequence[object]) -> dict[int, tuple[int, Node]]:
-    """As `find_added`, of sums of what linears send back. What is both runs where the sum was, and reads there what the matmul reads."""
+def find_products_onto(graph: Graph, sections: Sequence[object] | None = None) -> dict[int, tuple[int, Node]]:
+    """As `find_added`, of sums of what linears send back. What is both runs where the sum was, and reads there what the matmul reads.
+
+    Args:
+        sections: None: phases.
+    """
+    sections = [node.phase for node in graph.nodes] if sections is None else sections
     found: dict[int, tuple[int, Node]] = {}
     values, uses = value_table(graph), use_table(graph)
     leaving = {graph.loss, *graph.outputs, *(g for _, g in graph.grads), *(new for _, new in graph.updates)}

@@ -80,12 +80,8 @@ def list_readers(graph: Graph, base: Mapping[str, str]) -> dict[str, list[int]]:
 
 def held_bases(graph: Graph) -> dict[str, str]:
     """`storage_bases` by the law of this module: the owner of each value is in `live_ranges`, or owns nothing there either."""
-    onto = {both.inputs[0] for pairs in (find_rows_onto(graph), _products_onto(graph)) for _, both in pairs.values()}
+    onto = {both.inputs[0] for pairs in (find_rows_onto(graph), find_products_onto(graph)) for _, both in pairs.values()}
     return storage_bases(graph, find_overwritten(graph) | onto)
-
-
-def _products_onto(graph: Graph) -> dict[int, tuple[int, Node]]:
-    return find_products_onto(graph, [node.phase for node in graph.nodes])
 
 
 def _shared_input(node: Node, overwritten: Collection[str]) -> str | None:
@@ -109,7 +105,7 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
     made = {name: -1 for name in graph.inputs}
     read: dict[str, int] = {}  # by value, through views
     replaced = {new: old for old, new in graph.updates}
-    products = {k: i for i, (k, _) in _products_onto(graph).items()}  # matmuls that run where their products are added, and leave none
+    products = {k: i for i, (k, _) in find_products_onto(graph).items()}  # matmuls that run where their products are added, and leave none
     for i, node in enumerate(graph.nodes):
         for out in node.outputs:
             if out:

@@ -348,3 +348,40 @@ def test_a_state_that_is_not_dense_is_refused():
 def test_no_parameters_are_no_launch():
     kernel = _Kernel()
     assert together.Together(kernel, wide=0, made=[together.Made(torch.float32)] * 2).run([[], []]) == ([], []) and not kernel.told
+
+
+class Crossing(torch.optim.Optimizer):
+    """A product of the old parameter that is added only when the parameter has its new version: two scaled sums, of which one is of what the other writes over."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {})
+        self.rate, self.share = torch.tensor(-0.1), torch.tensor(0.25)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.rate.mul_(0.9)
+        self.share.mul_(0.8)
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state["far"] = torch.zeros_like(p)
+            late = p * self.share
+            p.add_(p.grad * self.rate)
+            state["far"].add_(late)
+            p.add_(state["far"], alpha=-0.01)
+
+
+def test_scaled_sums_of_what_others_write_over():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    mine, (x, y) = copy.deepcopy(model), (torch.randn(4, 6), torch.randn(4, 3))
+    step = autopar.compile(mine, "cpu:1", example_inputs=(x,), example_targets=(y,), loss=torch.nn.functional.mse_loss, optimizer=Crossing, options=Options(price=False))
+    optimizer = Crossing(model.parameters())
+    for _ in range(4):
+        step(x, y)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    found = step.state_dict()
+    assert all(torch.allclose(found[name], p, rtol=1e-5, atol=1e-6) for name, p in model.state_dict().items())
+    assert step.files["kernels.py"].count(".addcmul_(") == 1, "the other product is made while the old parameter is there"

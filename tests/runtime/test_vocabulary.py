@@ -51,13 +51,12 @@ def test_shares_of_however_many_classes_wherever_they_lie(classes, order):
     x = torch.randn(2, 3, 4, classes, dtype=torch.float64).permute(order).contiguous().permute(inverse)
     x[0, 0, 0, :] = -torch.inf
     x[0, 1, 0, 0] = -torch.inf
-    wanted = torch.softmax(x, -1)
     for some in (x, x[:, 1:], x[1], x[..., ::2]):
         for out in (None, torch.empty_like(some), torch.empty(some.shape, dtype=x.dtype)):
             found = vocabulary._softmax(some, out)
             torch.testing.assert_close(found, torch.softmax(some, -1), equal_nan=True)
             assert out is None or found is out
-    assert vocabulary._softmax(x).stride() == x.stride() and wanted.isnan().any()
+    assert vocabulary._softmax(x).stride() == x.stride() and vocabulary._softmax(x).isnan().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -106,8 +106,13 @@ class _Printer:
             alike = {(v.shape, v.dtype) for v in (wide, self.values[made], self.values[start], new)} == {(new.shape, new.dtype)} and not number.shape
             readers = sum(n.inputs.count(made) for n in self.graph.nodes)
             if alike and {new.dtype, number.dtype} <= _WIDE and readers == 1 and made not in self.graph.outputs:
-                found[place] = product
+                before = dict(self.last)
                 self.last.update((name, max(self.last[name], place)) for name in apart.inputs)
+                merged = (*self.lerps, *found, place)
+                if all(self._takes_place(k, self.graph.nodes[k]) == "self" for k in merged):  # what is read later now is the place of none of them
+                    found[place] = product
+                else:
+                    self.last = before
         return found
 
     def _takes_place(self, place: int, node: Node) -> str:
@@ -139,10 +144,10 @@ class _Printer:
         if place in self.lerps:
             self._over(old, new, f"lerp_({self.texts[self.lerps[place][0]]}, {get_arg(node, 'alpha')!r})")
             return
-        names = [self.texts.get(name, "") for name in node.inputs]
         if place in self.products:
             self._over(old, new, f"addcmul_({', '.join(self.texts[name] for name in self.graph.nodes[self.products[place]].inputs)})")
             return
+        names = [self.texts[name] for name in node.inputs]
         if node.op in _OUT or node.op in _OUT_OTHER and key == "other":
             given = [f"{name}={arg!r}" if name == "alpha" else print_arg(arg, names) for name, arg in node.args]
             self._over(old, new, f"torch.{node.op.split('.')[1]}({', '.join(given)}, out={self.texts[old]})", method=False)
