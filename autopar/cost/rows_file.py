@@ -16,7 +16,7 @@ from ..errors import ClusterError
 from ..graph.tensor import DTYPE_BYTES
 from .rows import COMM_KINDS, MEETING, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows, row_key
 
-FORMAT = "autopar-profile-3"  # 3: matmuls by the library that has them in programs (`graph.cpu_matmul`)
+FORMAT = "autopar-profile-4"  # 3, 4: matmuls by the library that has them in programs (`graph.cpu_matmul`; 4: AMD's without AVX-512)
 _EARLIER = ("autopar-profile-1", "autopar-profile-2")
 _AGAIN = "run `autopar profile` again, or delete the file"
 _LEAST_S, _MOST_S = 1e-9, 1e4  # no clock measures less, and no profile waits longer

@@ -3,7 +3,7 @@
 In: torch (whoever calls has it), tensors. Out: their product. The runtime asks for linears and the gradients of their inputs, `autopar profile` when it
 measures one. Invariant: on hosts of one kind the sizes alone decide, so ranks that compute the same do it by the same kernel.
 
-On AMD's processors MKL runs without the kernels that Intel's have. Milliseconds of torch's call and of oneDNN's, one thread (AMD EPYC with AVX-512, torch 2.13.0 with oneDNN 3.12, 2026-11-25), rows x in x out:
+On AMD's processors MKL runs without the AVX-512 kernels that Intel's have, which oneDNN has there, too. Milliseconds of torch's call and of oneDNN's, one thread (AMD EPYC with AVX-512, torch 2.13.0 with oneDNN 3.12, 2026-11-25), rows x in x out:
 
     512 x 384 x 384     forward 1.56, 1.48     input's gradient 1.69, 1.53     weight's gradient 1.56, 1.56
     512 x 1536 x 384            7.16, 6.20                      8.96, 6.58                       8.30, 6.88
@@ -16,14 +16,15 @@ On AMD's processors MKL runs without the kernels that Intel's have. Milliseconds
     128 x 128 x 128            0.049, 0.058                    0.048, 0.055
     1 x 4096 x 4096             3.15, 2.92                      2.95, 6.94
 
-With two threads it is the same. The gradient of a weight stays torch's: some are written where they travel or added to a sum, which oneDNN's call cannot. Nobody measured Intel's processors.
+With two threads it is the same. Without AVX-512 both run AVX2, and MKL's is the faster (AMD EPYC 7003, the same torch, 2026-11-27, 30 products of 16 to 512 rows and weights of 256 x 1024 to 4096 x 1024: oneDNN takes 0.75 to 1.22 of its time
+forward, median 1.04, and 0.95 to 1.60 of it for the gradient of the input, median 1.17). The gradient of a weight stays torch's: some are written where they travel or added to a sum, which oneDNN's call cannot. Nobody measured Intel's processors.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .machine import processor_maker
+from .machine import processor_has, processor_maker
 
 LEAST_FLOPS = 1 << 26  # of a product: below, finding the kernel takes what it saves
 LEAST_DIM = 16  # of its rows, inner and columns: a product by a vector is torch's
@@ -31,7 +32,7 @@ LEAST_DIM = 16  # of its rows, inner and columns: a product by a vector is torch
 
 def runs_onednn(dtype: str, rows: int, inner: int, cols: int) -> bool:
     """Whether `[rows, inner]` times `[inner, cols]` is oneDNN's on this machine."""
-    return dtype == "float32" and min(rows, inner, cols) >= LEAST_DIM and 2 * rows * inner * cols >= LEAST_FLOPS and processor_maker() == "AuthenticAMD"
+    return dtype == "float32" and min(rows, inner, cols) >= LEAST_DIM and 2 * rows * inner * cols >= LEAST_FLOPS and processor_maker() == "AuthenticAMD" and processor_has("avx512f")
 
 
 def multiply(torch: Any, x: Any, weight: Any, bias: Any = None) -> Any:

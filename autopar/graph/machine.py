@@ -44,6 +44,12 @@ def processor_maker() -> str:
     return _read_info("vendor_id")
 
 
+@cache
+def processor_has(feature: str) -> bool:
+    """Whether the processor says that it has these instructions, `avx512f`; False where the system does not tell."""
+    return feature in _read_info("flags").split()
+
+
 def _processor() -> str:
     named = _read_info("model name")
     return named or platform.processor() or platform.machine() or "unknown processor"

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.graph import cpu_matmul  # noqa: E402
+from autopar.graph import cpu_matmul, machine  # noqa: E402
 from autopar.runtime.ops import linear, linear_input_grad  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -28,6 +28,7 @@ def by_onednn(monkeypatch):
     monkeypatch.setattr(cpu_matmul, "LEAST_FLOPS", 0)
     monkeypatch.setattr(cpu_matmul, "LEAST_DIM", 1)
     monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "AuthenticAMD")
+    monkeypatch.setattr(cpu_matmul, "processor_has", lambda feature: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counting)
     return counted
 
@@ -64,11 +65,21 @@ def test_as_in_float64_whatever_the_strides(by_onednn, seed):
 
 def test_small_products_other_dtypes_and_other_makers_are_torchs(monkeypatch):
     monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "AuthenticAMD")
+    monkeypatch.setattr(cpu_matmul, "processor_has", lambda feature: True)
     large = (512, 512, 512)
     assert cpu_matmul.runs_onednn("float32", *large) and not cpu_matmul.runs_onednn("float64", *large) and not cpu_matmul.runs_onednn("bfloat16", *large)
     assert not cpu_matmul.runs_onednn("float32", 64, 64, 64) and not cpu_matmul.runs_onednn("float32", 1, 8192, 8192)
     monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "GenuineIntel")
     assert not cpu_matmul.runs_onednn("float32", *large)
+
+
+def test_without_its_widest_kernels_it_is_not_asked(monkeypatch):
+    monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "AuthenticAMD")
+    for flags, asked in (("fpu sse2 avx2 avx512f", True), ("fpu sse2 avx2", False), ("", False)):
+        machine.processor_has.cache_clear()
+        monkeypatch.setattr(machine, "_read_info", {"flags": flags}.__getitem__)
+        assert cpu_matmul.runs_onednn("float32", 512, 512, 512) is asked
+    machine.processor_has.cache_clear()
 
 
 def test_a_compiled_segment_has_none(by_onednn):

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from math import prod
 
 from ...graph.node import Phase
+from ...graph.tensor import Kind
 from .draft import Draft, Val, view_chain
 
 Rule = Callable[[Draft, dict], object]
@@ -24,6 +25,13 @@ def _untransposed(x: Val) -> Val | None:
     if x.node is not None and x.node.op == "aten.permute.default":
         return dict(x.node.args)["self"]
     return None
+
+
+def _turned_line(b: Draft, x: Val, other: Val) -> Val | None:
+    """W where x is W.t() and W has one row or one column: turning it moved nothing, so it is a view. In gradients of weights: None where either of the two factors is a weight."""
+    if 1 not in x.shape or any(base in b.leads or base.kind is Kind.PARAM for v in (x, other) for base in view_chain(v)):
+        return None
+    return b.view(x, (x.shape[1], x.shape[0]))
 
 
 def _nd(x: Val) -> Val:
@@ -87,6 +95,8 @@ def rule_mm(b: Draft, a: dict) -> object:
         return b.call("aten.mm.default", left, right)
     if b.phase is Phase.BACKWARD:
         inner = _untransposed(left)
+        if inner is None:
+            inner = _turned_line(b, left, right)
         if inner is not None:
             if _from_backward(right) and not _from_backward(inner):
                 return write_weight_grad(b, right, inner, transposed=True)

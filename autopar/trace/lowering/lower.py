@@ -29,6 +29,7 @@ from .linears import LINEAR_RULES
 from .log_probabilities import find_private
 from .losses import LOSS_RULES
 from .norms import NORM_RULES, Effects
+from .many_uses import join_uses
 from .pieces import join_pieces
 from .random_ops import RANDOM_RULES
 from .views import Handles, View, strided_steps, tensor_spec, view_steps
@@ -99,6 +100,7 @@ class _Lowering:
             self.inputs[RANDOM_STATE] = self.draft.counter_entry
             updates[RANDOM_STATE] = self.draft.close_count()
         join_pieces(self.draft)
+        join_uses(self.draft, [*updates.values(), *outputs, *grads.values(), *([loss] if loss is not None else [])])
         owners = self._owners(captured)
         graph = finish_graph(name, self.draft, self.inputs, updates, loss, outputs, grads, owners)
         return remake_graph(graph), self.constants

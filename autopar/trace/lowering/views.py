@@ -102,6 +102,7 @@ def apply_view(b: Draft, x: Val, step: View) -> Val:
         return b.expand(x, step.params)
     if step.kind == "slice":
         dim, start, end, stride = step.params
+        x, start, end = _under_writes(x, dim, start, end)
         shape = list(x.shape)
         shape[dim] = (end - start + stride - 1) // stride
         if tuple(shape) == x.shape:
@@ -110,6 +111,7 @@ def apply_view(b: Draft, x: Val, step: View) -> Val:
         return b.emit_one("aten.slice.Tensor", args, tuple(shape), x.dtype)
     if step.kind == "select":
         dim, index = step.params
+        x, index, _ = _under_writes(x, dim, index, index + 1)
         shape = x.shape[:dim] + x.shape[dim + 1 :]
         if x.shape[dim] == 1:
             return b.view(x, shape)
@@ -117,6 +119,34 @@ def apply_view(b: Draft, x: Val, step: View) -> Val:
     if step.kind == "strided":
         return b.view(b.call("aten.index.Tensor", x, [_strided_index(b, *step.params)]), step.params[0])
     return b.call(_EAGER.get(step.op, step.op), x, **dict(step.params))
+
+
+def _under_writes(x: Val, dim: int, start: int, end: int) -> tuple[Val, int, int]:
+    """Where elements `start` to `end` of a dim of `x` come from, and which they are there: writes into `x` beside them are passed by, and what one write made all of is what was written.
+
+    Gates of a recurrent cell (`gates[:, :h].sigmoid_()`) are so read as they were made, and the whole that was written into is made only where somebody reads it.
+    """
+    while x.node is not None and x.node.op == "aten.slice_scatter.default":
+        args = dict(x.node.args)
+        base, new, low, high = args["self"], args["src"], args.get("start") or 0, args.get("end")
+        high = base.shape[dim] if high is None else high
+        if args.get("dim", 0) != dim or args.get("step", 1) != 1 or new.dtype != x.dtype:
+            break
+        if end <= low or start >= high:
+            x = base
+        elif low <= start and end <= high:
+            x, start, end = new, start - low, end - low
+        else:
+            break
+    return x, start, end
+
+
+def _is_written_over(x: Val, dim: int, start: int, end: int) -> bool:
+    """True where `x` differs from what it was made of in these elements alone."""
+    if x.node is None or x.node.op != "aten.slice_scatter.default":
+        return False
+    args = dict(x.node.args)
+    return args.get("dim", 0) == dim and start <= (args.get("start") or 0) and end is not None and args.get("end") is not None and args["end"] <= end
 
 
 def _strided_index(b: Draft, size: Shape, stride: Shape, offset: int) -> Val:
@@ -152,6 +182,8 @@ def invert_view(b: Draft, base: Val, step: View, new: Val) -> Val:
         dim, start, end, stride = step.params
         if new.shape == base.shape:
             return new
+        while stride == 1 and _is_written_over(base, dim, start, end):
+            base = dict(base.node.args)["self"]
         return b.call("aten.slice_scatter.default", base, new, dim, start, end, stride)
     if step.kind == "select":
         if base.shape[step.params[0]] == 1:
