@@ -10,6 +10,7 @@ from __future__ import annotations
 from .device_rates import find_device_rates
 from .model import CostModel
 from .rows import COMM_KINDS, measured_counts, missing_kinds
+from .unlike import LIKE, Unlike
 
 _HALVES = ("bfloat16", "float16")
 _PUBLISHED = 0.103, "319 published steps on A100 and H100 in 16 bits, half of them within 4.0 %"
@@ -24,13 +25,14 @@ _ASKING_S = 49e-6  # of a call, on the host of the H200 that was at hand: of a G
 _CPU = 0.13, "35 steps of a GPT and an MLP on 2 and 4 gloo ranks of two CPUs minutes after `autopar profile`, half of them within 6 %"
 
 
-def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0) -> tuple[float | None, str]:
+def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0, unlike: Unlike = LIKE) -> tuple[float | None, str]:
     """(share within which nine of ten measured steps were, of what); None: not known.
 
     Args:
         dtype: in which most of the FLOPs are.
         calls: kernels and collectives that a rank's host asks for in a step.
         step_s: predicted, of the device. Where asking may take longer than that, nothing is known of the step: prices are of devices, and hosts differ.
+        unlike: how the step is unlike those that were compared.
     """
     device = model.cluster.device
     if device.kind != "cpu" and calls * _ASKING_S > step_s:
@@ -39,8 +41,8 @@ def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0)
             "the prediction is of the device alone, as the step runs as a CUDA graph (`autopar emit --cuda-graph`)"
         )
     if device.kind == "cpu":
-        unlike = _unlike_measured(model)
-        return (None, unlike) if unlike else _of(_CPU)
+        why = _unlike_measured(model) or unlike.why
+        return (None, why) if why else _of(_CPU, unlike)
     rates = find_device_rates(device)
     bar = (_BARS if model.rates == rates else _AT_LEVEL).get(device.name) if rates is not None and not device.parts else None
     if bar is None:
@@ -49,7 +51,7 @@ def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0)
         return None, f"not known of steps on GPUs in {dtype}"
     if device.power_w is not None and device.power_w != device.board_power_w:
         return None, "not known of steps under a power limit"
-    return _of(bar)
+    return (None, unlike.why) if unlike.why else _of(bar, unlike)
 
 
 def _unlike_measured(model: CostModel) -> str:
@@ -66,5 +68,5 @@ def _unlike_measured(model: CostModel) -> str:
     return f"not known of what is priced by formula, for the profile has no rows of it ({', '.join(missing)}): run `autopar profile`" if missing else ""
 
 
-def _of(bar: tuple[float, str]) -> tuple[float, str]:
-    return bar[0], f"nine of ten of {bar[1]}, were within it"
+def _of(bar: tuple[float, str], unlike: Unlike) -> tuple[float, str]:
+    return bar[0], f"nine of ten of {bar[1]}, were within it{unlike.beside}"

@@ -32,8 +32,9 @@ from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .error_bar import error_bar
 from .memory import ALONE, Among, comm_step, estimate_memory
 from .model import CostModel
-from .ops import Shape, as_run, compute_dtype, estimate_op_s, estimate_write_s, has_start, least_node_s, least_write_s, node_flops, site_dtypes
-from .wires import STEP_S, Bucket, estimate_comm_s, estimate_hidden_s, joint_copied_bytes, joint_link, step_copied_bytes
+from .ops import Shape, Tensor, as_run, compute_dtype, estimate_op_s, estimate_write_s, has_start, least_node_s, least_write_s, node_flops, op_reach, site_dtypes
+from .unlike import Unlike, find_unlike
+from .wires import STEP_S, Bucket, comm_reach, estimate_comm_s, estimate_hidden_s, joint_copied_bytes, joint_link, step_copied_bytes
 
 
 def node_seconds(
@@ -48,12 +49,7 @@ def node_seconds(
     values = value_table(program.graph)
     sizes = axis_sizes(program.mesh)
     sent = _comm_prices(model, program, values)
-    at = {site.node.name: site for site in sites}
-    flops = {
-        site.node.name: whole / split_share(strategies[site.node.name], signature.rule, sizes)
-        for site, signature in zip(sites, signatures)
-        if (whole := node_flops(signature, site))
-    }
+    at, flops = {site.node.name: site for site in sites}, _local_flops(sites, signatures, strategies, sizes)
     seconds = {}
     for node, origin in zip(program.graph.nodes, program.origins):
         if node.op.startswith("comm."):
@@ -62,11 +58,39 @@ def node_seconds(
             by_kernel = node.phase is Phase.UPDATE and origin.node in at and at[origin.node].traffic is not None
             seconds[node.name] = 0.0 if by_kernel else estimate_write_s(model, size_bytes(values[node.inputs[0]]))
         else:
-            reads = [(values[i].shape, values[i].dtype) for i in node.inputs]
-            writes = [(values[o].shape, values[o].dtype) for o in node.outputs if o]
-            seconds[node.name] = estimate_op_s(model, node.op, flops.get(node.name, 0.0), reads, writes, at.get(node.name))
+            seconds[node.name] = estimate_op_s(model, node.op, flops.get(node.name, 0.0), *_tensors(node, values), at.get(node.name))
     turns = count_microbatches(program.graph)
     return {node.name: times_of(node.phase, turns) * seconds[node.name] for node in program.graph.nodes}
+
+
+def _local_flops(sites: Sequence[Site], signatures: Sequence[Signature], strategies: Mapping[str, Strategy], sizes: tuple[int, ...]) -> dict[str, float]:
+    """Contraction -> its FLOPs on one device."""
+    return {
+        site.node.name: whole / split_share(strategies[site.node.name], signature.rule, sizes)
+        for site, signature in zip(sites, signatures)
+        if (whole := node_flops(signature, site))
+    }
+
+
+def _tensors(node: Node, values: Mapping[str, Value]) -> tuple[list[Tensor], list[Tensor]]:
+    """(shape, dtype) of what a node reads, and of what it makes that somebody sees."""
+    return [(values[i].shape, values[i].dtype) for i in node.inputs], [(values[o].shape, values[o].dtype) for o in node.outputs if o]
+
+
+def _find_unlike(
+    model: CostModel, program: Program, sites: Sequence[Site], signatures: Sequence[Signature], strategies: Mapping[str, Strategy], seconds: Mapping[str, float]
+) -> Unlike:
+    values, at = value_table(program.graph), {site.node.name: site for site in sites}
+    flops = _local_flops(sites, signatures, strategies, axis_sizes(program.mesh))
+    number = {axis.name: k for k, axis in enumerate(program.mesh.axes)}
+    reaches = {}
+    for node in program.graph.nodes if model.measured is not None else ():
+        if node.op.startswith("comm."):
+            link = joint_link(model, program.mesh, [number[str(get_arg(node, "axis"))]])
+            reaches[node.name] = comm_reach(model, comm_step(program, node)[0], link, *(size_bytes(values[name]) for name in (node.inputs[0], node.outputs[0])))
+        elif node.op != "state.write":
+            reaches[node.name] = op_reach(model, node.op, flops.get(node.name, 0.0), *_tensors(node, values), at.get(node.name))
+    return find_unlike(program.graph.nodes, seconds, flops, reaches)
 
 
 def _comm_prices(model: CostModel, program: Program, values: Mapping[str, Value]) -> dict[str, tuple[float, float]]:
@@ -159,7 +183,7 @@ def estimate_program(
     total = fsum(by_dtype.values())
     busiest = max(by_dtype, key=by_dtype.__getitem__, default="float32")
     samples = count_samples(program)
-    error, compared = error_bar(model, busiest, _count_calls(program, seconds), step_s)
+    error, compared = error_bar(model, busiest, _count_calls(program, seconds), step_s, _find_unlike(model, program, sites, signatures, strategies, seconds))
     return Cost(
         step_s=step_s,
         compute_s=step_s - comm_s,

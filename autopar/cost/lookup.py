@@ -40,6 +40,9 @@ from .rows import (
 _AGAIN = "run `autopar profile`"
 
 
+Reach = tuple[float, str]  # the factor by which a shape lies outside of the rows that price it, 1.0 inside; and their family or kind
+
+
 class Found(NamedTuple):
     """An answer.
 

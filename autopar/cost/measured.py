@@ -28,7 +28,7 @@ import numpy as np
 from ..errors import ClusterError
 from ..graph.rule import Site
 from ..graph.tensor import DTYPE_BYTES
-from .lookup import MeasuredComm, Table, measured_comm, measured_comm_seconds, op_table, table_seconds
+from .lookup import MeasuredComm, Reach, Table, measured_comm, measured_comm_seconds, op_table, table_seconds
 from .measured_parts import Part, node_parts
 from .monotone import pool_falls
 from .rows import MEETING, Group, OpRow, ProfileRows, nearest_count, op_work
@@ -107,6 +107,23 @@ def node_seconds(
     return np.maximum(found, measured.start_s + _least(measured, parts, tables))
 
 
+def node_reach(
+    measured: MeasuredRows, op: str, site: Site | None, dtype: str, elements: np.ndarray, num_inputs: int, flops: np.ndarray, moved: np.ndarray
+) -> Reach:
+    """Of the part of a node that takes most: how far outside of the rows its shape lies. Arguments as of `node_seconds`, one case."""
+    parts = node_parts(op, site, elements, num_inputs, flops, moved)
+    tables = _tables(measured, parts, dtype)
+    if not tables:
+        return 1.0, ""
+    part, (table, _) = max(zip(parts, tables), key=lambda pair: float(np.ravel(pair[0].times * _table_cases(measured, *pair[1], pair[0].shapes))[0]))
+    return _cached_reach(table, tuple(np.round(part.shapes, 6).tolist()[0])), table.family
+
+
+@lru_cache(maxsize=1 << 16)
+def _cached_reach(table: Table, shape: tuple[float, ...]) -> float:
+    return float(table_seconds(table, np.array([shape]))[1][0])
+
+
 def node_least_s(
     measured: MeasuredRows, op: str, site: Site, dtype: str, elements: np.ndarray, num_inputs: int, flops: np.ndarray, moved: np.ndarray
 ) -> np.ndarray | None:
@@ -132,6 +149,12 @@ def traffic_least_s(measured: MeasuredRows, num_bytes: float) -> float | None:
     part = Part("pointwise", np.array([[max(1.0, num_bytes)]]))
     tables = _tables(measured, [part], "float32")
     return None if tables is None else float(_least(measured, [part], tables)[0]) if num_bytes else 0.0
+
+
+def copy_reach(measured: MeasuredRows, num_bytes: float) -> Reach:
+    """As `node_reach`, of `copy_seconds`."""
+    table = _table(measured, "pointwise", "float32")
+    return (_cached_reach(table, (max(1.0, num_bytes),)), table.family) if table is not None else (1.0, "")
 
 
 def write_seconds(measured: MeasuredRows, local_bytes: int) -> float | None:
@@ -220,6 +243,12 @@ def wire_seconds(measured: MeasuredRows, kind: str, group: Group, num_bytes: np.
     """
     table = _measured_comm(measured, kind, group)
     return None if table is None else measured_comm_seconds(table, num_bytes)[0]
+
+
+def wire_reach(measured: MeasuredRows, kind: str, group: Group, num_bytes: float) -> Reach:
+    """As `node_reach`, of `wire_seconds`; what is smaller than all rows travels with others."""
+    table = _measured_comm(measured, kind, group)
+    return (float(measured_comm_seconds(table, np.array([max(num_bytes, table.num_bytes[0])]))[1][0]), kind) if table is not None else (1.0, "")
 
 
 @lru_cache(maxsize=256)

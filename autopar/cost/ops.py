@@ -30,8 +30,9 @@ from ..graph.turns import RECEIVE, SEND
 from ..graph.work import moved_bytes
 from .attention import attention_seconds, list_attention_kernels, visible_pairs
 from .collectives import collective_way, way_seconds
+from .lookup import Reach
 from .matmul import MatmulRates, matmul_seconds
-from .measured import copy_seconds, node_least_s, node_seconds, traffic_least_s, write_least_s, write_seconds
+from .measured import copy_reach, copy_seconds, node_least_s, node_reach, node_seconds, traffic_least_s, write_least_s, write_seconds
 from .model import CostModel, matmul_flops_per_s
 
 Shape = tuple[int, ...]
@@ -84,6 +85,19 @@ def estimate_op_s(
     elements = np.array([[num_elements(t[0])] for t in (*local_inputs, *local_outputs)], dtype=np.int64).reshape(-1, 1)
     dtypes = tuple(t[1] for t in (*local_inputs, *local_outputs))
     return float(_seconds(model, op, site, dtypes, elements, len(local_inputs), np.array([flops]))[0])
+
+
+def op_reach(model: CostModel, op: str, flops: float, local_inputs: Sequence[Tensor], local_outputs: Sequence[Tensor], site: Site | None = None) -> Reach:
+    """How far the shapes of an op lie outside of the profile's rows that price it; 1.0 where none do. Arguments as of `estimate_op_s`."""
+    if model.measured is None or is_view(op) or op in (SEND, RECEIVE):
+        return 1.0, ""
+    elements = np.array([[num_elements(t[0])] for t in (*local_inputs, *local_outputs)], dtype=np.int64).reshape(-1, 1)
+    dtypes = tuple(t[1] for t in (*local_inputs, *local_outputs))
+    moved = _moved(op, as_run(model, site), dtypes, elements, len(local_inputs))
+    if _by_library(model, site):
+        return copy_reach(model.measured, float(moved[0]))
+    share = _excess(model, site, elements) if packet_of(op) in _ATTENTION and site is not None else 1.0
+    return node_reach(model.measured, op, site, compute_dtype(dtypes), elements, len(local_inputs), share * np.array([flops]), moved)
 
 
 def estimate_write_s(model: CostModel, local_bytes: int) -> float:

@@ -27,7 +27,8 @@ from ..graph.sharding import Sharding
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 from ..graph.transfer import Transfer, transfer_of
 from .collectives import Way, collective_way, way_seconds
-from .measured import MeasuredRows, copy_seconds, meeting_seconds, wire_seconds
+from .lookup import Reach
+from .measured import MeasuredRows, copy_seconds, meeting_seconds, wire_reach, wire_seconds
 from .meshes import worst_spread
 from .model import CostModel
 from .ops import Shape, tensor_bytes
@@ -128,6 +129,13 @@ def _arrays(bytes_in: int, bytes_out: int, bucket: Bucket) -> Sides:
 
 
 Sides = tuple[np.ndarray, np.ndarray, np.ndarray]  # bytes of one rank's tensor before and after, and those that fill a bucket
+
+
+def comm_reach(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int) -> Reach:
+    """How far a collective lies outside of the profile's rows that price it; 1.0 where none do. Arguments as of `estimate_comm_s`."""
+    if model.measured is None or kind not in _KINDS or link.per_host < link.ranks:
+        return 1.0, ""
+    return wire_reach(model.measured, _KINDS[kind], (link.ranks, link.stride), max(bytes_in, bytes_out))
 
 
 def estimate_comms_s(
