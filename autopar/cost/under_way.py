@@ -1,4 +1,4 @@
-"""Under way: what a program holds beside its plan's peak, because its collectives start early, and on a CPU because gloo and the loss work on copies.
+"""Under way: what a program holds beside its plan's peak, because its collectives start early, and on a CPU because gloo, the loss and convolutions work on copies.
 
 In: a program as it was partitioned, its sections, the room that its device has left. Out: bytes. The plan's own law (`cost.memory`) knows the program before collectives are
 started ahead; the emitted one holds what is under way, too (`graph.overlap_memory`), as far as there is room. On a CPU the loss works on a block of logits at a time (`runtime.vocabulary`);
@@ -17,6 +17,7 @@ from ..graph.program import OPEN, STARTS, WAIT, Program
 from ..graph.sections import Section
 from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
 from ..graph.turns import count_microbatches, loop_span, times_of
+from .cpu_scratch import conv_scratch_bytes
 from .memory import scratch_bytes, waiting_bytes
 
 _LOGITS = {"autopar.sum_exp": 0, "autopar.cross_entropy_backward": 1}  # place of the logits among the inputs
@@ -83,4 +84,6 @@ def _scratch(program: Program, node: Node, values: dict[str, Value], on_cpu: boo
         if DTYPE_BYTES[logits.dtype] < 4:  # widened, and the softmax of it
             return 2 * block
         return block if node.op == "autopar.sum_exp" else 0  # a gradient is made where it stays
+    if on_cpu and (held := conv_scratch_bytes(node, values)):
+        return held
     return 0 if node.op in (*STARTS, WAIT, OPEN) else scratch_bytes(program, node, values)
