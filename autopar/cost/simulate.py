@@ -28,6 +28,7 @@ from ..graph.schedules.order import Order
 from ..graph.schedules.timeline import Durations, action_times
 from ..graph.tensor import STATE_KINDS, Kind
 from ..graph.turns import RECEIVE
+from .action_pieces import Place, place_nodes
 from .op_kinds import kind_of_op
 from .streams import TRAIL, Pass, Piece, Ran, Role, run_pass
 
@@ -37,9 +38,14 @@ WAITS, UPDATE, BUBBLE = "communication", "update", "bubble"
 
 @dataclass(frozen=True, slots=True)
 class StagePasses:
-    """What one stage runs: a pass per phase, in the order of `PHASES`; forward and backward of one microbatch, all chunks, once running."""
+    """What one stage runs: a pass per phase, in the order of `PHASES`; forward and backward of one microbatch, all chunks, once running.
+
+    Args:
+        places: which actions run each piece of forward and backward.
+    """
 
     passes: tuple[Pass, ...]
+    places: Mapping[str, Place]
 
     def seconds(self, phase: Phase) -> float:
         return self.passes[PHASES.index(phase)].seconds
@@ -47,13 +53,18 @@ class StagePasses:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action of a stage's devices: `F3`, `B3`, `W3` (with the chunk where there are several: `2F3`), `prepare`, `update`."""
+    """One action of a stage's devices: `F3`, `B3`, `W3` (with the chunk where there are several: `2F3`), `prepare`, `update`.
+
+    Args:
+        place: of a forward or backward, which pieces it runs.
+    """
 
     stage: int
     name: str
     phase: Phase
     start_s: float
     end_s: float
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +113,11 @@ class Simulation:
 def simulate_plan(plan: Plan) -> Simulation:
     """Replay one step of a plan."""
     stages, labels = [], []
+    order = _order_of(plan)
     for stage in range(plan.num_stages):
-        found, kinds = _stage_passes(plan, stage)
+        found, kinds = _stage_passes(plan, stage, [chunk for chunk, rank in enumerate(order.rank_of) if rank == stage])
         stages.append(found)
         labels.append(kinds)
-    order = _order_of(plan)
     actions = _actions(plan, stages, order)
     step_s = max(a.end_s for a in actions)
     return Simulation(step_s, plan.cost.step_s, _parts(plan, stages, labels, actions, step_s), tuple(stages), actions, _memory(plan, stages, actions))
@@ -115,7 +126,7 @@ def simulate_plan(plan: Plan) -> Simulation:
 # --- passes ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
+def _stage_passes(plan: Plan, stage: int, chunks: Sequence[int]) -> tuple[StagePasses, dict[str, str]]:
     """The passes of a stage; and piece -> what it is, for people."""
     stage_of = {t.name: t.stage for t in plan.tensors}
     kinds = {t.name: (t.kind, t.version) for t in plan.tensors}
@@ -124,6 +135,7 @@ def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
     mine = {n.name for n in nodes}
     before, after = _around(plan, nodes, [c for c in plan.comms if c.reader in mine or c.reader == "end"])
     together = _together(plan.comms)
+    of_node, places = place_nodes(plan, nodes, chunks), dict[str, Place]()
     labels: dict[str, str] = {}
     passes: dict[Phase, Pass] = {}
     backlog: tuple[tuple[str, float], ...] = ()
@@ -137,6 +149,8 @@ def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
             for row in rows:
                 if row.phase is not phase:
                     continue
+                if node.name in of_node:
+                    places[row.name] = of_node[node.name]
                 if isinstance(row, NodePlan):
                     labels[row.name] = kind_of_op(row.op, row.flops > 0) if row.op != RECEIVE else "receive from another stage"
                     role = Role.COMPUTE if row.op != RECEIVE else Role.BLOCKING
@@ -149,7 +163,7 @@ def _stage_passes(plan: Plan, stage: int) -> tuple[StagePasses, dict[str, str]]:
         passes[phase] = run_pass(pieces, share, waits_for_all=turns > 1)
         if phase is Phase.BACKWARD:
             backlog = passes[phase].left
-    return StagePasses(tuple(passes[p] for p in PHASES)), labels
+    return StagePasses(tuple(passes[p] for p in PHASES), places), labels
 
 
 def _stage_of(node: NodePlan, stage_of: Mapping[str, int]) -> int:
@@ -218,8 +232,8 @@ def _actions(plan: Plan, stages: Sequence[StagePasses], order: Order) -> tuple[A
         if stages[stage].seconds(Phase.PREPARE) > 0:
             found.append(Action(stage, "prepare", Phase.PREPARE, 0.0, stages[stage].seconds(Phase.PREPARE)))
         for code, (start, end) in zip(row, spans):
-            name, phase = _print_action(order, code, chunks)
-            found.append(Action(stage, name, phase, began + start, began + end))
+            name, phase, place = _print_action(order, code, chunks)
+            found.append(Action(stage, name, phase, began + start, began + end, place))
         end = began + spans[-1][1] if spans else began
         if stages[stage].seconds(Phase.UPDATE) > 0:
             found.append(Action(stage, "update", Phase.UPDATE, end, end + stages[stage].seconds(Phase.UPDATE)))
@@ -240,11 +254,11 @@ def _durations(plan: Plan, stages: Sequence[StagePasses], order: Order) -> Durat
     return Durations(scale(told.forward_s, Phase.FORWARD, forwards), scale(told.backward_s, Phase.BACKWARD, backwards), weights)
 
 
-def _print_action(order: Order, code: int, chunks: int) -> tuple[str, Phase]:
+def _print_action(order: Order, code: int, chunks: int) -> tuple[str, Phase, Place]:
     size = order.num_stages * order.num_microbatches
     kind, rest = divmod(code, size)
     chunk, turn = divmod(rest, order.num_microbatches)
-    return f"{chunk if chunks > 1 else ''}{'FBW'[kind]}{turn}", Phase.FORWARD if kind == 0 else Phase.BACKWARD
+    return f"{chunk if chunks > 1 else ''}{'FBW'[kind]}{turn}", Phase.FORWARD if kind == 0 else Phase.BACKWARD, Place(chunk, kind == 2)
 
 
 # --- where the seconds go -------------------------------------------------------------------------------------------------------------
@@ -315,5 +329,10 @@ def _node_times(stage: StagePasses, actions: Sequence[Action]) -> dict[str, floa
 
 
 def list_ran(simulation: Simulation, action: Action) -> tuple[Ran, ...]:
-    """What runs in an action, from its begin: of a stage with several chunks everything, in proportion; a `W` shows the whole backward pass."""
-    return simulation.stages[action.stage].passes[PHASES.index(action.phase)].ran
+    """What runs in an action, at the times of the whole stage's pass (`Pass.ran`)."""
+    stage = simulation.stages[action.stage]
+    ran = stage.passes[PHASES.index(action.phase)].ran
+    if action.place is None:
+        return ran
+    only = set(stage.places.values()) == {action.place}
+    return ran if only else tuple(r for r in ran if stage.places.get(r.piece.name, action.place) == action.place)

@@ -10,11 +10,13 @@ Format: "Trace Event Format", the Chromium project's document (complete events `
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..cost.simulate import Action, Simulation, list_ran
-from ..cost.streams import Role
+from ..cost.streams import Ran, Role
 from ..graph.node import Phase
 from .html import write_page
 
@@ -53,16 +55,30 @@ def trace_events(simulation: Simulation, name: str) -> dict[str, Any]:
 
 
 def _pieces(simulation: Simulation, action: Action) -> list[dict[str, Any]]:
-    """What runs in an action, stretched to its length: an action may be one chunk of several, or half of a backward pass."""
-    ran, axes, whole = list_ran(simulation, action), _axes(simulation, action.stage), simulation.stages[action.stage].seconds(action.phase)
+    """What runs in an action, stretched to its length: the pieces of one chunk of several, or of half of a backward pass, follow each other without those of the others between them."""
+    ran, axes = [r for r in list_ran(simulation, action) if r.end_s > r.start_s], _axes(simulation, action.stage)
+    shift = _closed_up(ran) if action.place is not None else (lambda seconds: seconds)
+    whole = max((shift(r.end_s) for r in ran), default=0.0) if action.place is not None else simulation.stages[action.stage].seconds(action.phase)
     scale = (action.end_s - action.start_s) / whole if whole > 0 else 0.0
     return [
         _event(
             r.piece.name, r.piece.role.value, action.stage, 1 if r.piece.role is Role.COMPUTE else len(_ROWS) + axes.index(r.piece.axes[0]),
-            action.start_s + scale * r.start_s, action.start_s + scale * r.end_s,
+            action.start_s + scale * shift(r.start_s), action.start_s + scale * shift(r.end_s),
         )
-        for r in ran if r.end_s > r.start_s
+        for r in ran
     ]  # fmt: skip
+
+
+def _closed_up(ran: Sequence[Ran]) -> Callable[[float], float]:
+    """Time of a pass -> that time without what comes before it when none of these pieces runs."""
+    spans: list[list[float]] = []  # begin, end, and what was left out before
+    for start, end in sorted((r.start_s, r.end_s) for r in ran):
+        if spans and start <= spans[-1][1]:
+            spans[-1][1] = max(spans[-1][1], end)
+        else:
+            spans.append([start, end, (spans[-1][2] + start - spans[-1][1]) if spans else start])
+    begins = [span[0] for span in spans]
+    return lambda seconds: seconds - spans[max(0, bisect_right(begins, seconds) - 1)][2]
 
 
 def _axes(simulation: Simulation, stage: int) -> list[str]:

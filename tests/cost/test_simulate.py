@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.cost.simulate import simulate_plan
+from autopar.cost.simulate import PHASES, list_ran, simulate_plan
+from autopar.cost.streams import Role
 from autopar.graph.node import Phase
 from autopar.view.chrome_trace import save_trace, trace_events
 from autopar.view.lines import print_text
@@ -92,6 +93,34 @@ def test_the_trace_has_every_action_in_its_place(tmp_path):
     assert {e["pid"] for e in counters} == {0, 1}
     assert max(e["args"]["bytes"] for e in counters) <= max(plan.cost.peak_bytes)
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("words", ASKED, ids=lambda w: "-".join(f"{k}{v}" for k, v in w.items()))
+def test_an_action_draws_its_own_chunk_and_its_own_half_of_the_backward(words):
+    """All that a stage runs is drawn once a microbatch: each piece in one of its chunks, of blocks that no other chunk has, the weights' gradients in `W` where that is an action."""
+    plan = make_staged_plan("cpu:4", **words)
+    found = simulate_plan(plan)
+    blocks = {node.name: node.path.split(".")[:2] for node in plan.nodes}
+    weights = {node.name for node in plan.nodes if "linear_weight_grad" in node.op}
+    drawn: dict = {}
+    for action in found.actions:
+        if action.place is not None and action.name.endswith("0"):
+            drawn.setdefault((action.stage, action.phase), {})[action.name] = {ran.piece.name for ran in list_ran(found, action)}
+    for (stage, phase), rows in drawn.items():
+        everything = {ran.piece.name for ran in found.stages[stage].passes[PHASES.index(phase)].ran}
+        assert sum(map(len, rows.values())) == len(everything) and set().union(*rows.values()) == everything
+        chunks: dict = {}
+        for name, pieces in rows.items():
+            chunks.setdefault(name.rstrip("0123456789").rstrip("FBW"), set()).update(tuple(blocks[p]) for p in pieces if p in blocks and blocks[p][0] == "blocks")
+        assert sum(map(len, chunks.values())) == len(set().union(*chunks.values())), "a block is in one chunk"
+        if phase is Phase.BACKWARD and any("W" in name for name in rows):
+            assert all("W" in name for name, pieces in rows.items() if pieces & weights)
+    events = [e for e in trace_events(found, "blocks")["traceEvents"] if e["ph"] == "X"]
+    assert {e["name"] for e in events} >= {ran.piece.name for s in found.stages for one in s.passes for ran in one.ran if ran.end_s > ran.start_s and ran.piece.role is Role.COMPUTE}
+    for stage in range(plan.num_stages):
+        for row in (0, 1):
+            spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if (e["pid"], e["tid"]) == (stage, row))
+            assert all(a[1] <= b[0] + 1e-3 for a, b in zip(spans, spans[1:]))
 
 
 def test_the_text_says_where_the_step_goes():
