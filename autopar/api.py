@@ -61,7 +61,7 @@ from .trace.discovery.homes import find_homes
 from .view.shown import ShownOpportunities, ShownPlan, load_plan, show_opportunities, show_plan
 
 PROFILE_PATH = cache_folder() / "profile-cpu.json"
-_DTYPES = {"bf16": "bfloat16", "fp64": "float64"}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 _INLINE_ELEMENTS = 4096  # a constant buffer up to this size is written into the program's text
 Report = Callable[[str], None]
 
@@ -141,7 +141,7 @@ def opportunities(
     """What a training step offers before any plan: how far each factor runs, what waits for what, what is rewritten where.
 
     Args:
-        precision: `fp32`, `bf16` or `fp64`.
+        precision: `fp32`, `bf16`, `fp16` or `fp64`.
         num_ranks: among how many ranks the work is to be divided.
         Others as in `plan`.
     """
@@ -500,7 +500,8 @@ def _no_rate(cluster: Cluster, precision: str) -> str:
     """What is said where a device has no figure for the matmuls of a precision; nothing where it has."""
     dtype = _DTYPES.get(precision, "float32")
     lacks = [part.name for part in cluster.device.parts or (cluster.device,) if dtype not in dict(part.flops_per_s)]
-    return f"{' and '.join(dict.fromkeys(lacks))}: no figure for {dtype}: its matmuls are counted at {rate_of(cluster.device, dtype) / 1e12:.4g} TFLOP/s" if lacks else ""
+    other = "; --precision fp16 has one" if precision == "bf16" and not _no_rate(cluster, "fp16") else ""
+    return f"{' and '.join(dict.fromkeys(lacks))}: no figure for {dtype}: its matmuls are counted at {rate_of(cluster.device, dtype) / 1e12:.4g} TFLOP/s{other}" if lacks else ""
 
 
 def model_info(case: Case, workload: Workload, precision: str, source: ModelInfo | None) -> ModelInfo:

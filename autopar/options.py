@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from .constraints import Constraints
 from .errors import OptionsError
 
-PRECISIONS = ("fp32", "bf16", "fp64")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 BATCHNORM = ("batch", "microbatch")
 LOCAL = ("kernels", "inductor", "ops")
 
@@ -18,7 +18,7 @@ class Options:
     """How to compile.
 
     Args:
-        precision: `fp32`, `bf16` (fp32 master weights and moments), `fp64` (verification); None: bf16 on GPU clusters, fp32 on cpu.
+        precision: `fp32`, `bf16` or `fp16` (fp32 master weights and moments; nothing scales the loss), `fp64` (verification); None: bf16 on GPU clusters, fp32 on cpu.
         memory_bytes: limit per device; None: the device's own memory.
         time_limit_s: the solver stops then, with the best so far and its honest gap.
         dump_dir: each stage of the compiler is written there as a numbered text file.

@@ -30,7 +30,7 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help="file.py:factory, or
 ClusterFlag = Annotated[str, typer.Option("--cluster", help="cpu:4, 2x8xH100-80GB (hosts x devices x type), or a TOML file", metavar="C")]
 MaybeCluster = Annotated[Optional[str], typer.Option("--cluster", help="as for plan; a PLAN has its own", metavar="C")]
 Memory = Annotated[Optional[str], typer.Option("--memory", help="limit per device, as 2GiB or 512MB; default: the device's own", metavar="SIZE")]
-Precision = Annotated[Optional[str], typer.Option("--precision", help="fp32, bf16 or fp64; default: bf16 on GPUs, fp32 on cpu", metavar="P")]
+Precision = Annotated[Optional[str], typer.Option("--precision", help="fp32, bf16, fp16 or fp64; default: bf16 on GPUs, fp32 on cpu", metavar="P")]
 Batch = Annotated[Optional[int], typer.Option("--batch", help="global batch size, instead of the factory's own", metavar="N")]
 Seq = Annotated[Optional[int], typer.Option("--seq", help="sequence length, instead of the factory's own", metavar="N")]
 Args = Annotated[Optional[list[str]], typer.Option("--arg", help="argument of the factory, or field of the config; repeatable", metavar="K=V")]
@@ -120,7 +120,7 @@ def explain(
 @app.command()
 def trace(
     model: Model,
-    precision: Annotated[Optional[str], typer.Option("--precision", help="fp32, bf16 or fp64; default: fp32", metavar="P")] = None,
+    precision: Annotated[Optional[str], typer.Option("--precision", help="fp32, bf16, fp16 or fp64; default: fp32", metavar="P")] = None,
     batch: Batch = None,
     seq: Seq = None,
     arg: Args = None,

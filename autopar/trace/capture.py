@@ -26,7 +26,7 @@ from .inline import name_inline
 from .loss_held import refuse_trained, widened
 from .outputs import output_spec, output_tensors, widen_output
 from .place import Places, explain_errors
-from .precision import default_dtype, float64_everywhere, state_dtype, widest
+from .precision import HALVES, default_dtype, float64_everywhere, state_dtype, widest
 from .private import (
     compiling,
     inference_as_no_grad,
@@ -86,16 +86,16 @@ def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
 
     Args:
         workload: what to trace; its model may live on any device, meta included.
-        precision: `fp32`, `bf16` (parameters and activations; fp32 master weights and moments) or `fp64`.
+        precision: `fp32`, `bf16` or `fp16` (parameters and activations; fp32 master weights and moments) or `fp64`.
 
     Raises:
         InputError: the example inputs do not fit the model, or the loss is not a scalar.
         TraceError: control flow depends on data, an op cannot be traced, or the optimizer cannot be.
     """
-    if precision not in ("fp32", "bf16", "fp64"):
-        raise InputError(f"precision: expected fp32, bf16 or fp64, found {precision!r}")
+    if precision not in ("fp32", *HALVES, "fp64"):
+        raise InputError(f"precision: expected fp32, bf16, fp16 or fp64, found {precision!r}")
     ladder = [(False, False), (True, False)]  # (is_compiling() during forward, float buffers follow the parameters)
-    if precision == "bf16":
+    if precision in HALVES:
         ladder += [(False, True), (True, True)]
     first_error: AutoparError | None = None
     for compile_flag, cast_buffers in ladder:
@@ -106,8 +106,8 @@ def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
             if "optimizer " in str(error)[:10]:
                 break
     assert first_error is not None
-    if precision == "bf16" and any(word in str(first_error).lower() for word in ("bfloat16", "dtype")):
-        raise type(first_error)(f"{first_error} The step was traced in bf16; where plain PyTorch in bf16 fails too, use precision fp32.")
+    if precision in HALVES and any(word in str(first_error).lower() for word in ("bfloat16", "half", "dtype")):
+        raise type(first_error)(f"{first_error} The step was traced in {precision}; where plain PyTorch in {precision} fails too, use precision fp32.")
     raise first_error
 
 
@@ -244,7 +244,7 @@ class _Attempt:
     def _cast_buffer(self, name: str, buffer: torch.Tensor) -> torch.Tensor:
         owner = self.workload.model.get_submodule(name.rpartition(".")[0])
         norm = isinstance(owner, torch.nn.modules.batchnorm._NormBase)
-        return buffer.to(torch.bfloat16) if buffer.dtype == torch.float32 and not norm else buffer
+        return buffer.to(HALVES[self.precision]) if buffer.dtype == torch.float32 and not norm else buffer
 
     # -- the step ----------------------------------------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class _Attempt:
                 values = map_tensors("input:", w.example_inputs, narrow)
                 with explain_misfit("the model's forward", w.model.forward, values, "example_inputs", self._print_inputs()):
                     output = w.model(**values) if isinstance(values, dict) else w.model(*values)
-                if self.precision == "bf16" and w.loss is not None:
+                if self.precision in HALVES and w.loss is not None:
                     output = widen_output(output)
             check_carried(attributes, self.tape)
             self.tape.records[:] = name_inline(self.tape, table, [t for t in table.values() if isinstance(t, torch.nn.Parameter) and t.dim() > 1])
@@ -296,8 +296,8 @@ class _Attempt:
 
     def _narrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the model gets for an input: in the dtype that its parameters have now, where it had the one that they had before."""
-        if self.precision == "bf16" and tensor.dtype == torch.float32:
-            return tensor.to(torch.bfloat16)
+        if self.precision in HALVES and tensor.dtype == torch.float32:
+            return tensor.to(HALVES[self.precision])
         wanted = state_dtype(tensor.dtype, self.precision)
         return tensor.to(wanted) if tensor.dtype in self.own_dtypes and tensor.dtype != wanted else tensor
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .precision import HALVES
+
 
 def output_tensors(prefix: str, output: object) -> list[tuple[str, torch.Tensor]]:
     if hasattr(output, "__dataclass_fields__") and not isinstance(output, dict):
@@ -31,12 +33,12 @@ def output_spec(output: object, tensors: list[torch.Tensor]) -> object:
 
 
 def widen_output(output: object) -> object:
-    """bf16 outputs to float32 before the loss, as Megatron does."""
+    """Outputs in halves to float32 before the loss, as Megatron does."""
     if isinstance(output, torch.Tensor):
-        return output.float() if output.dtype == torch.bfloat16 else output
+        return output.float() if output.dtype in HALVES.values() else output
     if isinstance(output, dict):
         for key, value in list(output.items()):
-            if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16:
+            if isinstance(value, torch.Tensor) and value.dtype in HALVES.values():
                 output[key] = value.float()
         return output
     if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):

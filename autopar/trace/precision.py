@@ -77,15 +77,18 @@ def default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}  # precision -> dtype of parameters and activations, beside fp32 masters
+
+
 def widest(dtype: torch.dtype) -> torch.dtype:
     """float64 for a floating dtype, complex128 for a complex one, any other as it is."""
     return torch.float64 if dtype.is_floating_point else torch.complex128 if dtype.is_complex else dtype
 
 
 def state_dtype(dtype: torch.dtype, precision: str) -> torch.dtype:
-    """The dtype that a parameter of this dtype has under a precision (`fp32`, `bf16`, `fp64`)."""
+    """The dtype that a parameter of this dtype has under a precision (`fp32`, `bf16`, `fp16`, `fp64`)."""
     if precision == "fp64":
         return widest(dtype)
     if not dtype.is_floating_point:
         return dtype
-    return {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    return HALVES.get(precision, torch.float32)

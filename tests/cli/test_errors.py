@@ -41,7 +41,7 @@ PLAN_ERRORS = {
     "memory zero": (["{model}:build", *CPU, "--memory", "0"], "OptionsError: --memory: expected a positive size, found '0'"),
     "memory tiny": (["{model}:build", *CPU, "--memory", "0.5B"], "OptionsError: --memory: expected at least one byte, found '0.5B'"),
     "time limit": (["{model}:build", *CPU, "--time-limit", "0"], "OptionsError: time limit: expected a positive number of seconds, found 0"),
-    "precision": (["{model}:build", *CPU, "--precision", "fp8"], "OptionsError: precision: expected one of fp32, bf16, fp64, found 'fp8'"),
+    "precision": (["{model}:build", *CPU, "--precision", "fp8"], "OptionsError: precision: expected one of fp32, bf16, fp16, fp64, found 'fp8'"),
     "output folder": (["{model}:build", *CPU, "-o", "/nowhere/p.json"], "OptionsError: -o: the folder /nowhere does not exist"),
     "output is a folder": (["{model}:build", *CPU, "-o", "{tmp}"], "OptionsError: -o: expected a file to write, {tmp} is a folder"),
     "html folder": (["{model}:build", *CPU, "-o", "{tmp}/p.json", "--html", "/nowhere/p.html"], "OptionsError: --html: the folder /nowhere does not exist"),

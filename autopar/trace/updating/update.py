@@ -14,7 +14,7 @@ import torch
 from ...errors import TraceError
 from ...graph.node import Phase
 from ...graph.tensor import Kind
-from ..precision import float64_everywhere
+from ..precision import HALVES, float64_everywhere
 from ..private import FakeTensor, storage_key
 from ..tape import Record, Tape, find_slots, written_uids
 from ..workload import Workload
@@ -57,7 +57,7 @@ def record_update(tape: Tape, workload: Workload, params: dict[str, torch.Tensor
 
     Args:
         params: fake parameters, with `.grad` where they have one.
-        precision: `bf16` keeps fp32 masters, `fp64` everything in float64.
+        precision: `bf16` and `fp16` keep fp32 masters, `fp64` everything in float64.
 
     Raises:
         TraceError: see `learn_states`.
@@ -138,10 +138,10 @@ class _Recording:
         check_same_numbers(steady, other.records, self.tape, other, self.name)
 
     def _masters(self, params: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What the optimizer updates: the parameters, or with bf16 their fp32 masters."""
-        if self.precision != "bf16":
+        """What the optimizer updates: the parameters, or with bf16 and fp16 their fp32 masters."""
+        if self.precision not in HALVES:
             return dict(params)
-        owned = {n: _make_master(p) if p.dtype == torch.bfloat16 and p.grad is not None else p for n, p in params.items()}
+        owned = {n: _make_master(p) if p.dtype is HALVES[self.precision] and p.grad is not None else p for n, p in params.items()}
         with self.tape:
             for n, p in params.items():
                 if owned[n] is not p:
