@@ -193,7 +193,7 @@ def test_equal_blocks_move_the_same():
 
 
 def test_sums_of_many_gradients_are_no_group():
-    """A weight that is used again and again: as one kernel they would hold all of its gradients until the last is made."""
+    """A weight that is used again and again, on so many rows that its gradients are no one product: as one kernel they would hold all of them until the last is made."""
     torch = pytest.importorskip("torch")
     from autopar import Workload
     from autopar.graph.case import build_case
@@ -209,7 +209,7 @@ def test_sums_of_many_gradients_are_no_group():
                 x = x + torch.tanh(self.linear(x))
             return x
 
-    case = build_case(trace_step(Workload(Again(), (torch.zeros(4, 64),), (torch.zeros(4, 64),), torch.nn.functional.mse_loss, torch.optim.SGD)).graph)
+    case = build_case(trace_step(Workload(Again(), (torch.zeros(40, 64),), (torch.zeros(40, 64),), torch.nn.functional.mse_loss, torch.optim.SGD)).graph)
     graph, sizes = case.graph, {v.name: v.shape for v in case.graph.values}
     sums = [i for i, node in enumerate(graph.nodes) if node.op == "aten.add.Tensor" and sizes[node.outputs[0]] == (64, 64) and node.phase.value == "backward"]
     groups = find_groups(graph, case.sites, case.signatures)
