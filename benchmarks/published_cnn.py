@@ -5,6 +5,8 @@ In: sizes. Out: workloads. Sources stand at each model; which row has which size
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -68,3 +70,57 @@ def build_unet(channels: int, patch: tuple[int, int, int], batch: int, levels: i
     images = torch.zeros(batch, channels, *patch, device="meta")
     labels = torch.zeros(batch, *patch, dtype=torch.int64, device="meta")
     return Workload(model=model, example_inputs=(images,), example_targets=(labels,), loss=segmentation_loss, optimizer=torch.optim.AdamW, init=init)
+
+
+# Wide-ResNet as Alpa has it (alpa-projects/alpa, alpa/model/wide_resnet.py): bottlenecks whose middle is wider, batch norm, 1024 classes ---------------
+
+
+class Bottleneck(nn.Module):
+    """1 x 1 to `width`, 3 x 3 to `width * factor`, 1 x 1 to four widths; beside it what came in, or a 1 x 1 convolution of it."""
+
+    def __init__(self, inside: int, width: int, factor: int, stride: int) -> None:
+        super().__init__()
+        wide, outside = width * factor, 4 * width
+        self.thin, self.norm_1 = nn.Conv2d(inside, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.wide, self.norm_2 = nn.Conv2d(width, wide, 3, stride, 1, bias=False), nn.BatchNorm2d(wide)
+        self.out, self.norm_3 = nn.Conv2d(wide, outside, 1, bias=False), nn.BatchNorm2d(outside)
+        self.beside = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)) if stride > 1 or inside != outside else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm_1(self.thin(x)))
+        y = F.relu(self.norm_2(self.wide(y)))
+        return F.relu(self.beside(x) + self.norm_3(self.out(y)))
+
+
+class WideResnet(nn.Module):
+    """A stem that quarters the sides, bottlenecks in four groups that double the width and halve the sides, the mean over what is left of them, classes."""
+
+    def __init__(self, groups: tuple[int, ...], width: int, factor: int, classes: int) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)
+        blocks, inside = [], width
+        for group, count in enumerate(groups):
+            for place in range(count):
+                blocks.append(Bottleneck(inside, width * 2**group, factor, 2 if group and not place else 1))
+                inside = 4 * width * 2**group
+        self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(inside, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 3, 2, 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
+def build_wide_resnet(groups: tuple[int, ...], width: int, factor: int, side: int, batch: int, classes: int, turns: int) -> Workload:
+    """The training step of a Wide-ResNet, with Nesterov's momentum.
+
+    Args:
+        turns: microbatches, each of which has batch statistics of its own.
+    """
+    model, init = build_lightly(lambda: WideResnet(groups, width, factor, classes))
+    images = torch.zeros(batch, 3, side, side, device="meta")
+    labels = torch.zeros(batch, dtype=torch.int64, device="meta")
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True)
+    return Workload(model=model, example_inputs=(images,), example_targets=(labels,), loss=F.cross_entropy, optimizer=optimizer, init=init, norm_turns=turns)

@@ -3,7 +3,7 @@
 In: a row. Out: its sizes, which tell one model from another, and what builds the workload; rows of throughput_cnn.csv as runs of throughput.csv. A row whose model
 is not built here is a `NotExpressible` with the reason. Imports no torch until a model is built.
 
-Sizes that a table does not print are those of the source's code. nnU-Net is NVIDIA's (DeepLearningExamples, PyTorch/Segmentation/nnUNet): its benchmark
+Sizes that a table does not print are those of the source's code: Alpa's are in `alpa_runs`. nnU-Net is NVIDIA's (DeepLearningExamples, PyTorch/Segmentation/nnUNet): its benchmark
 (`scripts/benchmark.py`) trains task 01, the brain tumours of the Medical Segmentation Decathlon, in 3D with the defaults of `utils/args.py`: fused Adam, no deep
 supervision, `accelerator="ddp"`.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.alpa_runs import MoeSizes, ResnetSizes
 from benchmarks.published import ImageRun, Run
 from benchmarks.published_rows import NotExpressible, Row, build_workload, sizes_of
 
@@ -62,6 +63,13 @@ def traced_model(row: Row, as_megatron: bool = False) -> TracedModel:
     if row.get("source_id") == NNUNET:
         unet = unet_sizes(row)
         return TracedModel(unet, lambda: _build_unet(unet))
+    if row.get("source_id") == "alpa" and row.get("family") == "cnn":
+        resnet = ResnetSizes(row.need("hidden"), row.need("factor"), row.need("global_bs"), row.need("turns"))
+        return TracedModel(resnet, lambda: _build_resnet(resnet))
+    if row.get("source_id") == "alpa" and row.get("family") == "moe":
+        names = ("layers", "hidden", "heads", "experts", "vocab", "seq_len", "group", "global_bs")
+        moe = MoeSizes(*(row.need(name) for name in names), tied=row.get("tied") == "1")
+        return TracedModel(moe, lambda: _build_moe(moe))
     sizes = sizes_of(row)
     return TracedModel(sizes, lambda: build_workload(sizes, as_megatron))
 
@@ -100,3 +108,15 @@ def _build_unet(sizes: UnetSizes) -> object:
     from benchmarks.published_cnn import build_unet
 
     return build_unet(sizes.channels, sizes.patch, sizes.batch, sizes.levels, sizes.classes)
+
+
+def _build_resnet(sizes: ResnetSizes) -> object:
+    from benchmarks.published_cnn import build_wide_resnet
+
+    return build_wide_resnet(sizes.groups, sizes.width, sizes.factor, sizes.side, sizes.batch, sizes.classes, sizes.turns)
+
+
+def _build_moe(sizes: MoeSizes) -> object:
+    from benchmarks.published_moe import build_moe
+
+    return build_moe(sizes.vocab, sizes.seq, sizes.layers, sizes.hidden, sizes.heads, sizes.experts, sizes.group, sizes.batch, sizes.tied)

@@ -211,6 +211,8 @@ def constraints_of(row: Row) -> Constraints:
         raise NotExpressible(row.get("notes"))
     if _OFFLOADS.search(row.get("notes")) or ("Full Offload" in row.get("framework") and "Offl=" not in row.get("notes")):
         raise NotExpressible("states on the host have no word among the constraints")
+    if row.get("refused"):
+        raise NotExpressible(row.get("refused"))
     said = _said_degrees(row)
     degrees = {role: row.count(role) or said.get(role) for role in ("dp", "tp", "pp")}
     if (row.count("ep") or 1) > 1:
@@ -224,14 +226,17 @@ def constraints_of(row: Row) -> Constraints:
     product = 1
     for n in given:
         product *= n
-    if len(given) >= 3 and product != row.need("n_gpus"):
+    whole = {"dp", "tp", "pp"} <= words.keys()  # else what is not printed is what is left, and free
+    if len(given) >= 3 and (product != row.need("n_gpus") if whole else row.need("n_gpus") % product):
         raise NotExpressible(f"the degrees {words} make {product} devices, printed are {row.need('n_gpus')}")
-    if batch := row.count("micro_bs"):
+    if turns := row.count("turns"):
+        words["microbatches"] = turns
+    elif batch := row.count("micro_bs"):
         pp = degrees["pp"] or 1
         if pp > 1 and row.get("framework").startswith("torchtitan"):
             batch = max(1, batch // pp)  # it prints the local batch, which goes through the stages in as many microbatches as there are stages (`pipeline_parallel_microbatches`)
         words["microbatch"] = batch
-    if (degrees["pp"] or 1) > 1 and (row.count("vpp") or row.get("source_id") == "bigsci"):
+    if degrees["pp"] != 1 and row.count("vpp") or (degrees["pp"] or 1) > 1 and row.get("source_id") == "bigsci":
         words["vpp"] = row.count("vpp") or 1  # BigScience's scripts ask Megatron-LM for one chunk a stage (experiments/gpt2-meg)
     zero, again = zero_of(row), row.get("recompute")
     recompute = "selective" if again.startswith("selective") else {"full": "full", "yes": "full", "none": "none"}.get(again)
