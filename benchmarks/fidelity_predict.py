@@ -137,6 +137,8 @@ class SearchPredictor:
             return self._predict(run if isinstance(run, Run) else run_of_image(run))
         except NotExpressible as error:
             return Prediction(why=str(error).splitlines()[0])
+        except LookupError as error:  # a fault of the search: the row says so, and the others are asked all the same
+            return Prediction(why=f"the search failed: {type(error).__name__}: {error}")
 
     def _predict(self, run: Run) -> Prediction:
         from autopar.cost.buckets import bucketed_model

@@ -76,8 +76,8 @@ def measured_seconds(run: Run) -> Measured:
         return Measured(None, f"notes: {run.notes}")
     if run.iter_time_s is not None:
         return Measured(run.iter_time_s, "iter_time_s")
-    batch = global_batch(run)
-    if batch is None:
+    batch = global_batch(run) or cells_of(run).get("global_bs")
+    if not isinstance(batch, int):
         return Measured(None, "no column tells the batch")
     if run.tokens_per_s_per_gpu and run.seq_len and run.n_gpus:
         return Measured(batch * run.seq_len / (run.tokens_per_s_per_gpu * run.n_gpus), "tokens_per_s_per_gpu")

@@ -142,11 +142,23 @@ def test_alpas_rows_that_are_not_asked_say_why(change, why):
     assert why in SearchPredictor()(replace(ALPA, **change)).why
 
 
+def test_a_search_that_fails_says_so(monkeypatch):
+    """The other rows are asked all the same."""
+
+    def fail(self, run):
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr(SearchPredictor, "_predict", fail)
+    assert SearchPredictor()(ALPA) == Prediction(why="the search failed: IndexError: tuple index out of range")
+
+
 def test_alpa_counts_what_it_compiled():
     """Source: the rows of osdi22_artifact that print seconds beside FLOP/s: 368.3 TFLOP a step of the 250M, 1,580 of the 690M in two stages."""
     small = replace(ALPA, model="wresnet 250M", n_gpus=1)
     assert counted_flops(small) == pytest.approx(8.3738e12 * 43.9851, rel=1e-3)
     assert counted_flops(replace(small, framework="Alpa inter_only")) == pytest.approx(4 / 3 * 8.3738e12 * 43.9851, rel=5e-3)
+    ablation = replace(small, locator="osdi22_artifact/results_inter_ablation_ref.tsv", framework="Alpa auto_stage", global_bs=None, tflops_per_gpu=8.3)
+    assert measured_seconds(ablation).seconds == pytest.approx(counted_flops(ablation) / 8.3e12), "its batch is told by the source's code"
     staged = replace(MOE, model="moe 690M", framework="Alpa inter_only", n_gpus=2)
     assert counted_flops(staged) == pytest.approx(2 * 40.7499e12 * 19.3882, rel=1e-4)
     assert measured_seconds(replace(staged, tflops_per_gpu=40.7499)).seconds == pytest.approx(19.3882, rel=1e-4)
