@@ -17,7 +17,8 @@ from pathlib import Path
 from autopar.constraints import SEQUENCE, Constraints
 from benchmarks.fidelity_runs import Prediction, global_batch, is_close, row_of, schedule_of, sizes_of_run
 from benchmarks.published import ImageRun, Run
-from benchmarks.published_rows import NotExpressible, Row, build_workload, cluster_of, constraints_of, precision_of, sizes_of, with_half_rates, zero_of
+from benchmarks.published_models import NNUNET, run_of_image, traced_model
+from benchmarks.published_rows import NotExpressible, Row, cluster_of, constraints_of, precision_of, with_half_rates, with_tf32_rates, zero_of
 
 # Megatron-LM before FlashAttention: attention multiplied out with a fused softmax (arXiv:2104.04473 section 4.2; arXiv:2205.05198 section 3), dropout
 # in three places (its defaults). Zero Bubble is built on it, and does not say that --use-flash-attn was given; this was
@@ -29,8 +30,8 @@ MEGATRON = {"ptdp", "seqpar", "zb", "mtnlg", "bloom"}
 # torch's attention took then (`cost.attention`: before 2.11 FlashAttention-2).
 ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3", "torchtitan": "flash2"}
 # Frameworks that ran op by op: MPT in eager mode, with the optimizer's ops over lists of tensors. Megatron-LM has kernels of its own for bias, GELU,
-# dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2).
-EAGER = {"llmfoundry"}
+# dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2). nnU-Net ran under PyTorch Lightning, with apex's fused Adam, too.
+EAGER = {"llmfoundry", NNUNET}
 _EAGER_FRAMEWORK = "HF + "  # Hugging Face's GPT-2 under its Trainer
 # FlashAttention has no kernels for it (Turing and later: Dao-AILab/flash-attention, README), so attention was multiplied out, whatever framework ran.
 UNFUSED = "V100"
@@ -124,12 +125,20 @@ class SearchPredictor:
         if run.row_id not in self.known and not fnmatch(run.row_id, self.rows):
             return Prediction(why="not asked for")
         if run.row_id not in self.known:
-            self.known[run.row_id] = self._predict(run) if isinstance(run, Run) else Prediction(why="no trace of this model is built here")
+            self.known[run.row_id] = self._predict_row(run)
             if self.path is not None:
                 part = self.path.with_suffix(".part")
                 part.write_text(json.dumps({k: asdict(v) for k, v in self.known.items()}, indent=1))
                 part.replace(self.path)
         return self.known[run.row_id]
+
+    def _predict_row(self, run: Run | ImageRun) -> Prediction:
+        try:
+            return self._predict(run if isinstance(run, Run) else run_of_image(run))
+        except NotExpressible as error:
+            return Prediction(why=str(error).splitlines()[0])
+        except LookupError as error:  # a fault of the search: the row says so, and the others are asked all the same
+            return Prediction(why=f"the search failed: {type(error).__name__}: {error}")
 
     def _predict(self, run: Run) -> Prediction:
         from autopar.cost.buckets import bucketed_model
@@ -164,6 +173,8 @@ class SearchPredictor:
             if run.source_id == "llmfoundry" and FLOAT32_GRADS in run.precision:
                 model = replace(model, grad_width=2)
             model = with_half_rates(model, narrow_share(run))
+            if run.precision == "tf32":
+                model = with_tf32_rates(model)
             case = self._case(row, run.source_id in MEGATRON or UNFUSED in run.hardware)
             if run.source_id in BLOCKS_AT_ONCE:
                 model = replace(bucketed_model(model, case.graph), bucket_bytes=_WITHOUT_LIMIT, state_bucket_bytes=_WITHOUT_LIMIT)
@@ -213,10 +224,11 @@ class SearchPredictor:
         from autopar.graph.case import build_case
         from autopar.trace import trace_step
 
-        sizes, precision = sizes_of(row), "bf16" if narrow_gain(row) > 1 else precision_of(row)
-        key = (sizes, precision, as_megatron)
+        precision = "bf16" if narrow_gain(row) > 1 else precision_of(row)
+        traced = traced_model(row, as_megatron)
+        key = (traced.sizes, precision, as_megatron)
         if self.case is None or self.case[0] != key:
-            self.case = (key, build_case(trace_step(build_workload(sizes, as_megatron), precision).graph))
+            self.case = (key, build_case(trace_step(traced.build(), precision).graph))
         return self.case[1]
 
 

@@ -6,6 +6,7 @@ not print; which family it is judged in. It predicts nothing: who predicts is a 
 FLOP/s to seconds, by `tflops_kind`:
 
 * hardware with recompute (PTD-P, MT-NLG; Alpa counts its dense GPTs so): arXiv:2104.04473 equation 3.
+* Alpa's Wide-ResNets: what XLA compiled (`alpa_runs.count_resnet_flops`).
 * model (Megatron-Core, NeMo, Llama 3, llm-foundry; 2205.05198's MFU): arXiv:2205.05198 equation 7, attention without its mask; for
   grouped keys and gated feed-forward layers the same count over their matmuls (`published_rows.flops_of`).
 * 8 P tokens (BLOOM's experiments): 8 FLOPs for each parameter and token.
@@ -19,7 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
+from benchmarks.alpa_runs import ABLATION_TABLE, cells_of, count_flops
 from benchmarks.published import ImageRun, Run
+from benchmarks.published_models import traced_model
 from benchmarks.published_rows import NotExpressible, Row, Sizes, flops_of, sizes_of
 
 NEEDED = (
@@ -73,8 +76,8 @@ def measured_seconds(run: Run) -> Measured:
         return Measured(None, f"notes: {run.notes}")
     if run.iter_time_s is not None:
         return Measured(run.iter_time_s, "iter_time_s")
-    batch = global_batch(run)
-    if batch is None:
+    batch = global_batch(run) or cells_of(run).get("global_bs")
+    if not isinstance(batch, int):
         return Measured(None, "no column tells the batch")
     if run.tokens_per_s_per_gpu and run.seq_len and run.n_gpus:
         return Measured(batch * run.seq_len / (run.tokens_per_s_per_gpu * run.n_gpus), "tokens_per_s_per_gpu")
@@ -99,6 +102,8 @@ def counted_flops(run: Run) -> float | str:
             else "parameters, batch or sequence are not printed"
         )
     if kind.startswith("Alpa"):
+        if cells_of(run):
+            return _counted_by_alpa(run)
         if run.family != "dense" or not run.model.lower().startswith("gpt"):
             return f"how {run.family} models are counted there is not among the closed forms"
         again = run.recompute in ("full", "yes")
@@ -114,6 +119,15 @@ def counted_flops(run: Run) -> float | str:
         return str(error)
 
 
+def _counted_by_alpa(run: Run) -> float | str:
+    row = row_of(run)
+    try:
+        sizes = traced_model(row).sizes
+    except NotExpressible as error:
+        return str(error)
+    return count_flops(sizes, row.get("recompute") == "full")
+
+
 def sizes_of_run(run: Run) -> Sizes:
     """The decoder of a run.
 
@@ -126,7 +140,6 @@ def sizes_of_run(run: Run) -> Sizes:
 # What Alpa's ablation of operators alone ran (alpa-projects/alpa, benchmark/alpa/exp_intra_ablation.py: `gpt_1_spec`), by devices: (hidden, heads);
 # its table prints neither.
 _ABLATION = {1: (2048, 16), 2: (3072, 24), 4: (4096, 32), 8: (5760, 40)}
-_ABLATION_TABLE = "results_intra_ablation_ref.tsv"
 
 # Alpa with stages alone ran each model in 64 to 1024 microbatches of 1024 samples, 128 among them for every size but the largest, and prints the best
 # (benchmark/alpa/exp_inter_only.py); it has no chunks (`1f1b` of alpa/pipeline_parallel/schedules.py).
@@ -136,14 +149,14 @@ _STAGES_MICROBATCHES = 128
 
 def row_of(run: Run) -> Row:
     """The run as the search's own reader of published rows takes it; the batch filled in where it follows from others, sizes that the source's code prints."""
-    if _ABLATION_TABLE in run.locator and run.model.startswith("gpt") and run.n_gpus in _ABLATION:
+    if ABLATION_TABLE in run.locator and run.model.startswith("gpt") and run.n_gpus in _ABLATION:
         hidden, heads = _ABLATION[run.n_gpus]
         run = replace(run, layers=8, hidden=hidden, heads=heads, vocab=25600, seq_len=1024, global_bs=8, micro_bs=8 // run.n_gpus)
     if run.framework == _STAGES_ALONE and run.family == "dense" and run.n_gpus and run.micro_bs is None and run.global_bs:
         run = replace(run, micro_bs=run.global_bs // _STAGES_MICROBATCHES, vpp=1 if run.n_gpus > 1 else None)
     cells = {f.name: "" if (value := getattr(run, f.name)) is None else str(value) for f in fields(run)}
     batch = global_batch(run)
-    return Row(run.row_id, {**cells, "global_bs": "" if batch is None else str(batch)})
+    return Row(run.row_id, {**cells, "global_bs": "" if batch is None else str(batch), **{name: str(value) for name, value in cells_of(run).items()}})
 
 
 def global_batch(run: Run) -> int | None:

@@ -1,18 +1,21 @@
 """Step times of published runs, and their order, beside what a predictor says.
 
-In: throughput.csv, a `Predictor`. Out: groups: the closely judged families, unscaled and with the scalar of a microbenchmark; the rows that
-have a stated larger band; pairs of configurations in order; the regret of choosing by prediction.
+In: throughput.csv, throughput_cnn.csv, a `Predictor`. Out: groups: the closely judged families, unscaled and with the scalar of a microbenchmark; the rows that
+have a stated larger band; those of throughput_cnn.csv, with theirs; pairs of configurations in order; the regret of choosing by prediction.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 
 from benchmarks.fidelity_runs import Prediction, Predictor, cover, describe, global_batch, is_close, measured_seconds
 from benchmarks.fidelity_table import ABSOLUTE, Aim, Group, Judged
-from benchmarks.published import Published, Run
+from benchmarks.published import ImageRun, Published, Run
+from benchmarks.published_models import run_of_image
+from benchmarks.published_rows import NotExpressible
 
 DIFFERENT = 0.02  # configurations that differ by less are not ranked
 # A configuration is what is alike in rows that are not ranked against each other; the framework brings its schedule.
@@ -28,6 +31,7 @@ def judge_steps(tables: Published, predict: Predictor) -> tuple[Group, ...]:
     aim = Aim("step time of A100 and H100 16-bit rows, unscaled: median <= 7 %, 90th percentile <= 14 %", median=0.07, p90=0.14)
     scaled = Aim("the same with the scalar of one microbenchmark: median <= 3.5 %, 90th percentile <= 12 %", median=0.035, p90=0.12)
     band = Aim("V100, FP8, power-capped or unknown-framework rows: the stated band holds >= 90 %", contained=0.9)
+    images = [r for r in tables.image_runs if r.status == "ok"]
     order = Aim(
         "two configurations of one model on the same devices that differ by more than 2 %: right order in >= 95 % of pairs",
         ABSOLUTE,
@@ -39,6 +43,7 @@ def judge_steps(tables: Published, predict: Predictor) -> tuple[Group, ...]:
         Group("steps", aim, tuple(_step(r, said[r.row_id], False) for r in close), cover(close)),
         Group("steps scaled", scaled, tuple(_step(r, said[r.row_id], True) for r in close)),
         Group("steps others", band, tuple(_step(r, said[r.row_id], False) for r in others), cover(others)),
+        Group("steps of images", replace(band, text="throughput_cnn.csv: the stated band holds >= 90 %"), tuple(_image_step(r, predict(r)) for r in images)),
         Group("ranking", order, pairs, _count_pairs(runs, pairs), only_wrong=True),
         Group("regret", regret, choices),
     )
@@ -54,6 +59,13 @@ def _step(run: Run, said: Prediction, with_scalar: bool) -> Judged:
         return Judged(run.row_id, measured.seconds, None, "s", no_scalar if said.seconds is not None else said.why or "the predictor says no seconds", note=describe(run))
     band = (found * max(0.0, 1 - said.band), found * (1 + said.band)) if said.band is not None else None
     return Judged(run.row_id, measured.seconds, found, "s", band=band)
+
+
+def _image_step(image: ImageRun, said: Prediction) -> Judged:
+    try:
+        return _step(run_of_image(image), said, False)
+    except NotExpressible as error:
+        return Judged(image.row_id, image.speedup, None, f"times {image.relative_to}" if image.relative_to else "", str(error))
 
 
 def rank(runs: Sequence[Run], said: Mapping[str, Prediction]) -> tuple[tuple[Judged, ...], tuple[Judged, ...]]:

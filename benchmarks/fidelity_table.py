@@ -166,6 +166,13 @@ def select_rows(group: Group, pattern: str) -> Group:
 _VERDICT = {True: "aim met", False: "AIM NOT MET", None: "no aim"}
 
 
+def _print_verdict(found: Summary) -> str:
+    """Whether the aim is met, and how many rows of the group it says nothing about."""
+    if found.met is None or not found.left_out:
+        return _VERDICT[found.met]
+    return f"{_VERDICT[found.met]}, of {found.count} of {found.count + found.left_out} rows; {found.left_out} not asked"
+
+
 def print_group(group: Group) -> str:
     """A table and its summary."""
     aim = group.aim
@@ -214,7 +221,7 @@ def print_summary(group: Group) -> str:
 
     if group.aim.right is not None:
         right = f"right in {found.right:.1%}".replace("%", " %")
-        return f"-- {group.name}: {found.count} rows{left}: {right}: {_VERDICT[found.met]}"
+        return f"-- {group.name}: {found.count} rows{left}: {right}: {_print_verdict(found)}"
     parts = [
         f"median {say(found.median)}",
         f"p90 {say(found.p90)}",
@@ -224,7 +231,7 @@ def print_summary(group: Group) -> str:
     parts += [f"mean {say(found.mean)}"] if group.aim.mean is not None else []
     parts += [f"band holds {found.contained:.0%}".replace("%", " %")] if found.contained is not None else []
     parts += [f"{found.under} under"] if group.aim.never_under else []
-    return f"-- {group.name}: {found.count} rows{left}: {', '.join(parts)}: {_VERDICT[found.met]}"
+    return f"-- {group.name}: {found.count} rows{left}: {', '.join(parts)}: {_print_verdict(found)}"
 
 
 def group_as_json(group: Group) -> dict[str, object]:

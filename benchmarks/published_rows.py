@@ -47,6 +47,8 @@ _HARDWARE: tuple[tuple[str, str, Link | None], ...] = (
     ("V100-SXM3-32GB DGX-2", "V100-32GB", None),  # 8 ports of 100 Gb/s for 16 devices: the preset's 6.25 GB/s (arXiv:1910.02054)
     ("V100-SXM2 4/node Jean Zay", "V100-32GB", _JEAN_ZAY),  # its table of 16 GB does not say which rows it has
     ("V100-32GB 4/node Jean Zay", "V100-32GB", _JEAN_ZAY),
+    ("V100-16GB", "V100-16GB", None),
+    ("V100-32GB", "V100-32GB", None),
     ("A100-40GB", "A100-40GB", None),
     ("A100-80GB", "A100-80GB", None),
     ("H100-80GB", "H100-80GB", None),
@@ -131,13 +133,13 @@ def sizes_of(row: Row) -> Sizes:
 
 
 def precision_of(row: Row) -> str:
-    """`bf16` or `fp32`; fp16 stands as bf16, which moves as many bytes."""
+    """`bf16` or `fp32`; fp16 stands as bf16, which moves as many bytes, and tf32 is fp32 with other matmuls (`with_tf32_rates`)."""
     said = row.get("precision").lower()
     if "fp8" in said or "fp4" in said or "float8" in said:
         raise NotExpressible(f"precision {row.get('precision')}: matmuls narrower than 16 bits are not traced")
-    if said and not re.search(r"fp16|bf16|16-bit|^fp32$", said):
+    if said and not re.search(r"fp16|bf16|16-bit|^fp32$|^tf32$", said):
         raise NotExpressible(f"precision {row.get('precision')}: not a word of 16 or 32 bits that is known here")
-    return "fp32" if said == "fp32" else "bf16"
+    return "fp32" if said in ("fp32", "tf32") else "bf16"
 
 
 def cluster_of(row: Row) -> Cluster:
@@ -180,6 +182,15 @@ def with_half_rates(model: CostModel, share: float = 1.0) -> CostModel:
     return replace(model, flops_per_s=flops, rates=replace(model.rates, flops_per_s=flops))
 
 
+def with_tf32_rates(model: CostModel) -> CostModel:
+    """The cost model with matmuls and convolutions of float32 at half of the rate of 16 bits, as the data sheet of A100 has it (156 of 312 TFLOP/s)."""
+    if model.rates is None:
+        return model
+    levels = dict(model.rates.flops_per_s)
+    flops = tuple({**levels, "float32": levels["float16"] / 2}.items())
+    return replace(model, flops_per_s=flops, rates=replace(model.rates, flops_per_s=flops))
+
+
 def zero_of(row: Row) -> int | None:
     """The ZeRO stage, as our words have it; None: not printed."""
     said = row.get("zero_stage") or {"Alpa data_parallel": "0", "Alpa zero_2": "2", "Alpa zero_3": "3"}.get(row.get("framework"), "")
@@ -200,6 +211,8 @@ def constraints_of(row: Row) -> Constraints:
         raise NotExpressible(row.get("notes"))
     if _OFFLOADS.search(row.get("notes")) or ("Full Offload" in row.get("framework") and "Offl=" not in row.get("notes")):
         raise NotExpressible("states on the host have no word among the constraints")
+    if row.get("refused"):
+        raise NotExpressible(row.get("refused"))
     said = _said_degrees(row)
     degrees = {role: row.count(role) or said.get(role) for role in ("dp", "tp", "pp")}
     if (row.count("ep") or 1) > 1:
@@ -213,14 +226,17 @@ def constraints_of(row: Row) -> Constraints:
     product = 1
     for n in given:
         product *= n
-    if len(given) >= 3 and product != row.need("n_gpus"):
+    whole = {"dp", "tp", "pp"} <= words.keys()  # else what is not printed is what is left, and free
+    if len(given) >= 3 and (product != row.need("n_gpus") if whole else row.need("n_gpus") % product):
         raise NotExpressible(f"the degrees {words} make {product} devices, printed are {row.need('n_gpus')}")
-    if batch := row.count("micro_bs"):
+    if turns := row.count("turns"):
+        words["microbatches"] = turns
+    elif batch := row.count("micro_bs"):
         pp = degrees["pp"] or 1
         if pp > 1 and row.get("framework").startswith("torchtitan"):
             batch = max(1, batch // pp)  # it prints the local batch, which goes through the stages in as many microbatches as there are stages (`pipeline_parallel_microbatches`)
         words["microbatch"] = batch
-    if (degrees["pp"] or 1) > 1 and (row.count("vpp") or row.get("source_id") == "bigsci"):
+    if degrees["pp"] != 1 and row.count("vpp") or (degrees["pp"] or 1) > 1 and row.get("source_id") == "bigsci":
         words["vpp"] = row.count("vpp") or 1  # BigScience's scripts ask Megatron-LM for one chunk a stage (experiments/gpt2-meg)
     zero, again = zero_of(row), row.get("recompute")
     recompute = "selective" if again.startswith("selective") else {"full": "full", "yes": "full", "none": "none"}.get(again)

@@ -189,6 +189,16 @@ def test_nothing_predicted_meets_no_aim():
     assert group_as_json(group)["rows"][0]["error"] is None
 
 
+def test_a_verdict_tells_how_many_rows_were_not_asked():
+    """An aim that is met by the rows that were asked alone says so."""
+    late = Judged("late", 1.0, None, "s", "no schedule")
+    assert print_summary(Group("g", Aim("", worst=0.2), (*rows_off(0.0, 0.125), late))).endswith("(r1): aim met, of 2 of 3 rows; 1 not asked")
+    assert print_summary(Group("g", Aim("", ABSOLUTE, right=0.9), (*rows_off(0.0, -1.0), late, late))) == (
+        "-- g: 2 rows, 2 not predicted: right in 50.0 %: AIM NOT MET, of 2 of 4 rows; 2 not asked"
+    )
+    assert print_summary(Group("g", Aim(""), (*rows_off(0.0), late))).endswith("no aim")
+
+
 def test_a_group_as_text():
     group = Group("g", Aim("close", worst=0.2), rows_off(0.0, 0.25), lines=("   more",))
     text = print_group(group)
@@ -398,6 +408,18 @@ def test_torchtitan_prints_the_local_batch():
     run = Run("r", "torchtitan", framework="torchtitan", n_gpus=512, dp=8, tp=8, pp=8, micro_bs=8)
     assert constraints_of(row_of(run)).microbatch == 1
     assert constraints_of(row_of(replace(run, dp=64, pp=1))).microbatch == constraints_of(row_of(replace(run, framework="Megatron-Core"))).microbatch == 8
+
+
+def test_degrees_that_are_left_are_free():
+    """A row may print tp, pp and cp and leave dp to the number of devices; what it prints whole must make that number."""
+    run = Run("r", "mbridge", framework="Megatron-Bridge", n_gpus=256, tp=2, pp=8, cp=2, vpp=4, micro_bs=1)
+    asked = constraints_of(row_of(run))
+    assert dict(asked.degrees) == {"tp": 2, "pp": 8, "sp": 2} and asked.vpp == 4
+    assert dict(constraints_of(row_of(replace(run, dp=8))).degrees)["dp"] == 8
+    with pytest.raises(NotExpressible, match="make 128 devices, printed are 256"):
+        constraints_of(row_of(replace(run, dp=4)))
+    with pytest.raises(NotExpressible, match="make 32 devices, printed are 250"):
+        constraints_of(row_of(replace(run, n_gpus=250)))
 
 
 def test_rows_of_bigscience():
