@@ -106,9 +106,9 @@ def test_a_loop_by_hand_is_as_good(cell):
     assert_right(workload)
 
 
-@pytest.mark.parametrize("times, rows, products", [(4, 3, 1), (4, 7, 1), (4, 8, 4), (2, 3, 2), (3, 3, 1)])
+@pytest.mark.parametrize("times, rows, products", [(4, 3, 1), (4, 7, 1), (12, 7, 3), (11, 3, 2), (4, 8, 4), (2, 3, 2), (3, 3, 1)])
 def test_only_many_uses_on_few_rows_are_one(times, rows, products):
-    """256 elements of a gradient, 32 in a row of what is laid: 8 rows are as many."""
+    """256 elements of a gradient, 32 in a row of what is laid: 8 rows are as many. What nothing else lays is one product for as many steps as have 32."""
     workload = make_workload(Again(times, rows), rows, 16)
     assert count(workload)["linear_weight_grad"] == products
     assert_right(workload)

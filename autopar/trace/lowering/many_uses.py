@@ -2,7 +2,8 @@
 
 A recurrent cell uses its weights once for each step of a sequence, and autograd adds up a product of `[rows, o]` and `[rows, i]` for each. With few rows each such product reads and writes the whole weight's
 gradient to add little to it; laid one after the other the rows are one product, which writes it once. In: draft nodes. Out: the same nodes, where a sum of `autopar.linear_weight_grad`s of equally many rows
-is one of their `cat`s along a new first dim, and a sum of sums over the rows of the same gradients (a bias) is the sum over the rows of that `cat`. Added up in another order than the loop's.
+is one of their `cat`s along a new first dim, and a sum of sums over the rows of the same gradients (a bias) is the sum over the rows of that `cat`. Added up in another order than the loop's. Where nothing
+else lays the gradients of all steps one after the other, some steps at a time are one product, so that no more of them are held than are worth it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from .draft import Draft, DraftNode, Shape, Val, node_inputs, view_chain
 
 _ADD, _CAT, _SUM, _GRAD = "aten.add.Tensor", "aten.cat.default", "aten.sum.dim_IntList", "autopar.linear_weight_grad"
 _LEAST = 3  # products
+_HELD = 4  # weights: so much at most is held of rows that are laid for a product alone
 
 
 def join_uses(draft: Draft, roots: list[Val]) -> None:
@@ -61,13 +63,17 @@ def _thin(shape: Shape) -> Shape:
 
 def _kind(term: Val) -> object:
     """What products must share to be one: leading dims, how the weight lies, dtypes; None for what is no product, or has so many rows that laying them costs more than adding."""
-    if term.node is None or term.node.op != _GRAD:
+    if term.node is None or term.node.op != _GRAD or _worth(term) <= 1:
         return None
     args = dict(term.node.args)
-    lead, wide = args["grad"].shape[:-1], (args["grad"].shape[-1], args["input"].shape[-1])
-    if prod(lead) * sum(wide) >= prod(wide):
-        return None
-    return _thin(lead), bool(args.get("transposed")), args["grad"].dtype, args["input"].dtype
+    return _thin(args["grad"].shape[:-1]), bool(args.get("transposed")), args["grad"].dtype, args["input"].dtype
+
+
+def _worth(term: Val) -> float:
+    """Of so many such products laying the rows moves as much as adding one product to another."""
+    args = dict(term.node.args)
+    wide = args["grad"].shape[-1], args["input"].shape[-1]
+    return prod(wide) / (prod(args["grad"].shape[:-1]) * sum(wide))
 
 
 def _summed(term: Val) -> Val | None:
@@ -113,12 +119,21 @@ class _Joined:
             if kind is None or len(group) < _LEAST:
                 values += group
                 continue
-            arguments = [dict(term.node.args) for term in group]
-            order, grad = self._lay([a["grad"] for a in arguments], node)
-            laid = self._lay([arguments[k]["input"] for k in order], node, in_order=True)[1]
-            more = {"transposed": True} if arguments[0].get("transposed") else {}
-            values.append(self.draft.emit_one(_GRAD, {"grad": grad, "input": laid} | more, node.outs[0].shape, node.outs[0].dtype))
+            there = self._find([dict(term.node.args)["grad"] for term in group], node) is not None
+            most = len(group) if there else max(_LEAST, int(_HELD * _worth(group[0])))
+            for start in range(0, len(group), most):
+                values.append(self._product(group[start : start + most], node))
         self._finish(node, values, begin)
+
+    def _product(self, group: list[Val], node: DraftNode) -> Val:
+        """The sum of these products as one."""
+        if len(group) == 1:
+            return group[0]
+        arguments = [dict(term.node.args) for term in group]
+        order, grad = self._lay([a["grad"] for a in arguments], node)
+        laid = self._lay([arguments[k]["input"] for k in order], node, in_order=True)[1]
+        more = {"transposed": True} if arguments[0].get("transposed") else {}
+        return self.draft.emit_one(_GRAD, {"grad": grad, "input": laid} | more, node.outs[0].shape, node.outs[0].dtype)
 
     def bias(self, node: DraftNode, terms: list[Val]) -> None:
         """A sum of sums over rows, where these stand one after the other already."""
@@ -166,7 +181,7 @@ class _Joined:
         return len(self.draft.nodes)
 
     def _finish(self, node: DraftNode, values: list[Val], begin: int) -> None:
-        """The sum's node becomes what adds up the values; it and what was written for it stand after all that they read."""
+        """The sum's node becomes what adds up the values; it and what was written for it stand each after all that it reads."""
         total = values[0]
         for value in values[1:]:
             total = self.draft.add(total, value)
@@ -174,8 +189,13 @@ class _Joined:
         made = [one for one in self.draft.nodes[begin:] if one is not last]
         del self.draft.nodes[begin:]
         node.op, node.args = last.op, last.args
-        places = [self.at[id(node)], *(self.at[id(v.node)] + 1 for one in (*made, node) for v in node_inputs(one) if v.node is not None and id(v.node) in self.at)]
-        at = max(places)
-        for one in made:
-            self.at[id(one)] = at - 1
-        self.before.setdefault(at, []).extend((*made, node))
+        waiting: list[DraftNode] = []  # rows are laid right before their product
+        for one in (*made, node):
+            waiting.append(one)
+            if one is not node and one.op not in (_GRAD, _ADD):
+                continue
+            read = [v.node for each in waiting for v in node_inputs(each) if v.node is not None and id(v.node) in self.at]
+            at = max([self.at[id(node)] if one is node else 0, *(self.at[id(maker)] + 1 for maker in read)])
+            self.at.update((id(each), at - 1) for each in waiting)
+            self.before.setdefault(at, []).extend(waiting)
+            waiting = []
