@@ -44,7 +44,7 @@ _UNEQUAL = "its stages have different numbers of devices, for which there is no 
 _NOT_PRINTED = "the plan that it ran is neither printed nor in its source's code"
 
 
-_WIDER = 8  # times the hidden size: the middle of a feed-forward layer and of an expert (`mlp_factor`)
+WIDER = 8  # times the hidden size: the middle of a feed-forward layer and of an expert (`intermediate_size=hidden_size * 8`, `mlp_factor`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ def count_moe_flops(sizes: MoeSizes, again: bool) -> float:
     """`compute_moe_tflops` (benchmark/alpa/util.py), without its division; the head once forward and twice back, and never again."""
     h, tokens = sizes.hidden, sizes.batch * sizes.seq
     attention = 8 * tokens * h * h + 4 * tokens * sizes.seq * h
-    plain = attention + 4 * _WIDER * tokens * h * h
-    mixed = attention + 8 * _WIDER * tokens * h * h + 2 * tokens * h * sizes.experts + 4 * tokens * sizes.group + 8 * tokens * h * sizes.group
+    plain = attention + 4 * WIDER * tokens * h * h
+    mixed = attention + 8 * WIDER * tokens * h * h + 2 * tokens * h * sizes.experts + 4 * tokens * sizes.group + 8 * tokens * h * sizes.group
     return (4 if again else 3) * sizes.layers / 2 * (plain + mixed) + 6.0 * tokens * h * sizes.vocab
 
 
@@ -154,7 +154,7 @@ def count_moe_params(sizes: MoeSizes) -> int:
     """`compute_moe_parameter_count` (benchmark/alpa/util.py), which tables print: with biases of experts that its model does not have, without gates, places and the
     norm of the embeddings, and with one embedding whether the head is tied or not."""
     h = sizes.hidden
-    attention, expert = 4 * h * h + 2 * h + 4 * h, h * (_WIDER * h + 1) + _WIDER * h * (h + 1)
+    attention, expert = 4 * h * h + 2 * h + 4 * h, h * (WIDER * h + 1) + WIDER * h * (h + 1)
     return sizes.layers // 2 * (2 * attention + (1 + sizes.experts) * expert) + sizes.vocab * (h + 1)
 
 

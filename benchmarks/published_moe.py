@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from autopar.demo.model import token_loss
 from autopar.trace import Workload
 from autopar.trace.build import build_lightly
+from benchmarks.alpa_runs import WIDER
 
 _FACTORED, _DECAY = 128, 0.8  # `min_dim_size_to_factor`, `decay_rate`
-WIDER = 8  # the middle of a feed-forward layer and of an expert (`intermediate_size=hidden_size * 8`)
 
 
 class SelfAttention(nn.Module):

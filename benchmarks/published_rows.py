@@ -175,19 +175,20 @@ def with_half_rates(model: CostModel, share: float = 1.0) -> CostModel:
 
     Attention keeps its own: its level is that of float16.
     """
-    if model.rates is None:
-        return model
-    levels = dict(model.rates.flops_per_s)
-    flops = tuple({**levels, "bfloat16": levels["float16"] / share}.items())
-    return replace(model, flops_per_s=flops, rates=replace(model.rates, flops_per_s=flops))
+    return _with_rate(model, "bfloat16", 1 / share)
 
 
 def with_tf32_rates(model: CostModel) -> CostModel:
     """The cost model with matmuls and convolutions of float32 at half of the rate of 16 bits, as the data sheet of A100 has it (156 of 312 TFLOP/s)."""
+    return _with_rate(model, "float32", 0.5)
+
+
+def _with_rate(model: CostModel, dtype: str, times: float) -> CostModel:
+    """With matmuls of a dtype at so many times the rate of float16."""
     if model.rates is None:
         return model
     levels = dict(model.rates.flops_per_s)
-    flops = tuple({**levels, "float32": levels["float16"] / 2}.items())
+    flops = tuple({**levels, dtype: levels["float16"] * times}.items())
     return replace(model, flops_per_s=flops, rates=replace(model.rates, flops_per_s=flops))
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from ..graph.node import Phase
 from ..graph.plan import NodePlan, Plan
 from ..graph.schedules.known import splits_backward
-from ..graph.turns import RECEIVE, SEND
+from ..graph.sections import weight_nodes
+from ..graph.turns import RECEIVE
 
 
 class Place(NamedTuple):
@@ -31,18 +32,19 @@ def place_nodes(plan: Plan, nodes: Sequence[NodePlan], chunks: Sequence[int]) ->
     """
     pipeline = plan.pipeline
     starts = {} if pipeline is None else {name: number + 1 for number, name in enumerate(pipeline.starts)}
-    late = _weight_nodes(nodes) if pipeline is not None and splits_backward(pipeline.kind) else frozenset[str]()
+    late = weight_nodes(nodes) if pipeline is not None and splits_backward(pipeline.kind) else frozenset[str]()
     at, kept, made, found = chunks[0], dict[str, int](), dict[str, int](), dict[str, Place]()
     unknown: dict[str, NodePlan] = {}  # value -> what makes it: what comes from another stage belongs to whoever reads it, and so does what is made of it alone
 
     def settle(node: NodePlan, chunk: int) -> None:
-        found[node.name] = Place(chunk, node.name in late)
-        for name in node.outputs:
-            unknown.pop(name, None)
-            (kept if node.phase is Phase.FORWARD else made)[name] = chunk
-        for name in node.inputs:
-            if name in unknown:
-                settle(unknown[name], chunk)
+        todo = [node]
+        while todo:
+            one = todo.pop()
+            found[one.name] = Place(chunk, one.name in late)
+            for name in one.outputs:
+                unknown.pop(name, None)
+                (kept if one.phase is Phase.FORWARD else made)[name] = chunk
+            todo += [unknown[name] for name in one.inputs if name in unknown]
 
     for node in nodes:
         if node.phase is Phase.FORWARD and node.op != RECEIVE:
@@ -54,19 +56,8 @@ def place_nodes(plan: Plan, nodes: Sequence[NodePlan], chunks: Sequence[int]) ->
                 unknown.update((name, node) for name in node.outputs)
             else:
                 settle(node, chunks[-1] if known is None else known)
-    for node in [*unknown.values()]:
+    for node in list(unknown.values()):
         if node.name not in found:
             settle(node, chunks[-1])
     return found
 
-
-def _weight_nodes(nodes: Sequence[NodePlan]) -> frozenset[str]:
-    """As `graph.sections.weight_nodes`."""
-    needed: set[str] = set()
-    found = set()
-    for node in reversed(nodes):
-        if node.phase is Phase.BACKWARD and node.op != SEND and not needed.intersection(node.outputs):
-            found.add(node.name)
-        elif node.phase is Phase.BACKWARD:
-            needed.update(node.inputs)
-    return frozenset(found)

@@ -332,7 +332,4 @@ def list_ran(simulation: Simulation, action: Action) -> tuple[Ran, ...]:
     """What runs in an action, at the times of the whole stage's pass (`Pass.ran`)."""
     stage = simulation.stages[action.stage]
     ran = stage.passes[PHASES.index(action.phase)].ran
-    if action.place is None:
-        return ran
-    only = set(stage.places.values()) == {action.place}
-    return ran if only else tuple(r for r in ran if stage.places.get(r.piece.name, action.place) == action.place)
+    return ran if action.place is None else tuple(r for r in ran if stage.places.get(r.piece.name, action.place) == action.place)

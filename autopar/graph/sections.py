@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from .graph import Graph
 from .node import Phase
@@ -17,6 +18,19 @@ from .turns import SEND
 
 INPUT, WEIGHT = "input", "weight"
 _ORDER = {phase: k for k, phase in enumerate(Phase)}
+
+
+class Calls(Protocol):
+    """A node of a graph, or of a plan: when it runs which op, of what it makes what."""
+
+    @property
+    def phase(self) -> Phase: ...
+    @property
+    def op(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +71,7 @@ def stage_sections(graph: Graph, chunk_of: Mapping[str, int], chunks: int, split
         chunk_of: node -> the chunk on its stage, for nodes of forward and backward.
         splits_backward: whether the schedule has actions I and W.
     """
-    late = weight_nodes(graph) if splits_backward else frozenset()
+    late = weight_nodes(graph.nodes) if splits_backward else frozenset()
     found = []
     for node in graph.nodes:
         if node.phase in (Phase.PREPARE, Phase.UPDATE):
@@ -86,11 +100,15 @@ def list_overtaken(section: Section, sections: Iterable[Section]) -> tuple[Secti
     return tuple(s for s in sections if s.part == INPUT and (s.chunk or 0) < (section.chunk or 0))
 
 
-def weight_nodes(graph: Graph) -> frozenset[str]:
-    """Backward nodes from which nothing leads to another stage: they can wait (the weight gradients)."""
+def weight_nodes(nodes: Sequence[Calls]) -> frozenset[str]:
+    """Backward nodes from which nothing leads to another stage: they can wait (the weight gradients).
+
+    Args:
+        nodes: of a stage, in order: of its graph, or as its plan tells them.
+    """
     needed: set[str] = set()
     found = set()
-    for node in reversed(graph.nodes):
+    for node in reversed(nodes):
         if node.phase is Phase.BACKWARD and node.op != SEND and not needed.intersection(node.outputs):
             found.add(node.name)
         elif node.phase is Phase.BACKWARD:

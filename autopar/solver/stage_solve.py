@@ -302,7 +302,7 @@ def time_program(case: Case, program: Program, assignment: Assignment, model: Co
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
     hidden = hidden_seconds(model, program, seconds)
     turns = count_microbatches(program.graph)
-    weights = weight_nodes(program.graph)
+    weights = weight_nodes(program.graph.nodes)
     total = {phase: 0.0 for phase in Phase}
     numbers = program_chunks(program, chunk_of) if chunk_of else {}
     parts = [{Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0} for _ in range(1 + max(chunk_of.values(), default=0))]  # of each chunk

@@ -12,16 +12,18 @@ MIB = 2**20
 BOTH, WEIGHTS, INPUTS = (True, True, False), (False, True, False), (True, False, False)
 
 
-def scratch(samples, channels, out, size, window, stride=1, groups=1, dilation=1, mask=None, dtype="float32"):
+def scratch(samples, channels, out, size, window, stride=1, groups=1, dilation=1, mask=None, dtype="float32", transposed=False):
     """MiB of one convolution that keeps the size but for its stride; of its gradients with a mask."""
     dims = len(size)
     shapes = {"x": (samples, channels, *size), "w": (out, channels // groups, *[window] * dims), "y": (samples, out, *(-(-n // stride) for n in size))}
+    if transposed:
+        shapes |= {"w": (channels, out, *[window] * dims), "y": (samples, out, *(n * stride for n in size))}
     values = {name: Value(name, name, 0, shape, dtype, Kind.ACTIVATION) for name, shape in shapes.items()}
     numbers = tuple((key, (n,) * dims) for key, n in (("stride", stride), ("padding", dilation * (window // 2)), ("dilation", dilation)))
     if mask is None:
-        node = Node("conv", "aten.convolution.default", ("x", "w"), (("input", Ref(0)), ("weight", Ref(1)), *numbers, ("groups", groups)), ("y",), Phase.FORWARD)
+        node = Node("conv", "aten.convolution.default", ("x", "w"), (("input", Ref(0)), ("weight", Ref(1)), *numbers, ("transposed", transposed), ("groups", groups)), ("y",), Phase.FORWARD)
     else:
-        own = (("grad_output", Ref(0)), ("input", Ref(1)), ("weight", Ref(2)), *numbers, ("groups", groups), ("output_mask", mask))
+        own = (("grad_output", Ref(0)), ("input", Ref(1)), ("weight", Ref(2)), *numbers, ("transposed", transposed), ("groups", groups), ("output_mask", mask))
         node = Node("conv", "aten.convolution_backward.default", ("y", "x", "w"), own, ("gx", "gw"), Phase.BACKWARD)
     assert num_elements(shapes["y"]) > 0
     return conv_scratch_bytes(node, values) / MIB
@@ -58,11 +60,19 @@ def test_as_measured(sizes, forward, backward):
     assert scratch(*sizes, mask=BOTH) == pytest.approx(backward, rel=0.14)
 
 
+@pytest.mark.parametrize(
+    "sizes, forward, backward", [((8, 32, 16, (32, 32), 2, 2), 4.00, 3.00), ((2, 16, 8, (16, 16, 16), 2, 2), 4.00, 2.50), ((8, 32, 32, (32, 32), 3, 1), 1.0, 2.0), ((1, 16, 8, (16, 16, 16), 2, 2), 1.00, 1.00)]
+)
+def test_transposed_ones_as_measured(sizes, forward, backward):
+    assert scratch(*sizes, transposed=True) == pytest.approx(forward, rel=0.04)
+    assert scratch(*sizes, mask=BOTH, transposed=True) == pytest.approx(backward, rel=0.04)
+
+
 def test_one_gradient_alone():
     assert scratch(8, 32, 32, (64, 64), 3, mask=WEIGHTS) == pytest.approx(8.00, rel=0.01)
     assert scratch(8, 32, 32, (64, 64), 3, mask=INPUTS) == pytest.approx(4.04, rel=0.01)
 
 
 def test_other_dtypes_are_torchs_own_and_other_ops_hold_nothing():
-    assert scratch(2, 8, 8, (16, 16), 3, dtype="float64") == pytest.approx(2 * 8 * 9 * 256 * 8 / MIB)
+    assert scratch(4, 16, 32, (32, 32), 3, dtype="float64") == pytest.approx(4.50) and scratch(2, 8, 8, (16, 16, 16), 3, mask=BOTH, dtype="bfloat16") == pytest.approx(3.38, rel=0.01), "as measured"
     assert conv_scratch_bytes(Node("a", "aten.relu.default", ("x",), (("self", Ref(0)),), ("y",), Phase.FORWARD), {}) == 0

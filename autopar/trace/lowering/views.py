@@ -126,11 +126,9 @@ def _under_writes(x: Val, dim: int, start: int, end: int) -> tuple[Val, int, int
 
     Gates of a recurrent cell (`gates[:, :h].sigmoid_()`) are so read as they were made, and the whole that was written into is made only where somebody reads it.
     """
-    while x.node is not None and x.node.op == "aten.slice_scatter.default":
-        args = dict(x.node.args)
-        base, new, low, high = args["self"], args["src"], args.get("start") or 0, args.get("end")
-        high = base.shape[dim] if high is None else high
-        if args.get("dim", 0) != dim or args.get("step", 1) != 1 or new.dtype != x.dtype:
+    while (write := _slice_write(x, dim)) is not None:
+        base, new, low, high, step = write
+        if step != 1 or new.dtype != x.dtype:
             break
         if end <= low or start >= high:
             x = base
@@ -141,12 +139,13 @@ def _under_writes(x: Val, dim: int, start: int, end: int) -> tuple[Val, int, int
     return x, start, end
 
 
-def _is_written_over(x: Val, dim: int, start: int, end: int) -> bool:
-    """True where `x` differs from what it was made of in these elements alone."""
+def _slice_write(x: Val, dim: int) -> tuple[Val, Val, int, int, int] | None:
+    """Of a value that was made by writing into a slice along this dim: what was there before, what was written, and where (start, end, step)."""
     if x.node is None or x.node.op != "aten.slice_scatter.default":
-        return False
+        return None
     args = dict(x.node.args)
-    return args.get("dim", 0) == dim and start <= (args.get("start") or 0) and end is not None and args.get("end") is not None and args["end"] <= end
+    end = args.get("end")
+    return (args["self"], args["src"], args.get("start") or 0, x.shape[dim] if end is None else end, args.get("step", 1)) if args.get("dim", 0) == dim else None
 
 
 def _strided_index(b: Draft, size: Shape, stride: Shape, offset: int) -> Val:
@@ -182,8 +181,8 @@ def invert_view(b: Draft, base: Val, step: View, new: Val) -> Val:
         dim, start, end, stride = step.params
         if new.shape == base.shape:
             return new
-        while stride == 1 and _is_written_over(base, dim, start, end):
-            base = dict(base.node.args)["self"]
+        while stride == 1 and (write := _slice_write(base, dim)) is not None and start <= write[2] and write[3] <= end:  # what was written there before is written over
+            base = write[0]
         return b.call("aten.slice_scatter.default", base, new, dim, start, end, stride)
     if step.kind == "select":
         if base.shape[step.params[0]] == 1:
