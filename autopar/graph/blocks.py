@@ -11,6 +11,7 @@ LARGEST = 16384  # elements of a block
 MORE_ROWS = 4  # times those of the rule, at most
 FLAT = 1024  # elements of a flat kernel's block, by rule
 WIDEST_TILE = 8192  # elements of a row that a program holds at once; wider rows are walked along
+ROOMY = 4096  # elements of a row beside which registers have room; 16 warps, each thread with half as many registers, hold wider ones
 WALK = 4096  # columns at a time where rows are wider than a program holds
 EIGHT = 8  # columns that a thread has side by side: 16 bytes of 16-bit numbers
 COLUMN_BLOCK, COLUMN_ROWS = 64, 16  # of a program that walks down rows, by rule

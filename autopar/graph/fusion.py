@@ -9,6 +9,7 @@ The law:
   have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
 * outside of the update it has no more than so many nodes (`MOST_NODES`), and so many values that it reads of others or leaves to them (`MOST_VALUES`): steps of a scan that a model
   writes one after the other are several kernels;
+* of rows that a program just holds (wider than `blocks.ROOMY`, not walked along) it has the gradient of one layer norm: what a second one needs has no room in registers beside it;
 * it can run at once: nothing outside lies on a way from one of its nodes to another; and it holds no more for it, while others work, than its nodes one by one (`held_longer`);
 * what only widens a value is of the kernel that reads it: the narrow one is what another leaves;
 * a sum that a matmul adds up (`graph.in_place`) is in none, and moves what the matmul then reads;
@@ -26,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .adam import find_adam
+from .blocks import ROOMY, WIDEST_TILE
 from .graph import Graph, value_table
 from .held_longer import HeldLonger
 from .in_place import find_products_onto
@@ -183,6 +185,7 @@ class _Run:
         self.alone = {i for i in nodes if graph.nodes[i].phase is Phase.UPDATE and signatures[i] and work_rows(sites[i], signatures[i]) is not None}  # type: ignore[arg-type]
         self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := work_rows(sites[i], signature)) is not None and i not in apart}
         self.taken = {i: _whole_inputs(graph.nodes[i].inputs, sites[i]) for i in self.alone}
+        self.wide_grads = {i for i in self.rows if packet_of(self.ops[i]) == "aten.native_layer_norm_backward" and ROOMY < _row_elements(sites[i], self.rows[i]) <= WIDEST_TILE}
         self.widening = set[int]() if held is None else {i for i in self.rows if _widens(graph.nodes[i], values.dtypes)}
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -225,6 +228,8 @@ class _Run:
             return
         low, high = sorted((late, early))
         both = sorted((*self.members[low], *self.members[high]))
+        if len(self.wide_grads.intersection(both)) > 1:
+            return
         if self.held is not None and (len(both) > MOST_NODES or self.values.count(both) > MOST_VALUES):
             return
         if self._leads(early, late) or self._leads(late, early) or self.held is not None and self.held.place(both, self.rows) is None:
@@ -295,6 +300,11 @@ def work_rows(site: Site, signature: Signature) -> _Rows | None:
     if len(owed) < len(order) and owed == set(order[len(order) - len(owed) :]):
         return _prefixes(wide, _place(signature.inputs[0], order[len(order) - len(owed)])) or None
     return _prefixes(wide, len(wide)) if owed == set(order[: len(owed)]) else None
+
+
+def _row_elements(site: Site, rows: _Rows) -> int:
+    """Elements of a row that a node needs at once; 1 of a pointwise one."""
+    return max(map(num_elements, (*site.inputs, *site.outputs))) // max(rows)
 
 
 def _whole_inputs(names: Sequence[str], site: Site) -> tuple[str, ...] | None:

@@ -9,7 +9,7 @@ Three shapes of kernels:
     rows       something is reduced along rows: a program holds whole rows, or walks along them in blocks where they are wide
     columns    rows are only summed up: a program has a block of columns and walks down its share of the rows
 
-Loops may load STAGES rounds at a time (`runtime.block_table` says how many); what no round changes is loaded before them. Elements that every block has (`graph.blocks`) need no mask.
+Loops may load STAGES rounds at a time (`runtime.block_table` says how many); what no round changes is loaded before them, but beside wide rows (`blocks.ROOMY`). Elements that every block has (`graph.blocks`) need no mask.
 
 Sums over rows (a bias's gradient), and over everything, leave one partial sum per program, which the launch adds up. A group that fits none of these has no Triton text
 (`UnsupportedError` says why), and runs as plain torch everywhere.
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...graph.blocks import EIGHT, LARGEST, WIDEST_TILE, block_cols, most_rows
+from ...graph.blocks import EIGHT, LARGEST, ROOMY, WIDEST_TILE, block_cols, most_rows
 from ...graph.fusion import DRAWS
 from ...graph.graph import Graph, producer_table, value_table
 from ...graph.kernel import Kernel, takes_lists
@@ -29,7 +29,7 @@ from ...graph.node import Const, Node, Ref, get_arg, packet_of
 from ...graph.tensor import num_elements, power_of_two
 from .index import Index, broadcast, coordinates, flatten, in_memory, place_in_row, variable, view_source
 from .literals import FLOATS, HALVES, LOWEST, SMALL, TYPES, as_kept, common_dtype, converted, identity_of, number_text, type_text
-from .partials import Partial, Running, masked
+from .partials import Partial, Running, add_early, masked
 from .placed import placed_text
 from .pointwise import COMPARISONS, RELATIONS, ROUNDS_NUMBERS, pointwise_text, tells_apart
 from .reductions import Reduced, UnsupportedError, keeps_numbers, list_reductions, list_statistics, row_text
@@ -105,7 +105,7 @@ class Printer:
         self.used: set[str] = set()
         self.base: dict[str, frozenset[str]] = {}  # variable -> the variables that it is made of
         cols = set() if self.walks or self.shape == "flat" else {"col", *(f"col_{w}" for w in self._widths())}
-        self.fixed, self.outer = _Scope(frozenset(cols)), _Scope(frozenset({"row"} | cols))  # before a loop over rows, where there is one; in it
+        self.fixed, self.outer = _Scope(frozenset(cols if power_of_two(self.widest) <= ROOMY else ())), _Scope(frozenset({"row"} | cols))  # before a loop over rows; in it
         loops = any(name in self.graph.outputs for r in self.reductions if r.along != "row" for name in r.outputs) and not takes_lists(kernel)
         self.before = [self.fixed, self.outer] if loops else [self.outer]  # a walk along rows
         self.scopes = self.before.copy()
@@ -559,7 +559,7 @@ class Printer:
             lines += self.fixed.lines
             stages = "" if self.walks else ", num_stages=STAGES"  # the loop that loads is the inner one then
             lines.append(f"for block in tl.range({first}, {self.rows}, PROGRAMS * ROWS{stages}):")
-            inner = [f"row = block + tl.arange(0, ROWS){side}", *body, *(running.add() for running in accumulated)]
+            inner = add_early([f"row = block + tl.arange(0, ROWS){side}", *body], accumulated, self.walks)
             lines += [*(f"    {line}" for line in inner), *finals]
         return ["@fused.jit", head, *(f"    {line}" for line in lines)]
 

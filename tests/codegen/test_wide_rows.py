@@ -1,0 +1,112 @@
+"""Wide rows: what a program's registers hold of norms of up to 8,192 columns, and so what stands where in their kernels."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from autopar import Workload
+from autopar.codegen.kernels.parts import print_parts
+from autopar.codegen.kernels.partials import Partial, Running, add_early
+
+from .kernel_cases import ADAMW, kernels_of
+
+pytestmark = pytest.mark.torch
+
+
+class Before(nn.Module):
+    """A norm, two linears and a residual, twice."""
+
+    def __init__(self, hidden: int, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(norm(hidden) for _ in range(2))
+        self.down, self.up = (nn.ModuleList(nn.Linear(*sizes) for _ in range(2)) for sizes in ((hidden, 64), (64, hidden)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, down, up in zip(self.norms, self.down, self.up):
+            x = x + up(F.relu(down(norm(x))))
+        return x
+
+
+class Twice(nn.Module):
+    """Two linears and a residual, then two norms."""
+
+    def __init__(self, hidden: int, norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.down, self.up, self.first, self.second = nn.Linear(hidden, 64), nn.Linear(64, hidden), norm(hidden), norm(hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x + self.up(F.relu(self.down(x)))))
+
+
+class Net(nn.Module):
+    """Two blocks between linears."""
+
+    def __init__(self, hidden: int, block: type[nn.Module], norm: type[nn.Module]) -> None:
+        super().__init__()
+        self.into, self.norm, self.out = nn.Linear(16, hidden), norm(hidden), nn.Linear(hidden, 32)
+        self.blocks = nn.ModuleList(block(hidden, norm) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.into(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(self.norm(x))
+
+
+def workload(hidden, block, norm=nn.LayerNorm):
+    with torch.device("meta"):
+        net, x, y = Net(hidden, block, norm), torch.empty(8, 64, 16), torch.empty(512, dtype=torch.long)
+    return Workload(net, (x,), (y,), lambda out, y: F.cross_entropy(out.flatten(0, 1), y), ADAMW)
+
+
+def gradients(hidden, block, precision="fp32"):
+    """The texts of the kernels in which gradients of norms are."""
+    kernels = [k for k in kernels_of(workload(hidden, block), precision) if "norm_backward" in k.name]
+    return ["\n".join(part.text.lines) for kernel in kernels for part in print_parts(kernel)]
+
+
+def test_the_gradients_of_two_norms_are_one_kernel_until_rows_are_wide():
+    assert max(text.count("row_sums(") for text in gradients(1024, Twice)) > 1
+    wide = gradients(8192, Twice)
+    assert wide and {text.count("row_sums(") for text in wide} == {1}
+
+
+@pytest.mark.parametrize("hidden, held", [(1024, True), (8192, False)])
+def test_a_weight_is_loaded_once_where_registers_have_room(hidden, held):
+    texts = gradients(hidden, Before)
+    for text in texts:
+        before, loop, inside = text.partition("for block in")
+        assert loop and ("tl.load(weight_ptr" in before) == held and ("tl.load(weight_ptr" in inside) == (not held)
+    assert len(texts) > 1
+
+
+def test_what_only_a_sum_still_needs_is_added_at_once():
+    for text in gradients(1024, Before):
+        lines = [line.strip() for line in text.splitlines()]
+        exchange = next(k for k, line in enumerate(lines) if "row_sums(" in line)
+        added = [k for k, line in enumerate(lines) if "_sum += linear_input_grad" in line]
+        assert len(added) == 2 and max(added) < exchange
+
+
+def test_each_sum_is_added_after_what_it_reads():
+    body = ["row = 0", "a = tl.load(a_ptr)", "b, c = row_sums(a, a)", "tl.store(out, b)", "a_2 = a * c"]
+    sums = [Running(name, text, 1, Partial(0, 1, "float32", "sum")) for name, text in (("x", "a"), ("y", "a_2"), ("z", "b + a"), ("one", "1"))]
+    assert add_early(body, sums, False) == ["one += 1", "row = 0", "a = tl.load(a_ptr)", "x += a", "b, c = row_sums(a, a)", "z += b + a", "tl.store(out, b)", "a_2 = a * c", "y += a_2"]
+    assert add_early(body, sums, True) == [*body, "x += a", "y += a_2", "z += b + a", "one += 1"]
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+@pytest.mark.parametrize("hidden", [1024, 5120, 8192])
+def test_norms_do_not_spill(hidden, norm):
+    pytest.importorskip("triton")
+    warnings.simplefilter("ignore", UserWarning)  # Triton 3.9 tells of a default of 3.10
+    from benchmarks.kernel_compile import compile_kernels
+
+    kernels = [k for k in kernels_of(workload(hidden, Before, norm), "bf16") if "norm" in k.name]
+    rows = compile_kernels(kernels, [90])
+    assert len(rows) >= 3 and not [row for row in rows if row.spilled_bytes], rows
