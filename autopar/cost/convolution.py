@@ -1,0 +1,248 @@
+"""Seconds of convolutions on one GPU, by shape.
+
+In: a device's `MatmulRates` and a convolution's local sizes. Out: seconds of its kernels. Vectorised over sizes, pure, torch-free.
+
+A convolution joins two tensors, the long one (input; output of a transposed one) and the short one, by windows of `taps` positions. It runs as up to three implicit
+matmuls, each cut into tiles that are worked off in waves (`cost.matmul`, whose formula this is, with more splits of long sums):
+
+    part       m                n                    k                       what it is
+    gather     short rows       short channels       long channels x taps    forward; gradient of input of a transposed one
+    scatter    long rows        long channels        short channels x taps / strides    gradient of input; forward of a transposed one
+    weight     short channels   long channels x taps short rows              gradient of weight, at `weight_share` of the level
+
+rows = batch x positions. On tensor cores the channels of k (of weight: the long ones) are read in whole blocks of 32: a convolution of 4 channels takes as long as one of 32 in the tables.
+The seconds of a part:
+
+    compute  = least over tiles and splits, at level x `level_share`
+    bytes    = (long + short + weight) / (memory_share x bandwidth)
+    seconds  = (compute^3 + bytes^3)^(1/3) + kernel_s
+             + where strided, for scatter: `scatter_passes` x long / bandwidth             its tables say so; why, they do not
+             + on tensor cores, where tensors lie contiguous: 2 (long + short + weight) / (transpose_share x bandwidth) + 3 kernel_s
+
+The last line is what cuDNN's copies to and from channels last take. Autopar's programs hold their tensors contiguous, as torch does unless asked otherwise.
+
+CUDA cores (float32 without TF32, float64) read as they lie, in blocks of one channel. Convolutions of several groups run there in any dtype (`direct_share` of float32), or at the
+speed of their bytes: depthwise ones do.
+
+No term falls when a size grows, and n devices that share a convolution take together at least what `least_convolution_seconds` says of the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ..graph.node import packet_of
+from ..graph.rule import Site
+from ..graph.rules.dims import ints
+from ..graph.tensor import DTYPE_BYTES
+from .matmul import MatmulRates, Tiles, find_matmul_rates, matmul_level
+
+CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
+_SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_BLOCK = 32  # channels that a tensor-core kernel reads of a position at once
+_HALF = ("float16", "bfloat16")
+_TENSOR_CORES = 1.5  # times the float32 of a device's data sheet: what is faster is TF32
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionRates:
+    """What `convolution_seconds` needs beside a device's matmuls.
+
+    Args:
+        level_share: of the level of matmuls, on tensor cores. single_share: the same on CUDA cores.
+        tiles: (tile_m, tile_n, efficiency relative to the largest).
+        extra_k: what starting and ending a tile costs, as steps of the sum.
+        wave_step: how far a started wave counts as a full one.
+        weight_share: of the level, that gradients of weights reach.
+        memory_share: of the nominal bandwidth, that a part reaches of its operands. transpose_share: that copies reach.
+        scatter_passes: over the long tensor, that a strided scatter takes beside its matmul.
+        direct_share: of the level of float32, that convolutions of several groups reach.
+    """
+
+    level_share: float
+    single_share: float
+    tiles: Tiles
+    extra_k: float
+    wave_step: float
+    weight_share: float
+    memory_share: float
+    transpose_share: float
+    scatter_passes: float
+    direct_share: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """What the sizes of a convolution share, whoever splits it.
+
+    Args:
+        parts: of `gather`, `scatter`, `weight`, those that are asked for.
+        taps: positions of a window. strides: product of the strides of all dims.
+    """
+
+    parts: tuple[str, ...]
+    taps: int
+    strides: int
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Local sizes, of any number of cases at once. rows: batch x positions; channels: of one group."""
+
+    long_rows: np.ndarray | float
+    short_rows: np.ndarray | float
+    long_channels: np.ndarray | float
+    short_channels: np.ndarray | float
+    groups: np.ndarray | float = 1.0
+
+
+def make_convolution_tiles(narrow: float, thin: float, small: float) -> Tiles:
+    """The tiles from the efficiencies of 256x64 (and 128x64), 256x32 and 64x64, relative to 256x128."""
+    return (
+        (256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (256, 64, narrow), (64, 256, narrow), (128, 64, narrow), (64, 128, narrow),
+        (256, 32, thin), (32, 256, thin), (64, 64, small), (32, 64, small),
+    )  # fmt: skip
+
+
+_TABLE = "xwang233/code-snippet conv3d tables, fitted by benchmarks/conv_fit.py"
+_A100 = ConvolutionRates(1.0, 0.87, make_convolution_tiles(0.86, 0.55, 0.5), 81.7, 0.224, 0.7, 0.6, 0.66, 9.0, 0.4, _TABLE)
+_V100 = _A100
+
+
+def find_convolution_rates(device: str) -> ConvolutionRates:
+    """Of a device preset; one without rows has A100's."""
+    return _V100 if device.startswith("V100") else _A100
+
+
+# --- the formula ------------------------------------------------------------------------------------------------------------------
+
+
+def convolution_seconds(
+    rates: MatmulRates, windows: Windows, sizes: Sizes, dtype: str, *, channels_last: bool = False, own: ConvolutionRates | None = None
+) -> np.ndarray:
+    """Seconds of all its parts, each of any number of sizes at once.
+
+    Args:
+        dtype: of the operands and of the result.
+        own: None: `find_convolution_rates`.
+
+    Returns:
+        Of the broadcast shape, () for numbers.
+
+    Raises:
+        ClusterError: the device has no figure for this dtype.
+    """
+    own = own or find_convolution_rates(rates.name)
+    return _seconds(rates, own, windows, sizes, dtype, channels_last, False)
+
+
+def least_convolution_seconds(rates: MatmulRates, windows: Windows, sizes: Sizes, dtype: str) -> np.ndarray:
+    """What n devices take together at least, however they split it: the best tile, no waves, no blocks of channels, no starts."""
+    return _seconds(rates, find_convolution_rates(rates.name), windows, sizes, dtype, False, True)
+
+
+def _seconds(
+    rates: MatmulRates, own: ConvolutionRates, windows: Windows, sizes: Sizes, dtype: str, channels_last: bool, is_bound: bool
+) -> np.ndarray:
+    given = (sizes.long_rows, sizes.short_rows, sizes.long_channels, sizes.short_channels, sizes.groups)
+    long_rows, short_rows, long, short, groups = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in given))
+    width, bandwidth = DTYPE_BYTES[dtype], rates.memory_bytes_per_s
+    long_bytes = long_rows * long * groups * width
+    moved = long_bytes + (short_rows * short + long * short * windows.taps) * groups * width
+    flops = 2 * short_rows * short * long * groups * windows.taps
+    on_tensor_cores = windows.groups == 1 and uses_tensor_cores(rates, dtype)
+    level, block = _level(rates, own, windows, dtype), _BLOCK if on_tensor_cores and not is_bound else 1
+    start, total = 0.0 if is_bound else rates.kernel_s, np.zeros(flops.shape)
+    for part in windows.parts:
+        reached = level * (own.weight_share if part == "weight" else 1.0)
+        if is_bound or windows.groups > 1:
+            compute = flops / (reached * max(tile[2] for tile in own.tiles) if windows.groups == 1 else reached)
+        else:
+            compute = _tiled_s(rates, own, *_product(part, windows, long_rows, short_rows, long, short, block), reached)
+        total += np.cbrt(compute**3 + (moved / (own.memory_share * bandwidth)) ** 3) + start
+        if part == "scatter" and windows.strides > 1 and windows.groups == 1:
+            total += own.scatter_passes * long_bytes / bandwidth
+        if on_tensor_cores and not channels_last:
+            total += 2 * moved / (own.transpose_share * bandwidth) + 3 * start
+    return total
+
+
+def uses_tensor_cores(rates: MatmulRates, dtype: str) -> bool:
+    """True of 16 bits, and of a float32 that is faster than the device's data sheet has it without TF32."""
+    return dtype in _HALF or dtype == "float32" and matmul_level(rates, dtype) > _TENSOR_CORES * matmul_level(find_matmul_rates(rates.name), dtype)
+
+
+def _level(rates: MatmulRates, own: ConvolutionRates, windows: Windows, dtype: str) -> float:
+    if windows.groups > 1:
+        return own.direct_share * matmul_level(rates, "float64" if dtype == "float64" else "float32")
+    return matmul_level(rates, dtype) * (own.level_share if uses_tensor_cores(rates, dtype) else own.single_share)
+
+
+def _product(
+    part: str, windows: Windows, long_rows: np.ndarray, short_rows: np.ndarray, long: np.ndarray, short: np.ndarray, block: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(m, n, k)."""
+    if part == "gather":
+        return short_rows, short, _in_blocks(long, block) * windows.taps
+    if part == "scatter":
+        return long_rows, long, _in_blocks(short, block) * (windows.taps / windows.strides)
+    return short, _in_blocks(long, block) * windows.taps, short_rows
+
+
+def _in_blocks(channels: np.ndarray, block: int) -> np.ndarray:
+    return channels if block == 1 else np.ceil(channels / block) * block
+
+
+def _tiled_s(rates: MatmulRates, own: ConvolutionRates, m: np.ndarray, n: np.ndarray, k: np.ndarray, level: float) -> np.ndarray:
+    """The least over tiles and splits of the sum."""
+    tile_m, tile_n, efficiency = (column.reshape(-1, 1, *(1,) * m.ndim) for column in np.array(own.tiles).T)  # tiles, splits, sizes
+    split = np.array(_SPLITS, dtype=float).reshape(-1, *(1,) * m.ndim)
+    waves = np.ceil(m / tile_m) * np.ceil(n / tile_n) * split / rates.multiprocessors
+    smooth = own.wave_step * np.ceil(waves) + (1 - own.wave_step) * np.maximum(waves, 1.0)
+    steps = (k / split + own.extra_k) * (2 * rates.multiprocessors / level)
+    sums_s = np.where(split > 1, 4 * split, 0.0) * m * n / rates.memory_bytes_per_s
+    return (smooth * (tile_m * tile_n / efficiency) * steps + sums_s).min(axis=(0, 1))
+
+
+# --- sites ------------------------------------------------------------------------------------------------------------------------
+
+
+def find_windows(site: Site) -> Windows:
+    """Of a site with whole shapes."""
+    backward, transposed = packet_of(site.node.op) == CONVOLUTIONS[1], bool(site.arg("transposed"))
+    kernel = site.inputs[2 if backward else 1][2:]
+    strides = ints(site.arg("stride"))
+    mask = site.arg("output_mask") if backward else None
+    of_input, of_weight = (bool(mask[0]), bool(mask[1])) if isinstance(mask, tuple) else (not backward, False)
+    joins = "gather" if transposed == backward else "scatter"
+    parts = (joins,) * of_input + ("weight",) * of_weight
+    return Windows(parts, prod(kernel), prod(strides) if len(strides) > 1 else prod(strides) ** len(kernel), int(str(site.arg("groups") or 1)))
+
+
+def local_sizes(site: Site, windows: Windows, elements: np.ndarray) -> Sizes:
+    """What the local numbers of elements say of its sizes.
+
+    With d_x the divisor of x (rows, groups, long and short channels of a group): long shrank by d_r d_g d_l, short by d_r d_g d_s, weight by d_g d_l d_s; groups are
+    divided before anything else is, so by the most that the three allow.
+
+    Args:
+        elements: (operand, case): of inputs, then of seen outputs.
+    """
+    backward, transposed = packet_of(site.node.op) == CONVOLUTIONS[1], bool(site.arg("transposed"))
+    before, weight, after = ((1, 2, 0) if backward else (0, 1, len(site.inputs)))
+    shapes = (*site.inputs, *site.outputs) if not backward else site.inputs
+    long_at, short_at = (after, before) if transposed else (before, after)
+    shrunk = [np.maximum(1.0, prod(shapes[i]) / elements[i].astype(float)) for i in (long_at, short_at, weight)]
+    whole = float(windows.groups)
+    groups = np.minimum(whole, np.minimum.reduce(shrunk)) if windows.groups > 1 else np.ones(elements.shape[1])
+    of_long, of_short, of_weight = (d / groups for d in shrunk)
+    rows, long, short = (np.maximum(1.0, np.sqrt(a * b / c)) for a, b, c in ((of_long, of_short, of_weight), (of_long, of_weight, of_short), (of_short, of_weight, of_long)))
+    a, b = shapes[long_at], shapes[short_at]
+    return Sizes(
+        prod((a[0], *a[2:])) / rows, prod((b[0], *b[2:])) / rows, np.maximum(1.0, a[1] / whole / long), np.maximum(1.0, b[1] / whole / short), whole / groups
+    )
