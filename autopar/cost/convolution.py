@@ -7,10 +7,10 @@ matmuls, each cut into tiles that are worked off in waves (`cost.matmul`, whose 
 
     part       m                n                    k                       what it is
     gather     short rows       short channels       long channels x taps    forward; gradient of input of a transposed one
-    scatter    long rows        long channels        short channels x taps / strides    gradient of input; forward of a transposed one
+    scatter    long rows        long channels        short channels x reach  gradient of input; forward of a transposed one
     weight     short channels   long channels x taps short rows              gradient of weight, at `weight_share` of the level
 
-rows = batch x positions. On tensor cores the channels of k (of weight: the long ones) are read in whole blocks of 32: a convolution of 4 channels takes as long as one of 32 in the tables.
+rows = batch x positions; reach: in how many windows a position of the long tensor is, on the mean. On tensor cores the channels of k (of weight: the long ones) are read in whole blocks of 32: a convolution of 4 channels takes as long as one of 32 in the tables.
 The seconds of a part:
 
     compute  = least over tiles and splits, at level x `level_share`
@@ -81,12 +81,15 @@ class Windows:
 
     Args:
         parts: of `gather`, `scatter`, `weight`, those that are asked for.
-        taps: positions of a window. strides: product of the strides of all dims.
+        taps: positions of a window.
+        reach: windows that a position of the long tensor is in, on the mean: taps x short / long positions, and no more than taps / strides.
+        is_strided: windows are more than one position apart.
     """
 
     parts: tuple[str, ...]
     taps: int
-    strides: int
+    reach: float
+    is_strided: bool
     groups: int
 
 
@@ -101,17 +104,15 @@ class Sizes:
     groups: np.ndarray | float = 1.0
 
 
-def make_convolution_tiles(narrow: float, thin: float, small: float) -> Tiles:
-    """The tiles from the efficiencies of 256x64 (and 128x64), 256x32 and 64x64, relative to 256x128."""
-    return (
-        (256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (256, 64, narrow), (64, 256, narrow), (128, 64, narrow), (64, 128, narrow),
-        (256, 32, thin), (32, 256, thin), (64, 64, small), (32, 64, small),
-    )  # fmt: skip
+def make_convolution_tiles(narrow: float) -> Tiles:
+    """The tiles from the efficiency of 64 rows or columns, relative to 128 and more. Narrower ones win nothing in the tables: 32 channels take as long as 64."""
+    return ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (256, 64, narrow), (64, 256, narrow), (128, 64, narrow), (64, 128, narrow))
 
 
 _TABLE = "xwang233/code-snippet conv3d tables, fitted by benchmarks/conv_fit.py"
-_A100 = ConvolutionRates(1.0, 0.87, make_convolution_tiles(0.86, 0.55, 0.5), 81.7, 0.224, 0.7, 0.6, 0.66, 9.0, 0.4, _TABLE)
-_V100 = _A100
+_SHARED = (0.82, make_convolution_tiles(0.854), 81.7, 0.224, 0.764, 0.423, 0.688, 8.78, 0.40, _TABLE)
+_A100 = ConvolutionRates(0.953, *_SHARED)
+_V100 = ConvolutionRates(0.820, *_SHARED)
 
 
 def find_convolution_rates(device: str) -> ConvolutionRates:
@@ -154,18 +155,18 @@ def _seconds(
     width, bandwidth = DTYPE_BYTES[dtype], rates.memory_bytes_per_s
     long_bytes = long_rows * long * groups * width
     moved = long_bytes + (short_rows * short + long * short * windows.taps) * groups * width
-    flops = 2 * short_rows * short * long * groups * windows.taps
     on_tensor_cores = windows.groups == 1 and uses_tensor_cores(rates, dtype)
     level, block = _level(rates, own, windows, dtype), _BLOCK if on_tensor_cores and not is_bound else 1
-    start, total = 0.0 if is_bound else rates.kernel_s, np.zeros(flops.shape)
+    start, total = 0.0 if is_bound else rates.kernel_s, np.zeros(moved.shape)
     for part in windows.parts:
-        reached = level * (own.weight_share if part == "weight" else 1.0)
+        reached = level * (own.weight_share if part == "weight" and windows.groups == 1 else 1.0)
+        m, n, k = _product(part, windows, long_rows, short_rows, long, short, block)
         if is_bound or windows.groups > 1:
-            compute = flops / (reached * max(tile[2] for tile in own.tiles) if windows.groups == 1 else reached)
+            compute = 2 * m * n * k * groups / (reached * max(tile[2] for tile in own.tiles) if windows.groups == 1 else reached)
         else:
-            compute = _tiled_s(rates, own, *_product(part, windows, long_rows, short_rows, long, short, block), reached)
+            compute = _tiled_s(rates, own, m, n, k, reached)
         total += np.cbrt(compute**3 + (moved / (own.memory_share * bandwidth)) ** 3) + start
-        if part == "scatter" and windows.strides > 1 and windows.groups == 1:
+        if part == "scatter" and windows.is_strided and windows.groups == 1:
             total += own.scatter_passes * long_bytes / bandwidth
         if on_tensor_cores and not channels_last:
             total += 2 * moved / (own.transpose_share * bandwidth) + 3 * start
@@ -190,7 +191,7 @@ def _product(
     if part == "gather":
         return short_rows, short, _in_blocks(long, block) * windows.taps
     if part == "scatter":
-        return long_rows, long, _in_blocks(short, block) * (windows.taps / windows.strides)
+        return long_rows, long, _in_blocks(short, block) * windows.reach
     return short, _in_blocks(long, block) * windows.taps, short_rows
 
 
@@ -209,19 +210,35 @@ def _tiled_s(rates: MatmulRates, own: ConvolutionRates, m: np.ndarray, n: np.nda
     return (smooth * (tile_m * tile_n / efficiency) * steps + sums_s).min(axis=(0, 1))
 
 
+def make_windows(parts: tuple[str, ...], taps: int, strides: int, long: int, short: int, groups: int = 1) -> Windows:
+    """Windows of tensors with so many positions; strides: product of those of all dims."""
+    return Windows(parts, taps, taps * min(1 / strides, short / max(long, 1)), strides > 1, groups)
+
+
 # --- sites ------------------------------------------------------------------------------------------------------------------------
 
 
 def find_windows(site: Site) -> Windows:
     """Of a site with whole shapes."""
-    backward, transposed = packet_of(site.node.op) == CONVOLUTIONS[1], bool(site.arg("transposed"))
-    kernel = site.inputs[2 if backward else 1][2:]
-    strides = ints(site.arg("stride"))
-    mask = site.arg("output_mask") if backward else None
-    of_input, of_weight = (bool(mask[0]), bool(mask[1])) if isinstance(mask, tuple) else (not backward, False)
-    joins = "gather" if transposed == backward else "scatter"
-    parts = (joins,) * of_input + ("weight",) * of_weight
-    return Windows(parts, prod(kernel), prod(strides) if len(strides) > 1 else prod(strides) ** len(kernel), int(str(site.arg("groups") or 1)))
+    backward = _is_backward(site)
+    shapes, (long, short, weight) = (*site.inputs, *site.outputs), _places(site)
+    kernel, strides = shapes[weight][2:], ints(site.arg("stride"))
+    mask = site.arg("output_mask") if backward else (True, False)
+    assert isinstance(mask, tuple)
+    joins = "gather" if bool(site.arg("transposed")) == backward else "scatter"
+    parts = (joins,) * bool(mask[0]) + ("weight",) * bool(mask[1])
+    every = prod(strides) if len(strides) > 1 else prod(strides) ** len(kernel)
+    return make_windows(parts, prod(kernel), every, prod(shapes[long][2:]), prod(shapes[short][2:]), int(str(site.arg("groups"))))
+
+
+def _is_backward(site: Site) -> bool:
+    return packet_of(site.node.op) == CONVOLUTIONS[1]
+
+
+def _places(site: Site) -> tuple[int, int, int]:
+    """Of the long tensor, the short one and the weight among inputs and outputs."""
+    before, weight, after = (1, 2, 0) if _is_backward(site) else (0, 1, len(site.inputs))
+    return (after, before, weight) if site.arg("transposed") else (before, after, weight)
 
 
 def local_sizes(site: Site, windows: Windows, elements: np.ndarray) -> Sizes:
@@ -233,16 +250,17 @@ def local_sizes(site: Site, windows: Windows, elements: np.ndarray) -> Sizes:
     Args:
         elements: (operand, case): of inputs, then of seen outputs.
     """
-    backward, transposed = packet_of(site.node.op) == CONVOLUTIONS[1], bool(site.arg("transposed"))
-    before, weight, after = ((1, 2, 0) if backward else (0, 1, len(site.inputs)))
-    shapes = (*site.inputs, *site.outputs) if not backward else site.inputs
-    long_at, short_at = (after, before) if transposed else (before, after)
-    shrunk = [np.maximum(1.0, prod(shapes[i]) / elements[i].astype(float)) for i in (long_at, short_at, weight)]
+    shapes, places = (*site.inputs, *site.outputs), _places(site)
+    shrunk = [np.maximum(1.0, prod(shapes[i]) / elements[i].astype(float)) for i in places]
     whole = float(windows.groups)
-    groups = np.minimum(whole, np.minimum.reduce(shrunk)) if windows.groups > 1 else np.ones(elements.shape[1])
+    groups = np.minimum(whole, np.minimum.reduce(shrunk))
     of_long, of_short, of_weight = (d / groups for d in shrunk)
-    rows, long, short = (np.maximum(1.0, np.sqrt(a * b / c)) for a, b, c in ((of_long, of_short, of_weight), (of_long, of_weight, of_short), (of_short, of_weight, of_long)))
-    a, b = shapes[long_at], shapes[short_at]
+    a, b = (shapes[i] for i in places[:2])
+    rows = np.maximum(1.0, np.sqrt(of_long * of_short / of_weight))
     return Sizes(
-        prod((a[0], *a[2:])) / rows, prod((b[0], *b[2:])) / rows, np.maximum(1.0, a[1] / whole / long), np.maximum(1.0, b[1] / whole / short), whole / groups
+        prod((a[0], *a[2:])) / rows,
+        prod((b[0], *b[2:])) / rows,
+        np.maximum(1.0, a[1] / whole / np.maximum(1.0, np.sqrt(of_long * of_weight / of_short))),
+        np.maximum(1.0, b[1] / whole / np.maximum(1.0, np.sqrt(of_short * of_weight / of_long))),
+        whole / groups,
     )
