@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import argparse
 import csv
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from autopar.cost.convolution import ConvolutionRates, Sizes, Windows, convolution_seconds, find_convolution_rates, make_convolution_tiles, make_windows
-from autopar.cost.matmul import find_matmul_rates
-from benchmarks.kernel_fit import descend
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from autopar.cost.convolution import ConvolutionRates, Sizes, Windows, convolution_seconds, find_convolution_rates, make_convolution_tiles, make_windows  # noqa: E402
+from autopar.cost.matmul import find_matmul_rates  # noqa: E402
+from benchmarks.kernel_fit import descend  # noqa: E402
 
 DATA = Path(__file__).parent / "data" / "convolutions.csv"
 _OF_HOST = 1.5  # times the least of a device, layout and pass

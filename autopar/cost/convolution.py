@@ -109,6 +109,9 @@ def make_convolution_tiles(narrow: float) -> Tiles:
     return ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 1.0), (256, 64, narrow), (64, 256, narrow), (128, 64, narrow), (64, 128, narrow))
 
 
+# Level, efficiency of narrow tiles, shares of weights, memory and copies, and passes: fitted by `benchmarks/conv_fit.py` to two thirds of the shapes of its two tables (`benchmarks/data/convolutions.csv`: xwang233/code-snippet, A100-40GB and V100, float16, cuDNN
+# 8.0.5). On the third that was held out, median and 90th percentile of the error are 7.2 and 12.5 %, on the others 9.3 and 23.7 %. Tiles' start and wave step are those of A100's matmuls (`cost.matmul`).
+# 0.82, of float32: the geometric mean of 1.0 (PaddlePaddle/benchmark 552, V100, forward, by this law) and 0.675 (TITAN V: 8.71 of the 12.9 TFLOP/s of linears, gist ypwhs/a156353cb19e780e323be054821af015). 0.40, of groups: pytorch issue 34977, V100, 32 groups.
 _TABLE = "xwang233/code-snippet conv3d tables, fitted by benchmarks/conv_fit.py"
 _SHARED = (0.82, make_convolution_tiles(0.854), 81.7, 0.224, 0.764, 0.423, 0.688, 8.78, 0.40, _TABLE)
 _A100 = ConvolutionRates(0.953, *_SHARED)
