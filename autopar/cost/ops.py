@@ -5,12 +5,13 @@ program: both come to `_seconds`, so they agree without talking.
 
     matmul     `cost.matmul`: tiles in waves over the multiprocessors of a GPU, at the level that its kernel tables show
     attention  `cost.attention`: what its kernel reaches by sequence and head dim
+    convolution  `cost.convolution`: its implicit matmuls, by rows and channels, and the copies to channels last
     measured   `cost.measured`: on a `cpu` that was profiled, what its rows know
     the rest   max(flops / level, bytes / (memory bandwidth x reached share))
     fused      of a group that runs as one kernel (`graph.fusion`) each node pays what it still reads and writes; the first pays the start
     start      of every kernel, as long as the host is not ahead: `CostModel.launch_s`
 
-A view costs nothing. Where no kernel table speaks for a device (`cpu`, devices of the user's own) a matmul is one of the rest.
+A view costs nothing. Where no kernel table speaks for a device (`cpu`, devices of the user's own) a matmul or a convolution is one of the rest.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..graph.turns import RECEIVE, SEND
 from ..graph.work import moved_bytes
 from .attention import attention_seconds, list_attention_kernels, visible_pairs
 from .collectives import collective_way, way_seconds
+from .convolution import CONVOLUTIONS, Sizes, Windows, convolution_seconds, find_windows, least_convolution_seconds, local_sizes
 from .lookup import Reach
 from .matmul import MatmulRates, matmul_seconds
 from .measured import copy_reach, copy_seconds, node_least_s, node_reach, node_seconds, traffic_least_s, write_least_s, write_seconds
@@ -153,7 +155,7 @@ def estimate_strategies_s(
 def least_node_s(model: CostModel, signature: Signature, site: Site, dtypes: tuple[str, ...]) -> float:
     """Seconds of a node's work on one device of unlimited memory, its start aside: no division of it among n devices takes less than the n-th part.
 
-    The level of the best tile, and no waves.
+    The level of the best tile, and no waves; of a convolution also what its copies take, for all devices together copy no less.
     """
     if is_view(site.node.op) or site.node.op in (SEND, RECEIVE):
         return 0.0
@@ -169,6 +171,10 @@ def least_node_s(model: CostModel, signature: Signature, site: Site, dtypes: tup
             return float(found[0])
     if flops and packet_of(site.node.op) in _ATTENTION:
         return float(_seconds(model, site.node.op, site, dtypes, elements, len(site.inputs), np.array([flops]))[0]) - model.launch_s
+    if flops and model.rates is not None and packet_of(site.node.op) in CONVOLUTIONS:
+        windows = find_windows(site)
+        least_s = least_convolution_seconds(model.rates, windows, local_sizes(site, windows, elements), _known_dtype(model.rates, compute_dtype(dtypes)))
+        return max(float(least_s[0]), moved / model.memory_bytes_per_s)
     best = max(tile[2] for tile in model.rates.tiles) if model.rates is not None else 1.0
     return max(flops / (best * matmul_flops_per_s(model, compute_dtype(dtypes))), moved / model.memory_bytes_per_s)
 
@@ -192,12 +198,19 @@ def _seconds(
         return found
     start = model.launch_s * has_start(site)
     if model.rates is not None and flops.any():
-        known = dtype if any(name == dtype for name, _ in model.rates.flops_per_s) else "float32"
+        known = _known_dtype(model.rates, dtype)
         if packet in _PRODUCTS:
             return _product_seconds(model.rates, packet, whole, elements, num_inputs, known, moved / model.memory_bytes_per_s) + start
         if packet in _ATTENTION and whole is not None:
             return _attention_seconds(model, model.rates, packet, whole, elements, known) + start
+        if packet in CONVOLUTIONS and whole is not None:
+            return np.maximum(_convolution_seconds(model.rates, whole, elements, known), moved / model.memory_bytes_per_s) + start
     return np.maximum(flops / matmul_flops_per_s(model, dtype), moved / model.memory_bytes_per_s) + start
+
+
+def _known_dtype(rates: MatmulRates, dtype: str) -> str:
+    """A dtype without a figure runs as float32."""
+    return dtype if any(name == dtype for name, _ in rates.flops_per_s) else "float32"
 
 
 def has_start(site: Site | None) -> bool:
@@ -261,6 +274,19 @@ def _local_batch(left: np.ndarray, right: np.ndarray, out: np.ndarray, b: float,
 @lru_cache(maxsize=1 << 16)
 def _cached_product(rates: MatmulRates, batch: float, m: float, n: float, k: float, dtype: str) -> float:
     return float(matmul_seconds(rates, batch, m, n, k, dtype)) - rates.kernel_s  # the start is counted once, for every op alike
+
+
+def _convolution_seconds(rates: MatmulRates, site: Site, elements: np.ndarray, dtype: str) -> np.ndarray:
+    windows = find_windows(site)
+    sizes = local_sizes(site, windows, elements)
+    columns = (sizes.long_rows, sizes.short_rows, sizes.long_channels, sizes.short_channels, sizes.groups)
+    return np.array(_cached_convolution(rates, windows, tuple(tuple(np.asarray(column).tolist()) for column in columns), dtype))
+
+
+@lru_cache(maxsize=1 << 12)
+def _cached_convolution(rates: MatmulRates, windows: Windows, columns: tuple[tuple[float, ...], ...], dtype: str) -> tuple[float, ...]:
+    """The start is counted once, for every op alike."""
+    return tuple((convolution_seconds(rates, windows, Sizes(*map(np.array, columns)), dtype) - rates.kernel_s).tolist())
 
 
 def _attention_seconds(model: CostModel, rates: MatmulRates, packet: str, site: Site, elements: np.ndarray, dtype: str) -> np.ndarray:
