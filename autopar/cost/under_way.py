@@ -17,6 +17,7 @@ from ..graph.program import OPEN, STARTS, WAIT, Program
 from ..graph.sections import Section
 from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
 from ..graph.turns import count_microbatches, loop_span, times_of
+from .arguments import with_arguments
 from .cpu_scratch import conv_scratch_bytes
 from .memory import scratch_bytes, waiting_bytes
 
@@ -34,10 +35,11 @@ def under_way_bytes(
         in_flight: as of `estimate_memory`.
         on_cpu: whether collectives run on gloo, and groups of ops one after the other.
     """
-    overlapped = overlap_within(program, sections, room_bytes, opens)[0]
+    overlapped, parts = overlap_within(program, sections, room_bytes, opens)
     waiting = sum(waiting_bytes(program, in_flight).values())
     plain = _peak(program, bytes_over_time(program.graph, live_ranges(program.graph)), waiting)
-    return max(0, _peak(overlapped, held_over_time(overlapped, on_cpu, list_done(program, overlapped, seconds) if on_cpu else {}), waiting, on_cpu) - plain)
+    held = held_over_time(overlapped, on_cpu, list_done(program, overlapped, seconds) if on_cpu else {})
+    return max(0, _peak(overlapped, with_arguments(overlapped, parts, held, on_cpu), waiting, on_cpu) - plain)
 
 
 def list_done(program: Program, overlapped: Program, seconds: Mapping[str, float]) -> dict[int, int]:

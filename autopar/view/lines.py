@@ -63,7 +63,7 @@ def print_line(console: Console, text: str, style: str = "", indent: int = 2) ->
 def print_under_way(console: Console, under_way_bytes: int) -> None:
     """What a program holds beside its plan's peak; nothing where that is none."""
     if under_way_bytes:
-        print_line(console, f"beside it, as far as there is room: at most {print_bytes(under_way_bytes)} of collectives under way and of copies", "dim")
+        print_line(console, f"beside it at most {print_bytes(under_way_bytes)}: of collectives under way, as far as there is room, of kernels' arguments and of copies", "dim")
 
 
 def print_heading(console: Console, title: str, note: str = "") -> None:

@@ -10,18 +10,10 @@ needs no more passes than torch's own.
 
 from __future__ import annotations
 
-from ...graph.kernel import Kernel
+from ...graph.kernel import BY_OUT, BY_OUT_OTHER, Kernel, list_replaceable
 from ...graph.liveness import is_view
 from ...graph.node import Arg, Const, Node, Ref, get_arg
 from ..expression import print_arg, print_expression
-
-_IN_PLACE = frozenset((
-    "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor", "aten.add.Scalar", "aten.sub.Scalar", "aten.mul.Scalar", "aten.div.Scalar",
-    "aten.addcmul.default", "aten.addcdiv.default", "aten.sqrt.default", "aten.rsqrt.default", "aten.neg.default", "aten.exp.default", "aten.reciprocal.default",
-    "aten.tanh.default", "aten.sigmoid.default", "aten.abs.default",
-))  # fmt: skip  # as methods: `x.add_(...)`
-_OUT = frozenset(("aten.maximum.default", "aten.minimum.default"))  # as functions: `torch.maximum(x, y, out=x)`
-_OUT_OTHER = frozenset(("aten.div.Tensor", "aten.sub.Tensor"))  # of which the second operand may go, too: `torch.div(x, y, out=y)`
 
 _WIDE = {"float32", "float64"}
 
@@ -117,10 +109,7 @@ class _Printer:
 
     def _takes_place(self, place: int, node: Node) -> str:
         """The operand that the op may write over: `self`, or the other one of two that may change places; "": none."""
-        if node.op not in _IN_PLACE | _OUT or len(node.outputs) != 1:
-            return ""
-        commutes = node.op in ("aten.add.Tensor", "aten.mul.Tensor", *_OUT) and get_arg(node, "alpha", 1) == 1
-        return next((key for key in ("self", "other") if (key == "self" or commutes or node.op in _OUT_OTHER) and self._may_go(place, node, get_arg(node, key))), "")
+        return next((key for key in list_replaceable(node) if self._may_go(place, node, get_arg(node, key))), "")
 
     def _may_go(self, place: int, node: Node, operand: Arg) -> bool:
         if not isinstance(operand, Ref):
@@ -148,7 +137,7 @@ class _Printer:
             self._over(old, new, f"addcmul_({', '.join(self.texts[name] for name in self.graph.nodes[self.products[place]].inputs)})")
             return
         names = [self.texts[name] for name in node.inputs]
-        if node.op in _OUT or node.op in _OUT_OTHER and key == "other":
+        if node.op in BY_OUT or node.op in BY_OUT_OTHER and key == "other":
             given = [f"{name}={arg!r}" if name == "alpha" else print_arg(arg, names) for name, arg in node.args]
             self._over(old, new, f"torch.{node.op.split('.')[1]}({', '.join(given)}, out={self.texts[old]})", method=False)
             return

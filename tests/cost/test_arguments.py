@@ -1,0 +1,129 @@
+"""What kernels hold: their arguments until they return, and of what their ops make for each other nothing on a GPU, on a CPU one at a time."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import autopar  # noqa: E402
+from autopar import Workload  # noqa: E402
+from autopar.constraints import parse_fix  # noqa: E402
+from autopar.cost.arguments import with_arguments  # noqa: E402
+from autopar.graph.case import build_case  # noqa: E402
+from autopar.graph.fuse import fuse_program  # noqa: E402
+from autopar.graph.liveness import bytes_over_time  # noqa: E402
+from autopar.graph.node import Phase  # noqa: E402
+from autopar.graph.partition import partition  # noqa: E402
+from autopar.graph.random_plans import Assigner, plain_mesh  # noqa: E402
+from autopar.graph.sections import phase_sections  # noqa: E402
+from autopar.options import Options  # noqa: E402
+from autopar.runtime.peak import measure_cpu_peak  # noqa: E402
+from autopar.trace import trace_step  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+def squares(out, target):
+    return ((out - target) ** 2).mean()
+
+
+class Gates(torch.nn.Module):
+    """Of a cell that is written op by op: its kernels read four gates and make one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.gates, self.out = torch.nn.LayerNorm(64), torch.nn.Linear(64, 256), torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        keep, forget, give, new = self.gates(self.norm(x)).chunk(4, -1)
+        cell = torch.sigmoid(forget) * x + torch.sigmoid(keep) * torch.tanh(new)
+        return x + self.out(torch.sigmoid(give) * torch.tanh(cell) * torch.nn.functional.silu(new))
+
+
+class Neighbours(torch.nn.Module):
+    """Tensors shifted by a place and multiplied by themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.three, self.out = torch.nn.Linear(64, 192), torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        a, b, c = self.three(x).split(64, -1)
+        y = a * torch.sigmoid(b) + torch.tanh(c)
+        z = torch.cat([y[:, 1:], y[:, :1]], 1)
+        return x + self.out(y * z + torch.relu(z - y))
+
+
+class Codes(torch.nn.Module):
+    """Squared distances to a table, of which the kernel's last op writes over what its first one made."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.codes, self.out = torch.nn.Linear(32, 16), torch.nn.Parameter(torch.randn(256, 16)), torch.nn.Linear(16, 32)
+
+    def forward(self, x):
+        z = self.into(x)
+        distances = (z**2).sum(-1, keepdim=True) - 2 * z @ self.codes.t() + (self.codes**2).sum(-1)
+        near = torch.nn.functional.embedding(distances.argmin(-1), self.codes)
+        return self.out(z + (near - z).detach())
+
+
+def workload(model, shape):
+    x = torch.randn(*shape)
+    return Workload(model, (x,), (torch.randn(*shape),), squares, SGD)
+
+
+CASES = {
+    "gates": lambda: workload(torch.nn.Sequential(Gates(), Gates()), (16, 64, 64)),
+    "neighbours": lambda: workload(torch.nn.Sequential(Neighbours(), Neighbours()), (16, 64, 64)),
+    "codes": lambda: workload(Codes(), (2048, 32)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_on_a_cpu_holds_what_its_plan_says(case):
+    given = CASES[case]()
+    step = autopar.compile(
+        given.model, "cpu:1", example_inputs=given.example_inputs, example_targets=given.example_targets, loss=squares, optimizer=SGD,
+        options=Options(price=False, constraints=parse_fix("microbatches=1,recompute=none")),
+    )  # fmt: skip
+    batch = (*given.example_inputs, *given.example_targets)
+    step(*batch)
+    held = sum(step.num_bytes().values()) + sum(x.numel() * x.element_size() for x in batch)
+    peak, cost = held + measure_cpu_peak(lambda: step(*batch))[1], step.plan.cost
+    assert cost.peak_bytes[0] + cost.under_way_bytes[0] == pytest.approx(peak, rel=0.01)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_of_a_gpu_hold_what_goes_in_and_what_comes_out(case):
+    """By the law of memory of the program in which each kernel is one node."""
+    traced = build_case(trace_step(CASES[case](), "fp32").graph)
+    assignment = Assigner(traced.graph, traced.sites, traced.signatures, plain_mesh(())).draw(random.Random(0))
+    program = partition(traced.graph, traced.sites, traced.signatures, traced.cuts, assignment)
+    sections = phase_sections(program.graph)
+    fused = fuse_program(program, sections).program
+    plain = bytes_over_time(program.graph)
+    held = with_arguments(program, sections, plain, on_cpu=False)
+    before, exact, found = (_highest(graph, rows) for graph, rows in ((program.graph, plain), (fused.graph, bytes_over_time(fused.graph)), (program.graph, held)))
+    assert exact <= found <= max(1.001 * exact, before)
+
+
+def _highest(graph, rows):
+    """Before the update, whose kernels write over states."""
+    return max(size for node, size in zip(graph.nodes, rows) if node.phase is not Phase.UPDATE)
+
+
+def test_where_the_update_holds_most_it_is_as_the_law_says():
+    traced = build_case(trace_step(CASES["codes"](), "fp32").graph)
+    assignment = Assigner(traced.graph, traced.sites, traced.signatures, plain_mesh(())).draw(random.Random(0))
+    program = partition(traced.graph, traced.sites, traced.signatures, traced.cuts, assignment)
+    sections = phase_sections(program.graph)
+    held = bytes_over_time(program.graph)
+    last = [size if node.phase is Phase.UPDATE else 0 for node, size in zip(program.graph.nodes, held)]
+    assert with_arguments(program, sections, last, on_cpu=True) == last
