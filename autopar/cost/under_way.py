@@ -1,7 +1,7 @@
-"""Under way: what a program holds beside its plan's peak, because its collectives start early, and on a CPU because gloo, the loss and convolutions work on copies.
+"""Under way: what a program holds beside its plan's peak, because its collectives start early, its ops run in kernels, and on a CPU gloo, the loss and convolutions work on copies.
 
 In: a program as it was partitioned, its sections, the room that its device has left. Out: bytes. The plan's own law (`cost.memory`) knows the program before collectives are
-started ahead; the emitted one holds what is under way, too (`graph.overlap_memory`), as far as there is room. On a CPU the loss works on a block of logits at a time (`runtime.vocabulary`);
+started ahead, and op by op; the emitted one holds what is under way, too (`graph.overlap_memory`), as far as there is room, and what its kernels are given (`cost.arguments`). On a CPU the loss works on a block of logits at a time (`runtime.vocabulary`);
 elsewhere it is a kernel.
 """
 

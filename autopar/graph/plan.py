@@ -119,8 +119,8 @@ class Cost:
     """What one step costs, predicted. Tuples have one entry per pipeline stage.
 
     Args:
-        under_way_bytes: what the program holds at most beside `peak_bytes`, as far as its device has room for it: tensors of collectives that are started early, and on a
-            CPU copies that gloo makes, and the logits on which the loss works.
+        under_way_bytes: what the program holds at most beside `peak_bytes`: tensors of collectives that are started early, as far as its device has room, arguments of
+            kernels until they return, and on a CPU copies that gloo makes, the logits on which the loss works, and scratch of convolutions.
     """
 
     step_s: float
