@@ -14,12 +14,15 @@ from dataclasses import asdict, fields
 
 from ..errors import ClusterError
 from ..graph.tensor import DTYPE_BYTES
-from .rows import COMM_KINDS, MEETING, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows, row_key
+from .rows import COMM_KINDS, MEETING, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows, op_work, row_key
 
 FORMAT = "autopar-profile-4"  # 3, 4: matmuls by the library that has them in programs (`graph.cpu_matmul`; 4: AMD's without AVX-512)
 _EARLIER = ("autopar-profile-1", "autopar-profile-2")
 _AGAIN = "run `autopar profile` again, or delete the file"
 _LEAST_S, _MOST_S = 1e-9, 1e4  # no clock measures less, and no profile waits longer
+# What no machine is: least and most FLOP/s of a matmul of _LARGE_FLOPS and more, least and most bytes/s of a copy of _LARGE_BYTES and more. Seconds in another unit are a thousand times off.
+_LARGE_FLOPS, _LARGE_BYTES = 1e8, 2**24
+_IMPOSSIBLE = {True: ((2e8, 2e14), (1e8, 2e13)), False: ((1e11, 2e16), (1e10, 1e14))}  # on a CPU; on a GPU
 
 
 def save_profile(rows: ProfileRows, path: str | os.PathLike[str]) -> None:
@@ -97,7 +100,7 @@ def _parse_rows(data: object) -> ProfileRows:
     who = Machine(
         *(_text(machine, f.name, "machine") if f.name != "cores" else _whole(machine, "cores", "machine") for f in fields(Machine))
     )
-    ops = tuple(_parse_op(row, f"ops[{k}]") for k, row in enumerate(_list(data, "ops")))
+    ops = tuple(_parse_op(row, f"ops[{k}]", who.device == "cpu") for k, row in enumerate(_list(data, "ops")))
     comms = tuple(_parse_comm(row, f"comms[{k}]") for k, row in enumerate(_list(data, "comms")))
     for name, rows in (("ops", ops), ("comms", comms)):
         seen: dict[tuple, int] = {}
@@ -109,7 +112,7 @@ def _parse_rows(data: object) -> ProfileRows:
     return ProfileRows(who, ops, comms, data["finished"])
 
 
-def _parse_op(row: object, where: str) -> OpRow:
+def _parse_op(row: object, where: str, on_cpu: bool) -> OpRow:
     row = _object(row, where)
     shape = row["shape"]
     if not isinstance(shape, list) or not shape:
@@ -118,7 +121,22 @@ def _parse_op(row: object, where: str) -> OpRow:
     family, dtype = _one_of(row, "family", where, SHAPE_NAMES), _one_of(row, "dtype", where, DTYPE_BYTES)
     if len(sizes) != len(SHAPE_NAMES[family]):
         raise ValueError(f"{where}.shape: expected ({', '.join(SHAPE_NAMES[family])}) of a {family}, found {shape!r}")
-    return OpRow(family, dtype, sizes, _whole(row, "ranks", where), *_figures(row, where))
+    found = OpRow(family, dtype, sizes, _whole(row, "ranks", where), *_figures(row, where))
+    _check_speed(found, where, on_cpu)
+    return found
+
+
+def _check_speed(row: OpRow, where: str, on_cpu: bool) -> None:
+    """Raise what tells that a row's seconds are of another unit."""
+    if row.seconds is None or not row.family.startswith(("matmul", "copy")):
+        return
+    flops, moved = op_work(row.family, row.dtype, row.shape)
+    work, large, what = (flops, _LARGE_FLOPS, "FLOP/s") if flops else (moved, _LARGE_BYTES, "bytes/s")
+    least, most = _IMPOSSIBLE[on_cpu][not flops]
+    if work >= large and not least <= work / row.seconds <= most:
+        shape = " x ".join(map(str, row.shape))
+        raise ValueError(f"{where}.seconds: {row.seconds:g} s of a {row.family} of {shape} in {row.dtype} would be {work / row.seconds:.1e} {what}, expected {least:.0e} to {most:.0e}: are they seconds?")
+
 
 
 def _parse_comm(row: object, where: str) -> CommRow:

@@ -151,6 +151,9 @@ def test_writing_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         (lambda d: d["comms"][1].update(seconds=1e300), "comms[1].seconds: expected the seconds of one op or collective, 1e-09 to 10000, found 1e+300"),
         (lambda d: d["comms"][7].update(beside_s=0), "comms[7].beside_s: expected a positive number, found 0"),
         (lambda d: d["comms"][1].update(seconds="fast"), "comms[1].seconds: expected a positive number, found 'fast'"),
+        (lambda d: _times(d, 1000), "ops[1].seconds: 1.11848 s of a copy of 67108864 in float32 would be 6.0e+07 bytes/s, expected 1e+08 to 2e+13: are they seconds?"),
+        (lambda d: _times(d, 1e-3), "ops[1].seconds: 1.11848e-06 s of a copy of 67108864 in float32 would be 6.0e+13 bytes/s, expected 1e+08 to 2e+13: are they seconds?"),
+        (lambda d: d["ops"][4].update(seconds=1e-6), "ops[4].seconds: 1e-06 s of a matmul of 512 x 512 x 512 in float32 would be 2.7e+14 FLOP/s, expected 2e+08 to 2e+14: are they seconds?"),
         (lambda d: d["ops"][0].update(spread=-0.5), "ops[0].spread: expected a number that is not negative, found -0.5"),
         (lambda d: d["ops"][0].update(repeats=0), "ops[0].repeats: expected a positive whole number, found 0"),
         (lambda d: d["ops"][1].update(ranks=0), "ops[1].ranks: expected a positive whole number, found 0"),
@@ -175,6 +178,12 @@ def test_an_edited_profile_says_what_is_wrong(tmp_path, change, message):
         load_profile(path)
     text = str(error.value)
     assert text.startswith(f"{path}: not a profile: {message}") and text.endswith("; run `autopar profile` again, or delete the file")
+
+
+def _times(data, factor):
+    for row in (*data["ops"], *data["comms"]):
+        if "seconds" in row:
+            row["seconds"] *= factor
 
 
 def test_a_truncated_profile_says_so(tmp_path):
