@@ -58,6 +58,17 @@ class Net(nn.Module):
         return self.out(self.norm(x))
 
 
+class Scaled(nn.Module):
+    """A scale for each column, and a gain after it."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.scale, self.gain = (nn.Parameter(torch.ones(hidden)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x * self.scale) * self.gain
+
+
 def workload(hidden, block, norm=nn.LayerNorm):
     with torch.device("meta"):
         net, x, y = Net(hidden, block, norm), torch.empty(8, 64, 16), torch.empty(512, dtype=torch.long)
@@ -110,3 +121,14 @@ def test_norms_do_not_spill(hidden, norm):
     kernels = [k for k in kernels_of(workload(hidden, Before, norm), "bf16") if "norm" in k.name]
     rows = compile_kernels(kernels, [90])
     assert len(rows) >= 3 and not [row for row in rows if row.spilled_bytes], rows
+
+
+def test_a_program_of_some_columns_loads_theirs_once_however_wide_its_rows_are():
+    """A sum over rows alone: a program has a block of columns, not a row."""
+    with torch.device("meta"):
+        net = nn.Sequential(Scaled(8192), nn.Linear(8192, 32))
+        x, y = torch.empty(512, 8192), torch.empty(512, dtype=torch.long)
+    kernels = kernels_of(Workload(net, (x,), (y,), F.cross_entropy, ADAMW))
+    texts = ["\n".join(part.text.lines) for kernel in kernels for part in print_parts(kernel) if part.text and part.text.shape == "columns"]
+    [(before, loop, inside)] = [text.partition("for block in") for text in texts if "gain_ptr" in text]
+    assert loop and "tl.load(gain_ptr" in before and "gain_ptr" not in inside

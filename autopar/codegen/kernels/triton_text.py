@@ -105,7 +105,7 @@ class Printer:
         self.used: set[str] = set()
         self.base: dict[str, frozenset[str]] = {}  # variable -> the variables that it is made of
         cols = set() if self.walks or self.shape == "flat" else {"col", *(f"col_{w}" for w in self._widths())}
-        self.fixed, self.outer = _Scope(frozenset(cols if power_of_two(self.widest) <= ROOMY else ())), _Scope(frozenset({"row"} | cols))  # before a loop over rows; in it
+        self.fixed, self.outer = _Scope(frozenset(cols if self.shape != "rows" or power_of_two(self.widest) <= ROOMY else ())), _Scope(frozenset({"row"} | cols))  # before a loop over rows; in it
         loops = any(name in self.graph.outputs for r in self.reductions if r.along != "row" for name in r.outputs) and not takes_lists(kernel)
         self.before = [self.fixed, self.outer] if loops else [self.outer]  # a walk along rows
         self.scopes = self.before.copy()
