@@ -20,10 +20,9 @@ from ..graph.program import Program
 from ..graph.rule import Rule
 from ..graph.rules import RULES
 from ..graph.sections import Section
-from ..graph.tensor import Value, size_bytes
+from ..graph.tensor import size_bytes
 
 _NEAR = 0.7  # of the peak: groups whose nodes hold less are not looked for, as none holds so much for its arguments that it would pass the peak
-_Lives = Mapping[str, tuple[int, int]]
 
 
 def with_arguments(program: Program, sections: Sequence[Section], held: Sequence[int], on_cpu: bool, rules: Mapping[str, Rule] = RULES) -> list[int]:
@@ -39,36 +38,54 @@ def with_arguments(program: Program, sections: Sequence[Section], held: Sequence
     near = {i for i, size in enumerate(held) if size >= least and graph.nodes[i].phase is not Phase.UPDATE}
     if not near:
         return list(held)
-    lives, base, values = live_ranges(graph), held_bases(graph), value_table(graph)
-    readers, longer = list_readers(graph, base), HeldLonger(graph)
-    viewed = {base[node.inputs[0]] for node in graph.nodes if node.inputs and is_view(node.op)}
+    law = _Law(graph)
     change = [0] * (len(held) + 1)
     for members in find_groups(graph, *resolve_known(graph, rules), near, sections):
-        if graph.nodes[members[0]].phase is Phase.UPDATE:
-            continue
-        found = longer.place(members)
-        inside = set(members)
-        made = {out for i in members for out in graph.nodes[i].outputs if out in lives}
-        others = (i - 1 for name in made for i in readers.get(name, ()) if i not in inside)
-        place = min((members[-1] if found is None else found, *others))  # who reads what it makes comes after it
-        read = {base[name] for i in members for name in graph.nodes[i].inputs} & lives.keys() - made
-        own = {name for name in made if inside.issuperset(readers.get(name, ())) and lives[name][1] <= members[-1]}
-        rows = [(lives[name][1] + 1, place, size_bytes(values[name])) for name in read if members[0] <= lives[name][1] < place]
-        rows += [(place + 1, lives[name][1], -size_bytes(values[name])) for name in read if place < lives[name][1] <= members[-1] and inside.issuperset(i for i in readers[name] if i > place)]
-        rows += [(place, lives[name][0] - 1, size_bytes(values[name])) for name in made - own if place < lives[name][0]]
-        rows += _replaced(graph, values, lives, members, own - viewed) if on_cpu else [(*lives[name], -size_bytes(values[name])) for name in own]
-        for first, last, size in rows:
+        for first, last, size in law.rows(members, on_cpu) if graph.nodes[members[0]].phase is not Phase.UPDATE else ():
             change[first] += size
             change[last + 1] -= size
     return [size + more for size, more in zip(held, accumulate(change))]
 
 
-def _replaced(graph: Graph, values: Mapping[str, Value], lives: _Lives, members: Sequence[int], own: set[str]) -> Iterator[tuple[int, int, int]]:
-    """(node, node, minus bytes) of what a group's ops write over."""
-    for i in members:
-        node = graph.nodes[i]
-        for operand in (get_arg(node, key) for key in list_replaceable(node)):
-            old = node.inputs[operand.index] if isinstance(operand, Ref) else ""
-            if old in own and lives[old][1] == i and node.inputs.count(old) == 1 and (values[old].shape, values[old].dtype) == (values[node.outputs[0]].shape, values[node.outputs[0]].dtype):
-                yield i, i, -size_bytes(values[old])
-                break
+class _Law:
+    """Of one graph: what it says of each value, and what a group changes of that."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes, self.values, self.lives, self.base = graph.nodes, value_table(graph), live_ranges(graph), held_bases(graph)
+        self.readers, self.longer = list_readers(graph, self.base), HeldLonger(graph)
+        self.viewed = {self.base[node.inputs[0]] for node in graph.nodes if node.inputs and is_view(node.op)}
+
+    def rows(self, members: Sequence[int], on_cpu: bool) -> Iterator[tuple[int, int, int]]:
+        """(first node, last node, bytes more or less) of a group."""
+        inside, lives = set(members), self.lives
+        made = {out for i in members for out in self.nodes[i].outputs if out in lives}
+        read = {self.base[name] for i in members for name in self.nodes[i].inputs} & lives.keys() - made
+        own = {name for name in made if inside.issuperset(self.readers.get(name, ())) and lives[name][1] <= members[-1]}
+        place = self._place(members, made)
+        for name in read:
+            last, size = lives[name][1], size_bytes(self.values[name])
+            if members[0] <= last < place:
+                yield last + 1, place, size
+            elif place < last <= members[-1] and inside.issuperset(i for i in self.readers[name] if i > place):
+                yield place + 1, last, -size
+        yield from ((place, lives[name][0] - 1, size_bytes(self.values[name])) for name in made - own if place < lives[name][0])
+        yield from self._replaced(members, own - self.viewed) if on_cpu else ((*lives[name], -size_bytes(self.values[name])) for name in own)
+
+    def _place(self, members: Sequence[int], made: set[str]) -> int:
+        """Where it runs: as `graph.fuse` puts it, and before all that read what it makes."""
+        found = self.longer.place(members)
+        others = (i - 1 for name in made for i in self.readers.get(name, ()) if i not in members)
+        return min((members[-1] if found is None else found, *others))
+
+    def _replaced(self, members: Sequence[int], own: set[str]) -> Iterator[tuple[int, int, int]]:
+        """What its ops write over."""
+        for i in members:
+            node = self.nodes[i]
+            for operand in (get_arg(node, key) for key in list_replaceable(node)):
+                old = node.inputs[operand.index] if isinstance(operand, Ref) else ""
+                if old in own and self.lives[old][1] == i and node.inputs.count(old) == 1 and self._kind(old) == self._kind(node.outputs[0]):
+                    yield i, i, -size_bytes(self.values[old])
+                    break
+
+    def _kind(self, name: str) -> tuple[tuple[int, ...], str]:
+        return self.values[name].shape, self.values[name].dtype
