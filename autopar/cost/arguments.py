@@ -6,7 +6,7 @@ a GPU never holds; on a CPU, whose kernels are ops of plain torch, an op writes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from ..graph.cuts import resolve_known
@@ -17,7 +17,6 @@ from ..graph.kernel import list_replaceable
 from ..graph.liveness import held_bases, is_view, list_readers, live_ranges
 from ..graph.node import Phase, Ref, get_arg
 from ..graph.program import Program
-from ..graph.rule import Rule
 from ..graph.rules import RULES
 from ..graph.sections import Section
 from ..graph.tensor import size_bytes
@@ -25,7 +24,7 @@ from ..graph.tensor import size_bytes
 _NEAR = 0.7  # of the peak: groups whose nodes hold less are not looked for, as none holds so much for its arguments that it would pass the peak
 
 
-def with_arguments(program: Program, sections: Sequence[Section], held: Sequence[int], on_cpu: bool, rules: Mapping[str, Rule] = RULES) -> list[int]:
+def with_arguments(program: Program, sections: Sequence[Section], held: Sequence[int], on_cpu: bool) -> list[int]:
     """Bytes held while each node runs, as the kernels of forward and backward hold them. Those of the update rewrite what they are given, as the law says.
 
     Args:
@@ -40,7 +39,7 @@ def with_arguments(program: Program, sections: Sequence[Section], held: Sequence
         return list(held)
     law = _Law(graph)
     change = [0] * (len(held) + 1)
-    for members in find_groups(graph, *resolve_known(graph, rules), near, sections):
+    for members in find_groups(graph, *resolve_known(graph, RULES), near, sections):
         for first, last, size in law.rows(members, on_cpu) if graph.nodes[members[0]].phase is not Phase.UPDATE else ():
             change[first] += size
             change[last + 1] -= size

@@ -29,7 +29,7 @@ No term falls when a size grows, and n devices that share a convolution take tog
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -38,7 +38,7 @@ from ..graph.node import packet_of
 from ..graph.rule import Site
 from ..graph.rules.dims import ints
 from ..graph.tensor import DTYPE_BYTES
-from .matmul import MatmulRates, Tiles, find_matmul_rates, matmul_level
+from .matmul import MatmulRates, Tiles, find_matmul_rates, matmul_level, tiled_seconds
 
 CONVOLUTIONS = ("aten.convolution", "aten.convolution_backward")
 _SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -160,6 +160,7 @@ def _seconds(
     moved = long_bytes + (short_rows * short + long * short * windows.taps) * groups * width
     on_tensor_cores = windows.groups == 1 and uses_tensor_cores(rates, dtype)
     level, block = _level(rates, own, windows, dtype), _BLOCK if on_tensor_cores and not is_bound else 1
+    tiled = replace(rates, tiles=own.tiles, extra_k=own.extra_k, wave_step=own.wave_step)
     start, total = 0.0 if is_bound else rates.kernel_s, np.zeros(moved.shape)
     for part in windows.parts:
         reached = level * (own.weight_share if part == "weight" and windows.groups == 1 else 1.0)
@@ -167,7 +168,7 @@ def _seconds(
         if is_bound or windows.groups > 1:
             compute = 2 * m * n * k * groups / (reached * max(tile[2] for tile in own.tiles) if windows.groups == 1 else reached)
         else:
-            compute = _tiled_s(rates, own, m, n, k, reached)
+            compute = tiled_seconds(tiled, np.ones_like(m), m, n, k, reached, _SPLITS)
         total += np.cbrt(compute**3 + (moved / (own.memory_share * bandwidth)) ** 3) + start
         if part == "scatter" and windows.is_strided and windows.groups == 1:
             total += own.scatter_passes * long_bytes / bandwidth
@@ -200,17 +201,6 @@ def _product(
 
 def _in_blocks(channels: np.ndarray, block: int) -> np.ndarray:
     return channels if block == 1 else np.ceil(channels / block) * block
-
-
-def _tiled_s(rates: MatmulRates, own: ConvolutionRates, m: np.ndarray, n: np.ndarray, k: np.ndarray, level: float) -> np.ndarray:
-    """The least over tiles and splits of the sum."""
-    tile_m, tile_n, efficiency = (column.reshape(-1, 1, *(1,) * m.ndim) for column in np.array(own.tiles).T)  # tiles, splits, sizes
-    split = np.array(_SPLITS, dtype=float).reshape(-1, *(1,) * m.ndim)
-    waves = np.ceil(m / tile_m) * np.ceil(n / tile_n) * split / rates.multiprocessors
-    smooth = own.wave_step * np.ceil(waves) + (1 - own.wave_step) * np.maximum(waves, 1.0)
-    steps = (k / split + own.extra_k) * (2 * rates.multiprocessors / level)
-    sums_s = np.where(split > 1, 4 * split, 0.0) * m * n / rates.memory_bytes_per_s
-    return (smooth * (tile_m * tile_n / efficiency) * steps + sums_s).min(axis=(0, 1))
 
 
 def make_windows(parts: tuple[str, ...], taps: int, strides: int, long: int, short: int, groups: int = 1) -> Windows:

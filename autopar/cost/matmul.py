@@ -211,16 +211,27 @@ def matmul_seconds(
     """
     rate, width = matmul_level(rates, dtype), DTYPE_BYTES[dtype]
     b, m, n, k = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (batch, m, n, k)))
-    out = b * m * n
+    compute = tiled_seconds(rates, b, m, n, k, rate)
+    moved = (b * (m * k + k * n) + b * m * n) * (width / (rates.memory_bytes_per_s * rates.memory_share))
+    return np.cbrt(compute**3 + moved**3) + rates.kernel_s
+
+
+def tiled_seconds(rates: MatmulRates, batch: np.ndarray, m: np.ndarray, n: np.ndarray, k: np.ndarray, rate: float, splits: tuple[int, ...] = _SPLITS) -> np.ndarray:
+    """Seconds that tiles in waves compute, the least over tiles and splits of the sum: `compute` above.
+
+    Args:
+        batch, m, n, k: of one shape.
+        rate: FLOP/s of the largest tile in full waves.
+    """
+    out = batch * m * n
     tile_m, tile_n, efficiency = (column.reshape(-1, *(1,) * out.ndim) for column in np.array(rates.tiles).T)  # tiles before shapes
-    tiles = b * np.ceil(m / tile_m) * np.ceil(n / tile_n)
+    tiles = batch * np.ceil(m / tile_m) * np.ceil(n / tile_n)
     area = tile_m * tile_n / efficiency
     compute = np.inf
-    for split in _SPLITS:
+    for split in splits:
         waves = tiles * (split / rates.multiprocessors)
         smooth = rates.wave_step * np.ceil(waves) + (1 - rates.wave_step) * np.maximum(waves, 1.0)
         steps = (k / split + rates.extra_k) * (2 * rates.multiprocessors / rate)
         sums_s = out * (4 * split / rates.memory_bytes_per_s) if split > 1 else 0.0
         compute = np.minimum(compute, np.min(smooth * area, axis=0) * steps + sums_s)
-    moved = (b * (m * k + k * n) + out) * (width / (rates.memory_bytes_per_s * rates.memory_share))
-    return np.cbrt(compute**3 + moved**3) + rates.kernel_s
+    return compute
