@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from autopar import Workload  # noqa: E402
 from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
 from autopar.codegen.kernels.parts import print_parts  # noqa: E402
 from autopar.codegen.kernels.reductions import UnsupportedError  # noqa: E402
@@ -110,18 +111,23 @@ def _resources(cubin: Path) -> tuple[int, int]:
 
 def model_kernels(model: str, precision: str, args: dict[str, str] | None = None) -> tuple[Kernel, ...]:
     """The distinct kernels of a model's step on one device."""
+    from autopar.trace.load import load_workload
+
+    return workload_kernels(load_workload(model, args), precision)
+
+
+def workload_kernels(workload: Workload, precision: str) -> tuple[Kernel, ...]:
+    """The distinct kernels of a step on one device."""
     import random
 
     from autopar.graph.case import build_case
-    from autopar.graph.choice import Assignment  # noqa: F401
     from autopar.graph.fuse import fuse_program
     from autopar.graph.partition import partition
     from autopar.graph.random_plans import Assigner, plain_mesh
     from autopar.graph.sections import phase_sections
     from autopar.trace import trace_step
-    from autopar.trace.load import load_workload
 
-    case = build_case(trace_step(load_workload(model, args), precision).graph)
+    case = build_case(trace_step(workload, precision).graph)
     assignment = Assigner(case.graph, case.sites, case.signatures, plain_mesh(())).draw(random.Random(0))  # of one device there is one
     program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
     return fuse_program(program, phase_sections(program.graph)).kernels

@@ -116,6 +116,22 @@ def row_sums(x, y):
 
 
 @jit
+def places(count, most):
+    """0 .. count - 1, of which a thread takes at most so many side by side, a power of two."""
+    return tl.max_contiguous(tl.multiple_of(tl.arange(0, count), most), most)
+
+
+@jit
+def opaque(number):
+    """The number itself, of which a compiler knows nothing: of the number of a row that it knows it makes addresses in each tensor, and keeps them all from round to round."""
+    if _FLUSHES:
+        if number.dtype == tl.int64:
+            return tl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [number], dtype=tl.int64, is_pure=False, pack=1)
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
+    return number
+
+
+@jit
 def _exp(x):
     """exp, in float32 on NVIDIA's GPUs without the three steps that results below 1e-38 would need."""
     if _FLUSHES and x.dtype == tl.float32:

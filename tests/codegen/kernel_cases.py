@@ -190,6 +190,19 @@ def _matrices_only(params):
     return torch.optim.SGD([p for p in params if p.dim() > 1], lr=0.1)
 
 
+class Norms(torch.nn.Module):
+    """Two norms, dropout and a residual, of rows of which a program's registers do not hold everything. One weight for all columns: the interpreter takes a minute for each sum over rows of thousands of columns."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down, self.width, self.scale = torch.nn.Linear(4, width, bias=False), torch.nn.Linear(width, 3), (width,), torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        x = self.up(x)
+        x = F.layer_norm(F.dropout(x, 0.3) + x.sin(), self.width) * self.scale
+        return self.down(F.rms_norm(x, self.width, eps=1e-6))
+
+
 def _step(module, *shape, **options):
     torch.manual_seed(0)
     return Workload(module, (torch.randn(*shape),), (), lambda y: (y * y).mean(), options.get("optimizer", ADAMW))
@@ -319,6 +332,8 @@ CASES = {
     "log softmax": lambda: _of(lambda x: torch.log_softmax(x.sin(), -1).exp(), 6, 129),
     "wide softmax": lambda: _wide(lambda x: torch.softmax(x * 2, -1) + x, 3, 9001),
     "wide norm": lambda: _wide(lambda x: F.layer_norm(x * 2, (9001,)) + x, 2, 9001),
+    "norms of wide rows": lambda: _step(Norms(5003), 3, 4),
+    "softmax of wide rows": lambda: _wide(lambda x: torch.softmax(x * 2, -1) + F.layer_norm(x.sin(), (5003,)), 3, 5003),
     "row sums": lambda: _of(lambda x: x / (x.abs().sum(-1, keepdim=True) + 1) - x.amax(-1, keepdim=True), 4, 33),
     "clamp and where": lambda: _of(lambda x: torch.where(x > 0.3, x.clamp(-1, 1), x.square()) + x.sigmoid().log(), 7, 11),
     "momentum": lambda: _step(torch.nn.Linear(5, 3), 4, 5, optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)),

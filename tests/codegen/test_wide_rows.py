@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import pytest
@@ -10,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from autopar import Workload
+from autopar.codegen.kernels.lines import drop_unread, place_early
 from autopar.codegen.kernels.parts import print_parts
-from autopar.codegen.kernels.partials import Partial, Running, add_early
 
 from .kernel_cases import ADAMW, kernels_of
 
@@ -106,9 +107,71 @@ def test_what_only_a_sum_still_needs_is_added_at_once():
 
 def test_each_sum_is_added_after_what_it_reads():
     body = ["row = 0", "a = tl.load(a_ptr)", "b, c = row_sums(a, a)", "tl.store(out, b)", "a_2 = a * c"]
-    sums = [Running(name, text, 1, Partial(0, 1, "float32", "sum")) for name, text in (("x", "a"), ("y", "a_2"), ("z", "b + a"), ("one", "1"))]
-    assert add_early(body, sums, False) == ["one += 1", "row = 0", "a = tl.load(a_ptr)", "x += a", "b, c = row_sums(a, a)", "z += b + a", "tl.store(out, b)", "a_2 = a * c", "y += a_2"]
-    assert add_early(body, sums, True) == [*body, "x += a", "y += a_2", "z += b + a", "one += 1"]
+    added = ["x += a", "y += a_2", "z += b + a", "one += 1"]
+    assert place_early(body, added) == ["one += 1", "row = 0", "a = tl.load(a_ptr)", "x += a", "b, c = row_sums(a, a)", "z += b + a", "tl.store(out, b)", "a_2 = a * c", "y += a_2"]
+
+
+def test_what_nobody_reads_is_no_line():
+    body = ["row = 0", "a = tl.load(a_ptr + row)", "b = tl.load(b_ptr + row)", "c, d = row_sums(a, a)", "e = b * d", "f = a * d", "tl.store(out, c)"]
+    assert drop_unread(body, ["f"]) == [line for line in body if line[0] not in "be"]
+
+
+def lines_of(hidden, block, norm=nn.LayerNorm, precision="fp32"):
+    """(part of a kernel with norms, its lines)."""
+    kernels = [k for k in kernels_of(workload(hidden, block, norm), precision) if "norm" in k.name]
+    return [(part.kernel, [line.strip() for line in part.text.lines]) for kernel in kernels for part in print_parts(kernel)]
+
+
+@pytest.mark.parametrize("block", [Before, Twice])
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_nothing_of_a_wide_row_is_held_while_threads_exchange_its_sums(norm, block):
+    found = lines_of(8192, block, norm)
+    assert max(len(exchanges_in(lines)) for _, lines in found) > (block is Twice)
+    for kernel, lines in found:
+        for exchange in exchanges_in(lines):
+            assert not wide_names(lines[:exchange]) & words(lines[exchange + 1 :]), (kernel.name, lines[exchange])
+        loads = [line.partition(" = ")[2] for line in lines if "tl.load(" in line and "col" in line]
+        assert exchanges_in(lines) and len(loads) == len(set(loads))  # Triton would make one of two that say the same
+
+
+def words(lines):
+    return {word for line in lines for word in re.findall(r"\w+", line.partition(" = ")[2] or line)}
+
+
+def exchanges_in(lines):
+    return [k for k, line in enumerate(lines) if "row_sums(" in line or "axis=1" in line]
+
+
+def wide_names(lines):
+    """What is made of each element of a row."""
+    found = set()
+    for line in lines:
+        name, made, text = line.partition(" = ")
+        if made and name != "col" and "axis=1" not in line and "row_sums(" not in line and words([text]) & {"col", *found}:
+            found.add(name)
+    return found
+
+
+def test_narrower_rows_are_loaded_once():
+    for _, lines in lines_of(4096, Twice):
+        loads = [line.partition(" = ")[2] for line in lines if "tl.load(" in line]
+        assert len({load.partition(",")[0] for load in loads}) == len(loads)
+
+
+def test_random_numbers_of_a_wide_row_are_drawn_once():
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.norm, self.out = nn.Linear(16, 8192), nn.LayerNorm(8192), nn.Linear(8192, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.norm(F.dropout(self.up(x), 0.1)))
+
+    with torch.device("meta"):
+        net, x, y = Dropped(), torch.empty(512, 16), torch.empty(512, dtype=torch.long)
+    texts = ["\n".join(part.text.lines) for k in kernels_of(Workload(net, (x,), (y,), F.cross_entropy, ADAMW)) for part in print_parts(k)]
+    [forward] = [text for text in texts if "uniform(" in text]
+    assert forward.count("uniform(") == 1 and forward.count("tl.load(linear_ptr") > 1
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])

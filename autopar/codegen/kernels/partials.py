@@ -6,13 +6,10 @@ In: what is reduced, and the text of what a block adds to it. Out: the lines of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .literals import FLOATS, identity_of
-
-_MADE, _NAME = re.compile(r"(\w+(?:, \w+)*) = "), re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +69,3 @@ def masked(limits: Sequence[str], text: str, partial: Partial) -> str:
         text = f"{text}.to(tl.int32)"
     other = "0" if partial.kind == "sum" else identity_of(partial.kind, partial.dtype)
     return f"tl.where({' & '.join(limits)}, {text}, {other})" if limits else text
-
-
-def add_early(body: Sequence[str], sums: Sequence[Running], has_loops: bool) -> list[str]:
-    """The lines of a round with those that add to its numbers, each where what it reads has just been made: what only a sum still needs is not held to the round's end.
-
-    Args:
-        body: assignments, stores.
-        has_loops: the body has loops, too: then all is added after it.
-    """
-    added = [running.add() for running in sums]
-    made = {name: k for k, line in enumerate(body, 1) if (found := _MADE.match(line)) for name in found[1].split(", ")}
-    places = [len(body) if has_loops else max((made[name] for name in _NAME.findall(line) if name in made), default=0) for line in added]
-    return [line for k in range(len(body) + 1) for line in (*body[max(0, k - 1) : k], *(a for a, place in zip(added, places) if place == k))]

@@ -18,7 +18,7 @@ Sums over rows (a bias's gradient), and over everything, leave one partial sum p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from ...graph.blocks import EIGHT, LARGEST, ROOMY, WIDEST_TILE, block_cols, most_rows
 from ...graph.fusion import DRAWS
@@ -26,17 +26,19 @@ from ...graph.graph import Graph, producer_table, value_table
 from ...graph.kernel import Kernel, takes_lists
 from ...graph.layouts import span
 from ...graph.node import Const, Node, Ref, get_arg, packet_of
-from ...graph.tensor import num_elements, power_of_two
+from ...graph.tensor import DTYPE_BYTES, num_elements, power_of_two
+from .draws import draw_text
 from .index import Index, broadcast, coordinates, flatten, in_memory, place_in_row, variable, view_source
+from .lines import Scope, drop_unread, is_wide, place_early
 from .literals import FLOATS, HALVES, LOWEST, SMALL, TYPES, as_kept, common_dtype, converted, identity_of, number_text, type_text
-from .partials import Partial, Running, add_early, masked
+from .partials import Partial, Running, masked
 from .placed import placed_text
 from .pointwise import COMPARISONS, RELATIONS, ROUNDS_NUMBERS, pointwise_text, tells_apart
 from .reductions import Reduced, UnsupportedError, keeps_numbers, list_reductions, list_statistics, row_text
+from .wide_rows import find_wide
 
 _LEAST = 'float("-inf")'  # has no share of a sum of exponentials
 _ANY_SIZE = (1024,)  # stands for all shapes
-_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # of a mantissa, as `runtime.random` draws them
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,6 @@ class TritonText:
     widest: int
     walks: bool
     partials: tuple[Partial, ...]
-
-
-@dataclass(slots=True)
-class _Scope:
-    """Lines that run where these variables exist; names of what they have made."""
-
-    variables: frozenset[str]
-    lines: list[str] = field(default_factory=list)
-    names: dict[object, str] = field(default_factory=dict)
 
 
 def print_triton(kernel: Kernel) -> TritonText:
@@ -105,10 +98,11 @@ class Printer:
         self.used: set[str] = set()
         self.base: dict[str, frozenset[str]] = {}  # variable -> the variables that it is made of
         cols = set() if self.walks or self.shape == "flat" else {"col", *(f"col_{w}" for w in self._widths())}
-        self.fixed, self.outer = _Scope(frozenset(cols if self.shape != "rows" or power_of_two(self.widest) <= ROOMY else ())), _Scope(frozenset({"row"} | cols))  # before a loop over rows; in it
+        self.fixed, self.outer = Scope(frozenset(cols if self.shape != "rows" or power_of_two(self.widest) <= ROOMY else ())), Scope(frozenset({"row"} | cols))  # before a loop over rows; in it
         loops = any(name in self.graph.outputs for r in self.reductions if r.along != "row" for name in r.outputs) and not takes_lists(kernel)
         self.before = [self.fixed, self.outer] if loops else [self.outer]  # a walk along rows
         self.scopes = self.before.copy()
+        self.wide = find_wide(self)
         self.walked = self.cols  # elements of the row that is walked along
         self.whole = False  # within a walk: every column of the block is one of the row
         self.widths: set[int] = set()
@@ -167,7 +161,7 @@ class Printer:
 
     # --- lines
 
-    def scope_of(self, index: Index, mask: str = "") -> _Scope:
+    def scope_of(self, index: Index, mask: str = "") -> Scope:
         """The outermost scope in which an element can be made, in a loop over rows where there is one."""
         if mask:
             return self.scopes[-1]
@@ -184,7 +178,7 @@ class Printer:
         self.used.add(f"{wish}_{count}")
         return f"{wish}_{count}"
 
-    def named(self, scope: _Scope, key: object, wish: str, text: str) -> str:
+    def named(self, scope: Scope, key: object, wish: str, text: str) -> str:
         """The name of a text in a scope; what has one keeps it."""
         for place in self.scopes[: self.scopes.index(scope) + 1]:
             if key in place.names:
@@ -216,6 +210,8 @@ class Printer:
         reduced = next((r for r in self.reductions if name in r.outputs), None)
         if reduced is not None and reduced.along != "row":
             raise UnsupportedError("a sum over rows that is read in the same kernel")
+        if self.wide and is_wide(index):
+            self.wide.settle(name)
         text = row_text(self, node, output, index, mask, reduced)
         if text is None and node.inputs:
             base = view_source(index, packet, lambda key, default: get_arg(node, key, default), shape, self.values[node.inputs[0]].shape)
@@ -224,7 +220,7 @@ class Printer:
         if text is None:
             text = placed_text(self, node, index, mask)
         if text is None and node.op == DRAWS:
-            text = self._draw(node, index, mask)
+            text = draw_text(self, node, index, mask)
         if text is None:
             text = self._pointwise(node, name, index, mask)
         return self.named(self.scope_of(index, mask), (name, index, mask), name, text)
@@ -239,7 +235,7 @@ class Printer:
         place = f"{name}_ptr" if not lies.terms and not lies.start else f"{name}_ptr + {lies.text()}"
         if mask and not index.terms and (self.shape, self.limit) != ("flat", 1):
             place += " + row * 0"  # as many pointers as the mask has places
-        text = f"tl.load({place}{f'{_mask(limits)}, other=0' if limits else ''})"
+        text = f"tl.load({place}{f'{_mask(limits)}, other=0' if limits else ''}{self.wide.loads() if self.wide and is_wide(index) else ''})"
         if dtype in HALVES:
             text += ".to(tl.float32)"
         elif dtype == "bool":
@@ -270,17 +266,6 @@ class Printer:
         size = self.walked if name == "col" else int(name.partition("_")[2])
         sure = self.whole if self.walks else size % block_cols(self.shape, size) == 0
         return [] if sure else [f"({name} < {room or size})"]
-
-    def _draw(self, node: Node, index: Index, mask: str) -> str:
-        """A random number (`runtime.random`): its place in the whole tensor, from the places of this rank's elements in each dim."""
-        shape, size = self.values[node.outputs[0]].shape, get_arg(node, "size")
-        places = []
-        for dim, (at, ref) in enumerate(zip(coordinates(index, shape), get_arg(node, "coords"))):  # type: ignore[call-overload, arg-type]
-            inner = num_elements(tuple(size)[dim + 1 :])  # type: ignore[arg-type]
-            text = self.at(node.inputs[ref.index], at, mask)
-            places.append(text if inner == 1 else f"{text} * {inner}")
-        seed = self.at(node.inputs[get_arg(node, "seed").index], Index())  # type: ignore[union-attr]
-        return f"uniform({seed}, {' + '.join(places) or '0'}, {_BITS[self.values[node.outputs[0]].dtype]})"
 
     def _pointwise(self, node: Node, name: str, index: Index, mask: str) -> str:
         out, exact = self.values[name], tells_apart(node.op, self.values[name].dtype)
@@ -366,7 +351,10 @@ class Printer:
             col = self.col(width)
             text = element(col)
             where = text if not col.terms or width & (width - 1) == 0 else f"tl.where({col.text()} < {width}, {text}, {identity})"
-            return self.named(self.outer, key, wish, along(where) if col.terms else where)
+            found = self.named(self.outer, key, wish, along(where) if col.terms else where)
+            if self.wide:
+                self.wide.let_go()
+            return found
         total = self.fresh(f"{wish}_parts")
 
         def add_block() -> list[str]:
@@ -393,6 +381,8 @@ class Printer:
         names = self.fresh(first[0]), self.fresh(second[0])
         self.outer.lines.append(f"{', '.join(names)} = row_sums({', '.join(texts)})")
         self.outer.names.update(zip((first[2], second[2]), names))
+        if self.wide:
+            self.wide.let_go()
         return names
 
     def reduce_exps(self, peak: tuple[str, object], sum_exp: tuple[str, object], sums: Sequence[tuple[str, object]], width: int, element: Callable[[Index], str]) -> str:
@@ -436,11 +426,11 @@ class Printer:
         around, lines = (self.scopes, self.walked, self.whole), []
         self.walked = width
         for whole in (True, False):
-            body, self.whole = _Scope(frozenset({"row", "col"})), whole
+            body, self.whole = Scope(frozenset({"row", "col"})), whole
             self.scopes = [*self.before, body]
             found = add_block()
             first = "first" if whole else f"{width} // COLS * COLS"
-            block = [f"col = {first} + tl.arange(0, COLS)[None, :]", *body.lines, *found]
+            block = [f"col = {first} + {self._places('COLS')}[None, :]", *body.lines, *found]
             if whole:
                 lines += [f"for first in tl.range(0, {width} // COLS * COLS, COLS, num_stages=STAGES):", *(f"    {line}" for line in block)]
             elif width % LARGEST:  # the most columns that a block may have
@@ -457,16 +447,15 @@ class Printer:
         stores: list[str] = []
         finals: list[str] = []
         wide: list[str] = []
-        for number, name in enumerate(graph.outputs):
-            value = self.values[name]
-            if name in down:
-                reduced = down[name]
-                partial = Partial(number, reduced.cols if reduced.along == "column" else 1, value.dtype, reduced.kind)
-                text, width = self._partial_text(reduced, name, partial)
-                accumulated.append(Running(self.fresh(f"{name}_{reduced.kind}"), text, width, partial))
-                finals.append(self._store_partial(name, accumulated[-1], reduced))
-                continue
-            width = num_elements(value.shape) // self.rows
+        for name, reduced in ((name, down[name]) for name in graph.outputs if name in down):
+            partial = Partial(graph.outputs.index(name), reduced.cols if reduced.along == "column" else 1, self.values[name].dtype, reduced.kind)
+            text, width = self._partial_text(reduced, name, partial)
+            accumulated.append(Running(self.fresh(f"{name}_{reduced.kind}"), text, width, partial))
+            finals.append(self._store_partial(name, accumulated[-1], reduced))
+        if self.wide:
+            self.wide.settle(*graph.outputs)
+        for name in (name for name in graph.outputs if name not in down):
+            width = num_elements(self.values[name].shape) // self.rows
             if self.walks and width == self.cols:
                 wide.append(name)
                 continue
@@ -477,6 +466,7 @@ class Printer:
         if self.walks and self.widths:
             raise UnsupportedError("rows of several widths, one of them wider than a program holds")
         body = [*self.outer.lines, *stores, *walk]
+        body = drop_unread(body, [running.text for running in accumulated]) if self.wide else body
         return TritonText(tuple(self._function(body, accumulated, finals)), self.shape, self.rows, self.cols, self.widest, self.walks, tuple(a.partial for a in accumulated))
 
     def _in_order(self, name: str) -> Index:
@@ -540,18 +530,18 @@ class Printer:
             return self._of_many(body, outs, accumulated, finals)
         head = f"def {self.kernel.name}_kernel({', '.join([*(f'{n}_ptr' for n in graph.inputs), *outs, *sizes])}):"
         lines: list[str] = []
-        side = "" if flat else "[:, None]"
+        rows = self._places("ROWS") if flat else "tl.arange(0, ROWS)[:, None]"
         if self.shape == "columns":
-            lines.append("col = tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]")
+            lines.append(f"col = tl.program_id(0) * COLS + {self._places('COLS')}[None, :]")
         elif not flat and not self.walks:
             for width in sorted(self.widths):
-                lines.append("col = tl.arange(0, COLS)[None, :]" if width == self.cols else f"col_{width} = tl.arange(0, {power_of_two(width)})[None, :]")
+                lines.append(f"col = {self._places('COLS')}[None, :]" if width == self.cols else f"col_{width} = tl.arange(0, {power_of_two(width)})[None, :]")
         wide = "int64" if self.kernel.any_shape or any(self._span(v.name) > 2**31 - 1 for v in graph.values) else ""
         first = f"{self.program}{f'.to(tl.{wide})' if wide else ''} * ROWS"
         if flat and self.rows == 1 and not accumulated:
             lines += body
         elif not accumulated:
-            lines += [f"row = {first} + tl.arange(0, ROWS){side}", *body]
+            lines += [f"row = {first} + {rows}", *body]
         else:
             for running in accumulated:
                 cols = "COLS" if running.width == self.cols and running.width > 1 else str(power_of_two(running.width))
@@ -559,7 +549,10 @@ class Printer:
             lines += self.fixed.lines
             stages = "" if self.walks else ", num_stages=STAGES"  # the loop that loads is the inner one then
             lines.append(f"for block in tl.range({first}, {self.rows}, PROGRAMS * ROWS{stages}):")
-            inner = add_early([f"row = block + tl.arange(0, ROWS){side}", *body], accumulated, self.walks)
+            block = "fused.opaque(block)" if self.wide and len(accumulated) > 1 else "block"
+            added = [running.add() for running in accumulated]
+            inner = [f"row = {block} + {rows}", *body]
+            inner = [*inner, *added] if self.walks else place_early(inner, added)
             lines += [*(f"    {line}" for line in inner), *finals]
         return ["@fused.jit", head, *(f"    {line}" for line in lines)]
 
@@ -577,6 +570,12 @@ class Printer:
         lines += [*body, *(f"{running.name} = {running.text}" for running in accumulated), *finals]
         arguments = ["parts", "table", *(name for name in outs if name in sums), "ROWS: tl.constexpr", "ALIGN: tl.constexpr"]
         return ["@fused.jit", f"def {self.kernel.name}_kernel({', '.join(arguments)}):", *(f"    {line}" for line in lines)]
+
+    def _places(self, count: str) -> str:
+        """The numbers of a block's elements: beside larger ones a thread takes no more bytes of masks side by side than elements of those, else threads exchange what they loaded."""
+        sizes = {DTYPE_BYTES[v.dtype] for v in self.graph.values if v.name in {*self.graph.inputs, *self.graph.outputs} and num_elements(v.shape) >= self.rows * self.cols > 1}
+        larger = sizes - {1}
+        return f"fused.places({count}, {16 // min(larger)})" if larger < sizes and larger and not self.kernel.any_shape else f"tl.arange(0, {count})"
 
     def _span(self, name: str) -> int:
         shape = self.values[name].shape
