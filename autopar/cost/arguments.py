@@ -67,8 +67,12 @@ class _Law:
                 yield last + 1, place, size
             elif place < last <= members[-1] and inside.issuperset(i for i in self.readers[name] if i > place):
                 yield place + 1, last, -size
-        yield from ((place, lives[name][0] - 1, size_bytes(self.values[name])) for name in made - own if place < lives[name][0])
-        yield from self._replaced(members, own - self.viewed) if on_cpu else ((*lives[name], -size_bytes(self.values[name])) for name in own)
+        for name in made - own:
+            first, size = lives[name][0], size_bytes(self.values[name])
+            yield (place, first - 1, size) if place < first else (first, place - 1, -size)
+        yield from ((*lives[name], -size_bytes(self.values[name])) for name in own)
+        if on_cpu:
+            yield place, place, self._inside(members, made, own)
 
     def _place(self, members: Sequence[int], made: set[str]) -> int:
         """Where it runs: as `graph.fuse` puts it, and before all that read what it makes."""
@@ -76,15 +80,24 @@ class _Law:
         others = (i - 1 for name in made for i in self.readers.get(name, ()) if i not in members)
         return min((members[-1] if found is None else found, *others))
 
-    def _replaced(self, members: Sequence[int], own: set[str]) -> Iterator[tuple[int, int, int]]:
-        """What its ops write over."""
+    def _inside(self, members: Sequence[int], made: set[str], own: set[str]) -> int:
+        """Bytes that a kernel holds for itself at most, beside all its results, while its ops run one after the other."""
+        replaced = self._replaced(members, own - self.viewed)
+        rows = [sum(size_bytes(self.values[name]) for name in own if self.lives[name][0] <= i <= self.lives[name][1]) - replaced.get(i, 0) for i in members]
+        later = [sum(size_bytes(self.values[name]) for name in made - own if self.lives[name][0] > i) for i in members]
+        return max(0, *(row - size for row, size in zip(rows, later)))
+
+    def _replaced(self, members: Sequence[int], own: set[str]) -> dict[int, int]:
+        """Bytes of what its ops write over, by op."""
+        found: dict[int, int] = {}
         for i in members:
             node = self.nodes[i]
             for operand in (get_arg(node, key) for key in list_replaceable(node)):
                 old = node.inputs[operand.index] if isinstance(operand, Ref) else ""
                 if old in own and self.lives[old][1] == i and node.inputs.count(old) == 1 and self._kind(old) == self._kind(node.outputs[0]):
-                    yield i, i, -size_bytes(self.values[old])
+                    found[i] = size_bytes(self.values[old])
                     break
+        return found
 
     def _kind(self, name: str) -> tuple[tuple[int, ...], str]:
         return self.values[name].shape, self.values[name].dtype

@@ -19,7 +19,7 @@ from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
 from .held_longer import HeldLonger
 from .kernel import KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, is_number, kernel_key, kernel_node, suggest_name, written_states
-from .layouts import Laid, expanded, is_copied, lay_out, packed
+from .layouts import Laid, lay_out
 from .liveness import is_view, storage_bases
 from .node import Node, Phase, packet_of
 from .program import WAIT, Origin, Program
@@ -28,6 +28,7 @@ from .rules import RULES
 from .sections import Section
 from .segments import find_segments, segment_name
 from .tensor import Value, num_elements
+from .view_strides import expanded, is_copied, packed
 
 _RESHAPES = ("aten.view", "aten._unsafe_view", "aten.reshape")
 _LEAST_COPIED = 2**16  # elements: of fewer a launch is most of it (an assumption)

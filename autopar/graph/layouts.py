@@ -23,14 +23,11 @@ from .graph import Graph, value_table
 from .kernel import Kernel, is_kernel, takes_lists
 from .node import Node, get_arg, packet_of
 from .tensor import num_elements
-
-Strides = tuple[int, ...]
+from .view_strides import VIEWS, Strides, packed, view_strides
 
 ROW_BYTES = 16
 LEAST_PITCHED = 1024  # columns: for narrower rows two products may cost what they save (an assumption)
 _HALVES = {"bfloat16": 2, "float16": 2}
-_SAME = ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "view_as")
-_VIEWS = frozenset(f"aten.{word}" for word in (*_SAME, "alias", "detach", "permute", "transpose", "t", "expand", "slice", "select"))
 _ATTENTION = {"autopar.attention": ("query",), "autopar.attention_backward": ("query", "key", "value")}
 
 
@@ -48,15 +45,6 @@ def row_pitch(width: int, dtype: str) -> int:
         return width
     unit = ROW_BYTES // _HALVES[dtype]
     return -(-width // unit) * unit
-
-
-def packed(shape: Sequence[int]) -> Strides:
-    """Row by row."""
-    found, inner = [], 1
-    for size in reversed(shape):
-        found.append(inner)
-        inner *= max(size, 1)
-    return tuple(reversed(found))
 
 
 def span(shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -105,11 +93,11 @@ def lay_out(graph: Graph, kernels: Mapping[str, Kernel]) -> dict[int, Laid]:
             found[number] = Laid(tuple(rows), tuple(roomy))
             continue
         packet = packet_of(node.op)
-        if packet not in _VIEWS and packet not in _ATTENTION and packet != "autopar.linear":
+        if packet not in VIEWS and packet not in _ATTENTION and packet != "autopar.linear":
             continue
         for out, wanted in _made_by(node, [of(name) for name in node.inputs], [values[name].shape for name in node.inputs], {o: values[o].shape for o in node.outputs if o}).items():
             keep(out, wanted)
-            if packet in _VIEWS and wanted is not None:
+            if packet in VIEWS and wanted is not None:
                 start, whole = place_of(node.inputs[0])
                 places[out] = start + _skipped(node, packet.partition(".")[2], of(node.inputs[0]), values[node.inputs[0]].shape), whole
         if packet == "autopar.linear":
@@ -125,38 +113,14 @@ def _made_by(node: Node, inputs: Sequence[Strides], shapes: Sequence[tuple[int, 
     if packet in _ATTENTION:
         like = [_place(node, key) for key in _ATTENTION[packet]]
         return {out: _in_order(outs[out], inputs[k]) for out, k in zip(node.outputs, like) if out and len(outs[out]) == len(inputs[k])}
-    if packet not in _VIEWS or not inputs or len(node.outputs) != 1 or not node.outputs[0]:
+    if packet not in VIEWS or not inputs or len(node.outputs) != 1 or not node.outputs[0]:
         return {}
-    return {node.outputs[0]: _view(node, packet.partition(".")[2], inputs[0], shapes[0], outs[node.outputs[0]])}
+    return {node.outputs[0]: view_strides(node, packet.partition(".")[2], inputs[0], shapes[0], outs[node.outputs[0]])}
 
 
 def _place(node: Node, key: str) -> int:
     arg = get_arg(node, key)
     return getattr(arg, "index", 0)
-
-
-def _view(node: Node, word: str, strides: Strides, base: tuple[int, ...], shape: tuple[int, ...]) -> Strides | None:
-    """The strides of a view; None where it is none, or must copy."""
-    if word in ("alias", "detach"):
-        return strides
-    if word in _SAME:
-        return _reshaped(base, strides, shape)
-    if word == "permute":
-        return tuple(strides[int(d) % len(base)] for d in get_arg(node, "dims", ()))  # type: ignore[union-attr, arg-type]
-    if word in ("transpose", "t"):
-        a, b = (0, len(base) - 1) if word == "t" else (int(get_arg(node, k, d)) % len(base) for k, d in (("dim0", 0), ("dim1", 1)))  # type: ignore[call-overload]
-        swapped = list(strides)
-        swapped[a], swapped[b] = strides[b], strides[a]
-        return tuple(swapped)
-    if word == "expand":
-        return expanded(base, strides, shape)
-    if word == "slice" and base:
-        dim, step = int(get_arg(node, "dim", 0) or 0) % len(base), int(get_arg(node, "step", 1) or 1)  # type: ignore[call-overload]
-        return (*strides[:dim], strides[dim] * step, *strides[dim + 1 :])
-    if word == "select" and base:
-        dim = int(get_arg(node, "dim", 0) or 0) % len(base)  # type: ignore[call-overload]
-        return (*strides[:dim], *strides[dim + 1 :])
-    return None
 
 
 def _skipped(node: Node, word: str, strides: Strides, base: tuple[int, ...]) -> int:
@@ -178,45 +142,6 @@ def _has_room(shape: tuple[int, ...], strides: Strides, start: int, whole: int) 
         return False
     rows = packed((*shape[:-1], strides[-2]))
     return alike(shape, strides, rows) and start + num_elements(shape[:-1]) * strides[-2] <= whole
-
-
-def _reshaped(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> Strides | None:
-    """The strides of a tensor in another shape; None where it must be copied."""
-    if 0 in base:
-        return None
-    found: list[int] = []
-    sizes, steps = [s for s in base if s > 1], [t for s, t in zip(base, strides) if s > 1]
-    wanted = list(shape)
-    while sizes or wanted:  # the last dims of both that hold equally many elements, each time
-        size, k, step = 1, len(sizes), steps[-1] if steps else 1
-        taken: list[int] = []
-        room = 1
-        while wanted and (not taken or size != room or wanted[-1] == 1):
-            taken.append(wanted.pop())
-            room *= taken[-1]
-            while size < room and k:
-                k -= 1
-                if size > 1 and steps[k] != size * step:
-                    return None
-                size *= sizes[k]
-        if size != room:
-            return None
-        sizes, steps = sizes[:k], steps[:k]
-        for one in taken:
-            found.append(step)
-            step *= one
-    return tuple(reversed(found))
-
-
-def expanded(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> Strides:
-    """The strides of a tensor that is expanded to a shape."""
-    new = len(shape) - len(base)
-    return tuple(0 if k < new or base[k - new] != size else strides[k - new] for k, size in enumerate(shape))
-
-
-def is_copied(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> bool:
-    """True where a tensor in another shape must be a copy."""
-    return _reshaped(base, strides, shape) is None
 
 
 def _in_order(shape: tuple[int, ...], strides: Strides) -> Strides:

@@ -3,7 +3,7 @@
 In: a graph, whole or a program's local one. Out: for each value that owns bytes the first and last node at which they are held. The
 law of memory that cost and emitted code share (the solver's own counts what is written or added in place as tensors of their own: what fits by it fits):
 
-* states and the batch are held the whole step; a view owns nothing and keeps its base;
+* states and the batch are held the whole step; a view owns nothing and keeps its base, but for a copy of what was expanded (`graph.view_strides`);
 * the new version of a state is written into the state's own storage as soon as the old version has been read for the last time, so
   it owns bytes only from where it is made until then;
 * everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;
@@ -30,6 +30,7 @@ from .program import MAKES, WAIT, WRITES
 from .tensor import size_bytes
 from .turns import GROWN, TAKE, loop_span
 from .unheld import list_unheld
+from .view_strides import find_copied
 
 VIEW_OPS = frozenset(
     f"aten.{packet}"
@@ -50,30 +51,32 @@ def is_view(op: str) -> bool:
     return packet in VIEW_OPS or op in (TAKE, WAIT)
 
 
-def storage_bases(graph: Graph, overwritten: Collection[str] = ()) -> dict[str, str]:
+def storage_bases(graph: Graph, overwritten: Collection[str] = (), copied: Collection[str] = ()) -> dict[str, str]:
     """For each value the value that owns its bytes: itself, or the base of the views that lead to it.
 
     Args:
         overwritten: values over which their one reader puts its result.
+        copied: results of views that are copies, which own theirs.
     """
     base = {name: name for name in graph.inputs}
     for node in graph.nodes:
         shared = _shared_input(node, overwritten)
         for out in node.outputs:
             if out:
-                base[out] = out if shared is None else base[shared]
+                base[out] = out if shared is None or out in copied else base[shared]
     return base
 
 
 def list_readers(graph: Graph, base: Mapping[str, str]) -> dict[str, list[int]]:
-    """Value that owns bytes -> the nodes that read it, themselves or through views, in order; views are no readers.
+    """Value that owns bytes -> the nodes that read it, themselves or through views, in order; views are no readers unless they are copies.
 
     Args:
         base: `storage_bases`.
     """
     found: dict[str, list[int]] = {}
     for i, node in enumerate(graph.nodes):
-        for name in dict.fromkeys(base[n] for n in node.inputs) if not is_view(node.op) else ():
+        copies = any(base.get(out) == out for out in node.outputs)
+        for name in dict.fromkeys(base[n] for n in node.inputs) if copies or not is_view(node.op) else ():
             found.setdefault(name, []).append(i)
     return found
 
@@ -81,7 +84,7 @@ def list_readers(graph: Graph, base: Mapping[str, str]) -> dict[str, list[int]]:
 def held_bases(graph: Graph) -> dict[str, str]:
     """`storage_bases` by the law of this module: the owner of each value is in `live_ranges`, or owns nothing there either."""
     onto = {both.inputs[0] for pairs in (find_rows_onto(graph), find_products_onto(graph)) for _, both in pairs.values()}
-    return storage_bases(graph, find_overwritten(graph) | onto)
+    return storage_bases(graph, find_overwritten(graph) | onto, find_copied(graph))
 
 
 def _shared_input(node: Node, overwritten: Collection[str]) -> str | None:

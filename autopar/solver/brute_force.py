@@ -26,6 +26,7 @@ from ..graph.strategy import Strategy
 from ..graph.tensor import DTYPE_BYTES, Value
 from ..graph.transfer import HIDING_PHASES, may_hide, outside_blocks
 from ..graph.turns import GROWN, count_microbatches, loop_span, times_of
+from ..graph.view_strides import find_copied
 from .prices import Prices
 from .problem import Problem
 from .transients import transient_bytes
@@ -250,7 +251,7 @@ class _Trial:
     def _add_bytes(self) -> np.ndarray:
         """The peak over all moments."""
         held = np.zeros((max(3, self.end), *self.counts))
-        base = storage_bases(self.graph)
+        base = storage_bases(self.graph, copied=find_copied(self.graph))
         sums = {node.outputs[0] for node in self.graph.nodes if node.op in GROWN}
         for name in (n for n, owner in base.items() if n == owner):
             mine = [(key, read) for key, reads in self.reads.items() if key[0] == name for read in reads]

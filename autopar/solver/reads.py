@@ -20,6 +20,7 @@ from ..graph.liveness import is_view, storage_bases
 from ..graph.node import Phase
 from ..graph.repeats import Fold
 from ..graph.turns import GROWN, count_microbatches, loop_span, times_of
+from ..graph.view_strides import find_copied
 from .again import Again
 from .problem import AFTER, BRING, MOMENTS, RUN, STORAGE, WHOLE, Chooser, Endpoint, Group, Hold, Life, Owner
 
@@ -214,7 +215,7 @@ def build_owners(
 ) -> tuple[Owner, ...]:
     """Every value with bytes of its own, in each of its forms."""
     values = value_table(lanes.graph)
-    base = storage_bases(lanes.graph)
+    base = storage_bases(lanes.graph, copied=find_copied(lanes.graph))
     lives: dict[tuple[Item, tuple[int, int]], list[Life]] = defaultdict(list)
     end = MOMENTS * len(lanes.plus.nodes)
     vias = _list_vias(lanes, choosers)

@@ -18,7 +18,8 @@ import torch
 from autopar import Workload
 from autopar.codegen.kernels.parts import print_parts
 from autopar.graph.kernel import Kernel, takes_lists
-from autopar.graph.layouts import packed, span
+from autopar.graph.layouts import span
+from autopar.graph.view_strides import packed
 from tests.codegen.asked import Asked, read_words
 from tests.codegen.kernel_cases import ADAMW, CASES, RotaryAttention, draw_inputs, kernels_of
 from tests.codegen.kernel_numbers import _worst, expected, functions_of

@@ -74,6 +74,38 @@ class Codes(torch.nn.Module):
         return self.out(z + (near - z).detach())
 
 
+class Edges(torch.nn.Module):
+    """Attention along the edges of a graph: the kernel of a weight's gradient waits for others, and what its ops make for each other is not there before."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.weights, self.out = torch.nn.Linear(32, 64), torch.nn.Parameter(torch.randn(4, 16)), torch.nn.Linear(64, 32)
+        self.register_buffer("source", torch.arange(4096) * 7 % 256)
+        self.register_buffer("target", torch.arange(4096) * 11 % 256)
+
+    def forward(self, x):
+        sent = self.into(x).view(256, 4, 16)
+        scores = torch.exp((sent * self.weights).sum(-1)[self.source])
+        whole = torch.zeros(256, 4).index_add(0, self.target, scores)
+        shares = scores / (whole[self.target] + 1e-16)
+        return self.out(torch.zeros_like(sent).index_add(0, self.target, sent[self.source] * shares[..., None]).flatten(1))
+
+
+class Shared(torch.nn.Module):
+    """Eight heads of queries whose keys and values are one: they are expanded, and copied for the matmuls."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.both, self.out = torch.nn.Linear(64, 64), torch.nn.Linear(64, 16), torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        query = self.query(x).view(batch, length, 8, 8).transpose(1, 2)
+        key, value = (part[:, None, None].expand(batch, 1, 8, length, 8).reshape(batch, 8, length, 8) for part in self.both(x).chunk(2, -1))
+        found = (query @ key.mT).softmax(-1) @ value
+        return x + self.out(found.transpose(1, 2).reshape(batch, length, 64))
+
+
 def workload(model, shape):
     x = torch.randn(*shape)
     return Workload(model, (x,), (torch.randn(*shape),), squares, SGD)
@@ -82,6 +114,8 @@ def workload(model, shape):
 CASES = {
     "gates": lambda: workload(torch.nn.Sequential(Gates(), Gates()), (16, 64, 64)),
     "neighbours": lambda: workload(torch.nn.Sequential(Neighbours(), Neighbours()), (16, 64, 64)),
+    "edges": lambda: workload(Edges(), (256, 32)),
+    "shared": lambda: workload(torch.nn.Sequential(*(Shared() for _ in range(4))), (64, 8, 64)),
     "codes": lambda: workload(Codes(), (2048, 32)),
 }
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from autopar.graph.kernel import Kernel, kernel_node
-from autopar.graph.layouts import _in_order, _made_by, is_copied, lay_out, packed, row_pitch, span
+from autopar.graph.layouts import _in_order, _made_by, lay_out, row_pitch, span
 from autopar.graph.node import Ref
 from autopar.graph.tensor import Kind, num_elements
+from autopar.graph.view_strides import is_copied, packed
 
 from .drafts import make_graph, node, value
 

@@ -124,3 +124,21 @@ def test_rows_of_a_table_lie_where_the_other_gradient_of_it_does(read_again):
     ranges, bases = live_ranges(graph), held_bases(graph)
     assert bases["sum"] == ("sum" if read_again else "head") and ("sum" in ranges) == read_again
     assert ranges["head"] == (0, 3 if read_again else 4) and "table" in ranges, "rows by themselves are counted"
+
+
+@pytest.mark.parametrize("reader", ["aten.bmm.default", "aten.mul.Tensor"])
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_copy_of_what_was_expanded_owns_its_bytes(groups, reader):
+    """Keys that two heads share: a matmul reads each twice, and its gradient too; a kernel reads what is there. With a group for each head nothing is copied."""
+    thin, wide = (3, groups, 1, 5, 7), (3, groups, 4 // groups, 5, 7)
+    steps = [
+        (node("aten.neg.default", ("x",), "k"), value("k", thin)),
+        (node("aten.expand.default", ("k",), "e", size=wide), value("e", wide)),
+        (node("aten.reshape.default", ("e",), "r", shape=(12, 5, 7)), value("r", (12, 5, 7))),
+        (node("aten.permute.default", ("r",), "t", dims=(0, 2, 1)), value("t", (12, 7, 5))),
+        (node(reader, ("q", "t"), "y"), value("y", (12, 5, 5))),
+        (node("aten.exp.default", ("y",), "z"), value("z", (12, 5, 5))),
+    ]
+    graph = make_graph((value("x", thin, Kind.BATCH), value("q", (12, 5, 7), Kind.BATCH)), steps)
+    ranges = {name: span for name, span in live_ranges(graph).items() if name in "kert"}
+    assert ranges == ({"k": (0, 2), "r": (2, 4)} if groups == 2 and reader == "aten.bmm.default" else {"k": (0, 4)})

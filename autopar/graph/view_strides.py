@@ -1,0 +1,115 @@
+"""Strides of views: how a view lies where that which it views lies row by row or otherwise, and which views of what was expanded must be copies.
+
+In: nodes of a graph and the strides of what they read. Out: strides, and names of values. A tensor in another shape is a view as long as its strides say so; what was expanded (keys that several
+heads share, weights that meet each sample of a batch) has one element in many places, so in another shape it is as many elements, which a library's op reads and the backward pass keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .graph import Graph, value_table
+from .node import Node, get_arg, packet_of
+
+Strides = tuple[int, ...]
+
+_SAME = ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "view_as")
+VIEWS = frozenset(f"aten.{word}" for word in (*_SAME, "alias", "detach", "permute", "transpose", "t", "expand", "slice", "select"))
+_LIBRARIES = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution", "autopar.linear", "autopar.attention")  # with their gradients; kernels of ours read what is there
+
+
+def find_copied(graph: Graph) -> frozenset[str]:
+    """Views of what was expanded that must be copies, and that a matmul, a convolution or attention reads, itself or through further views."""
+    if all(packet_of(node.op) != "aten.expand" for node in graph.nodes):
+        return frozenset()
+    values = value_table(graph)
+    strides: dict[str, Strides] = {}
+    copied: dict[str, str] = {}  # a copy, or a view of it -> the copy
+    read: set[str] = set()
+    for node in graph.nodes:
+        packet = packet_of(node.op)
+        if packet not in VIEWS:
+            read |= {copied[name] for name in node.inputs if name in copied} if packet.startswith(_LIBRARIES) else set()
+            continue
+        (first, *_), (out,) = node.inputs, node.outputs
+        lies = strides.get(first) or packed(values[first].shape)
+        found = view_strides(node, packet.partition(".")[2], lies, values[first].shape, values[out].shape)
+        if found is not None:
+            strides[out] = found
+        if found is None and 0 in lies:
+            copied[out] = out
+        elif first in copied:
+            copied[out] = copied[first]
+    return frozenset(read)
+
+
+def packed(shape: Sequence[int]) -> Strides:
+    """Row by row."""
+    found, inner = [], 1
+    for size in reversed(shape):
+        found.append(inner)
+        inner *= max(size, 1)
+    return tuple(reversed(found))
+
+
+def view_strides(node: Node, word: str, strides: Strides, base: tuple[int, ...], shape: tuple[int, ...]) -> Strides | None:
+    """The strides of a view; None where it is none, or must copy."""
+    if word in ("alias", "detach"):
+        return strides
+    if word in _SAME:
+        return _reshaped(base, strides, shape)
+    if word == "permute":
+        return tuple(strides[int(d) % len(base)] for d in get_arg(node, "dims", ()))  # type: ignore[union-attr, arg-type]
+    if word in ("transpose", "t"):
+        a, b = (0, len(base) - 1) if word == "t" else (int(get_arg(node, k, d)) % len(base) for k, d in (("dim0", 0), ("dim1", 1)))  # type: ignore[call-overload]
+        swapped = list(strides)
+        swapped[a], swapped[b] = strides[b], strides[a]
+        return tuple(swapped)
+    if word == "expand":
+        return expanded(base, strides, shape)
+    if word == "slice" and base:
+        dim, step = int(get_arg(node, "dim", 0) or 0) % len(base), int(get_arg(node, "step", 1) or 1)  # type: ignore[call-overload]
+        return (*strides[:dim], strides[dim] * step, *strides[dim + 1 :])
+    if word == "select" and base:
+        dim = int(get_arg(node, "dim", 0) or 0) % len(base)  # type: ignore[call-overload]
+        return (*strides[:dim], *strides[dim + 1 :])
+    return None
+
+
+def _reshaped(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> Strides | None:
+    """The strides of a tensor in another shape; None where it must be copied."""
+    if 0 in base:
+        return None
+    found: list[int] = []
+    sizes, steps = [s for s in base if s > 1], [t for s, t in zip(base, strides) if s > 1]
+    wanted = list(shape)
+    while sizes or wanted:  # the last dims of both that hold equally many elements, each time
+        size, k, step = 1, len(sizes), steps[-1] if steps else 1
+        taken: list[int] = []
+        room = 1
+        while wanted and (not taken or size != room or wanted[-1] == 1):
+            taken.append(wanted.pop())
+            room *= taken[-1]
+            while size < room and k:
+                k -= 1
+                if size > 1 and steps[k] != size * step:
+                    return None
+                size *= sizes[k]
+        if size != room:
+            return None
+        sizes, steps = sizes[:k], steps[:k]
+        for one in taken:
+            found.append(step)
+            step *= one
+    return tuple(reversed(found))
+
+
+def expanded(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> Strides:
+    """The strides of a tensor that is expanded to a shape."""
+    new = len(shape) - len(base)
+    return tuple(0 if k < new or base[k - new] != size else strides[k - new] for k, size in enumerate(shape))
+
+
+def is_copied(base: tuple[int, ...], strides: Strides, shape: tuple[int, ...]) -> bool:
+    """True where a tensor in another shape must be a copy."""
+    return _reshaped(base, strides, shape) is None
