@@ -12,16 +12,18 @@ along three dims). oneDNN works on copies in a layout of its own; MiB of x and y
     8 x 64 x 512 to 64, 9                      x 1, y 1       forward 1.0    backward 2.0
     8 x 32 x 32 x 32 to 16, 2 x 2, stride 2, transposed   x 1, y 2   forward 4.0    backward 3.0
 
+An operand that does not lie row by row is copied first: 8 x 16 of the 32 channels of 64 x 64, 2.0 MiB more forward; of the gradient 4.0 more backward (8 cases, each its own bytes; torch's own kernel, too).
 One sample of a volume, small pictures one at a time, and other dtypes are torch's own: every window of x laid out, 27 times x for 3 x 3 x 3 (of a transposed one, of y). Other processors' kernels may want other layouts; nobody measured them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from ..graph.node import Node, Ref, get_arg
 from ..graph.tensor import DTYPE_BYTES, Value, size_bytes
+from ..graph.view_strides import lies_packed
 
 _FORWARD, _BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
 _SMALL = 20_480  # elements of one sample of a picture that torch convolves itself
@@ -29,14 +31,21 @@ _CHANNELS = 8  # that oneDNN's layout lays together
 _MANY = 16  # samples, from which on oneDNN has windows of one element, too
 
 
-def conv_scratch_bytes(node: Node, values: Mapping[str, Value]) -> int:
+def conv_scratch_bytes(node: Node, values: Mapping[str, Value], strides: Mapping[str, Sequence[int]]) -> int:
     """Bytes beside operands and results while a convolution, or its gradient, runs; 0 of other ops.
 
     Args:
         values: of the program: local shapes.
+        strides: of its views: torch copies an operand that does not lie row by row (the gradient of one part of a concatenation).
     """
     if node.op not in (_FORWARD, _BACKWARD):
         return 0
+    copied = sum(size_bytes(values[name]) for name in set(node.inputs) & strides.keys() if not lies_packed(values[name].shape, strides[name]))
+    return copied + _kernel_bytes(node, values)
+
+
+def _kernel_bytes(node: Node, values: Mapping[str, Value]) -> int:
+    """Of operands that lie row by row."""
     x, weight = (values[node.inputs[_place(node, key)]] for key in ("input", "weight"))
     y = values[node.outputs[0] if node.op == _FORWARD else node.inputs[_place(node, "grad_output")]]
     window, strides, dilations = weight.shape[2:], _numbers(node, "stride"), _numbers(node, "dilation")

@@ -17,6 +17,7 @@ from ..graph.program import OPEN, STARTS, WAIT, Program
 from ..graph.sections import Section
 from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
 from ..graph.turns import count_microbatches, loop_span, times_of
+from ..graph.view_strides import list_strides
 from .arguments import with_arguments
 from .cpu_scratch import conv_scratch_bytes
 from .memory import scratch_bytes, waiting_bytes
@@ -72,20 +73,20 @@ def list_done(program: Program, overlapped: Program, seconds: Mapping[str, float
 
 def _peak(program: Program, held: Sequence[int], waiting: int, on_cpu: bool = False) -> int:
     """With the buffers of blocking collectives, the block of the loss, and what other turns hold."""
-    values, span = value_table(program.graph), loop_span(program.graph)
+    values, strides, span = value_table(program.graph), list_strides(program.graph) if on_cpu else {}, loop_span(program.graph)
     return max(
-        size + _scratch(program, node, values, on_cpu) + (waiting if span is not None and span[0] <= i <= span[1] else 0)
+        size + _scratch(program, node, values, strides, on_cpu) + (waiting if span is not None and span[0] <= i <= span[1] else 0)
         for i, (size, node) in enumerate(zip(held, program.graph.nodes))
     )
 
 
-def _scratch(program: Program, node: Node, values: dict[str, Value], on_cpu: bool) -> int:
+def _scratch(program: Program, node: Node, values: dict[str, Value], strides: Mapping[str, Sequence[int]], on_cpu: bool) -> int:
     if on_cpu and node.op in _LOGITS:
         logits = values[node.inputs[_LOGITS[node.op]]]
         block = min(LOGITS_BLOCK, num_elements(logits.shape)) * max(4, DTYPE_BYTES[logits.dtype])
         if DTYPE_BYTES[logits.dtype] < 4:  # widened, and the softmax of it
             return 2 * block
         return block if node.op == "autopar.sum_exp" else 0  # a gradient is made where it stays
-    if on_cpu and (held := conv_scratch_bytes(node, values)):
+    if on_cpu and (held := conv_scratch_bytes(node, values, strides)):
         return held
     return 0 if node.op in (*STARTS, WAIT, OPEN) else scratch_bytes(program, node, values)

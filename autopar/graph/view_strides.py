@@ -22,8 +22,7 @@ def find_copied(graph: Graph) -> frozenset[str]:
     """Views of what was expanded that must be copies, and that a matmul, a convolution or attention reads, itself or through further views."""
     if all(packet_of(node.op) != "aten.expand" for node in graph.nodes):
         return frozenset()
-    values = value_table(graph)
-    strides: dict[str, Strides] = {}
+    strides = list_strides(graph)
     copied: dict[str, str] = {}  # a copy, or a view of it -> the copy
     read: set[str] = set()
     for node in graph.nodes:
@@ -32,15 +31,30 @@ def find_copied(graph: Graph) -> frozenset[str]:
             read |= {copied[name] for name in node.inputs if name in copied} if packet.startswith(_LIBRARIES) else set()
             continue
         (first, *_), (out,) = node.inputs, node.outputs
-        lies = strides.get(first) or packed(values[first].shape)
-        found = view_strides(node, packet.partition(".")[2], lies, values[first].shape, values[out].shape)
-        if found is not None:
-            strides[out] = found
-        if found is None and 0 in lies:
+        if out not in strides and 0 in strides.get(first, ()):
             copied[out] = out
         elif first in copied:
             copied[out] = copied[first]
     return frozenset(read)
+
+
+def list_strides(graph: Graph) -> dict[str, Strides]:
+    """The strides of views, where they need no copy and what they view lies row by row, or is such a view."""
+    values = value_table(graph)
+    found: dict[str, Strides] = {}
+    for node in graph.nodes:
+        packet = packet_of(node.op)
+        if packet in VIEWS:
+            (first, *_), (out,) = node.inputs, node.outputs
+            strides = view_strides(node, packet.partition(".")[2], found.get(first) or packed(values[first].shape), values[first].shape, values[out].shape)
+            if strides is not None:
+                found[out] = strides
+    return found
+
+
+def lies_packed(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """True where a tensor with these strides lies row by row."""
+    return all(size == 1 or a == b for size, a, b in zip(shape, strides, packed(shape)))
 
 
 def packed(shape: Sequence[int]) -> Strides:

@@ -12,8 +12,8 @@ MIB = 2**20
 BOTH, WEIGHTS, INPUTS = (True, True, False), (False, True, False), (True, False, False)
 
 
-def scratch(samples, channels, out, size, window, stride=1, groups=1, dilation=1, mask=None, dtype="float32", transposed=False):
-    """MiB of one convolution that keeps the size but for its stride; of its gradients with a mask."""
+def scratch(samples, channels, out, size, window, stride=1, groups=1, dilation=1, mask=None, dtype="float32", transposed=False, strides=None):
+    """MiB of one convolution that keeps the size but for its stride; of its gradients with a mask; `strides` of what is a view."""
     dims = len(size)
     shapes = {"x": (samples, channels, *size), "w": (out, channels // groups, *[window] * dims), "y": (samples, out, *(-(-n // stride) for n in size))}
     if transposed:
@@ -26,7 +26,7 @@ def scratch(samples, channels, out, size, window, stride=1, groups=1, dilation=1
         own = (("grad_output", Ref(0)), ("input", Ref(1)), ("weight", Ref(2)), *numbers, ("transposed", transposed), ("groups", groups), ("output_mask", mask))
         node = Node("conv", "aten.convolution_backward.default", ("y", "x", "w"), own, ("gx", "gw"), Phase.BACKWARD)
     assert num_elements(shapes["y"]) > 0
-    return conv_scratch_bytes(node, values) / MIB
+    return conv_scratch_bytes(node, values, strides or {}) / MIB
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,14 @@ def test_transposed_ones_as_measured(sizes, forward, backward):
     assert scratch(*sizes, mask=BOTH, transposed=True) == pytest.approx(backward, rel=0.04)
 
 
+@pytest.mark.parametrize("samples, strided", [(8, 4.00), (1, 0.0)])
+def test_a_part_of_a_concatenation_is_copied_but_of_one_sample(samples, strided):
+    """The gradient of half of the channels, as measured: of one sample they lie together."""
+    pixels = 64 * 64
+    assert scratch(samples, 16, 32, (64, 64), 3, mask=BOTH, strides={"y": (64 * pixels, pixels, 64, 1)}) == pytest.approx(scratch(samples, 16, 32, (64, 64), 3, mask=BOTH) + strided)
+    assert scratch(samples, 16, 32, (64, 64), 3, mask=BOTH, strides={"y": (32 * pixels, pixels, 64, 1)}) == scratch(samples, 16, 32, (64, 64), 3, mask=BOTH)
+
+
 def test_one_gradient_alone():
     assert scratch(8, 32, 32, (64, 64), 3, mask=WEIGHTS) == pytest.approx(8.00, rel=0.01)
     assert scratch(8, 32, 32, (64, 64), 3, mask=INPUTS) == pytest.approx(4.04, rel=0.01)
@@ -75,4 +83,4 @@ def test_one_gradient_alone():
 
 def test_other_dtypes_are_torchs_own_and_other_ops_hold_nothing():
     assert scratch(4, 16, 32, (32, 32), 3, dtype="float64") == pytest.approx(4.50) and scratch(2, 8, 8, (16, 16, 16), 3, mask=BOTH, dtype="bfloat16") == pytest.approx(3.38, rel=0.01), "as measured"
-    assert conv_scratch_bytes(Node("a", "aten.relu.default", ("x",), (("self", Ref(0)),), ("y",), Phase.FORWARD), {}) == 0
+    assert conv_scratch_bytes(Node("a", "aten.relu.default", ("x",), (("self", Ref(0)),), ("y",), Phase.FORWARD), {}, {}) == 0
