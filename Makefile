@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 $(VENV)/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,7 +21,7 @@ $(VENV)/.zoo: $(VENV)/.done
 demo: $(VENV)/.done
 	$(BIN)/autopar demo --out demo_out
 
-# a tier of seconds without torch first, then the rest; file by file on as many cores as there are, one thread each
+# a tier of seconds without torch first, then the rest; file by file, in the order of tests/conftest.py, on as many cores as there are, one thread each
 test: test-fast
 	$(PYTEST) --rest tests
 

@@ -2,6 +2,8 @@
 
 Tests have a home of their own, for what `autopar profile` left in the user's would change what a search finds.
 
+Files that take longest come first, so that no core is left with one at the end (xdist keeps their order where it is told not to have its own).
+
 `golden(name, text)` compares a text with tests/golden/NAME.txt; `pytest --update-golden` writes it there instead."""
 
 import atexit
@@ -24,6 +26,11 @@ def pytest_addoption(parser):
     parser.addoption("--rest", action="store_true", help="leave out the fast tier: tests without torch, gloo or browser of its folders")
 
 
+LONGEST = (  # each takes minutes, the first ones most
+    "codegen/test_kernels.py", "codegen/test_update.py", "end_to_end/test_pipeline.py", "end_to_end/test_processes.py", "codegen/test_turns.py", "solver/test_stage_answers.py",
+    "zoo/test_zoo.py", "end_to_end/test_spelling.py", "cost/test_published_models.py", "codegen/test_models.py", "end_to_end/test_plans.py", "solver/test_constraints.py",
+    "end_to_end/test_mixed_blocks.py", "view/test_alternatives.py",
+)  # fmt: skip
 FAST = {"laws", "graph", "cost", "errors"}
 
 
@@ -33,6 +40,8 @@ def pytest_collection_modifyitems(config, items):
         fast = [i for i in items if i.path.relative_to(here).parts[0] in FAST and not any(map(i.get_closest_marker, ("torch", "gloo", "browser")))]
         items[:] = [i for i in items if i not in set(fast)]
         config.hook.pytest_deselected(items=fast)
+    first = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path, len(first)))
 
 
 @pytest.fixture

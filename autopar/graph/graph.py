@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import GraphError
+from .kept import kept_table
 from .node import Node, Phase, list_refs
 from .tensor import STATE_KINDS, Kind, Value
 
@@ -60,6 +61,7 @@ class Graph:
         return build_networkx(self)
 
 
+@kept_table
 def value_table(graph: Graph) -> dict[str, Value]:
     """Value by name."""
     return {v.name: v for v in graph.values}
@@ -71,11 +73,13 @@ def entering_values(graph: Graph) -> tuple[Value, ...]:
     return tuple(v for v in graph.values if v.name in names)
 
 
+@kept_table
 def producer_table(graph: Graph) -> dict[str, tuple[int, int]]:
     """For each value that a node makes: (index of the node, which of its outputs)."""
     return {out: (i, k) for i, node in enumerate(graph.nodes) for k, out in enumerate(node.outputs) if out}
 
 
+@kept_table
 def use_table(graph: Graph) -> dict[str, list[tuple[int, int]]]:
     """For each value: where it is read, as (index of the node, which of its inputs), in order."""
     uses: dict[str, list[tuple[int, int]]] = {v.name: [] for v in graph.values}

@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping
 
 from .graph import Graph, value_table
 from .in_place import find_added, find_products_onto, find_rows_onto
+from .kept import kept_table
 from .node import Node, Ref, get_arg
 from .own import find_overwritten
 from .program import MAKES, WAIT, WRITES
@@ -81,6 +82,7 @@ def list_readers(graph: Graph, base: Mapping[str, str]) -> dict[str, list[int]]:
     return found
 
 
+@kept_table
 def held_bases(graph: Graph) -> dict[str, str]:
     """`storage_bases` by the law of this module: the owner of each value is in `live_ranges`, or owns nothing there either."""
     onto = {both.inputs[0] for pairs in (find_rows_onto(graph), find_products_onto(graph)) for _, both in pairs.values()}
@@ -97,6 +99,7 @@ def _shared_input(node: Node, overwritten: Collection[str]) -> str | None:
     return next((name for name in node.inputs if name in overwritten), None)
 
 
+@kept_table
 def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
     """(first, last) node index, both inclusive, at which each value that owns bytes holds them.
 

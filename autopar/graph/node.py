@@ -14,6 +14,8 @@ from typing import Union
 class Phase(enum.Enum):
     """When in the step a node runs. PREPARE: once before the turns of a step that takes its batch in turns (`graph.microbatch`)."""
 
+    __hash__ = object.__hash__  # enum's own is Python's, and these are in most keys
+
     PREPARE = "prepare"
     FORWARD = "forward"
     BACKWARD = "backward"

@@ -6,6 +6,7 @@ In: a graph. Out: names. Only ops that make large gradients are looked at: each 
 from __future__ import annotations
 
 from .graph import Graph, producer_table, use_table, value_table
+from .kept import kept
 from .tensor import size_bytes
 from .turns import LOOP
 
@@ -14,6 +15,7 @@ _PACKED = frozenset(("autopar.linear_weight_grad", "autopar.embedding_backward",
 _MAKES_ANEW = _PACKED | {"aten.add.Tensor", "aten.convolution_backward.default"}
 
 
+@kept
 def find_own(graph: Graph) -> frozenset[str]:
     """What an op makes anew, one node alone reads, and nobody gets from the step."""
     uses, leaving = use_table(graph), {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
@@ -21,6 +23,7 @@ def find_own(graph: Graph) -> frozenset[str]:
     return frozenset(name for name in made if len(uses[name]) == 1 and name not in leaving)
 
 
+@kept
 def find_overwritten(graph: Graph) -> frozenset[str]:
     """What an all-reduce that blocks puts its result over: large, packed, and nobody else's. Along a second axis it is what the first one has left there."""
     reduced = [node.inputs[0] for node in graph.nodes if node.op == "comm.all_reduce"]

@@ -27,6 +27,8 @@ from .tensor import num_elements
 class StepKind(enum.Enum):
     """One collective, or one local cut."""
 
+    __hash__ = object.__hash__  # enum's own is Python's, and these are in most keys
+
     ALL_GATHER = "all_gather"  # S -> R
     REDUCE_SCATTER = "reduce_scatter"  # P -> S
     ALL_REDUCE = "all_reduce"  # P -> R

@@ -22,6 +22,8 @@ DTYPE_BYTES = {
 class Kind(enum.Enum):
     """What a value is to the person who trains: it decides who holds its bytes, and for how long."""
 
+    __hash__ = object.__hash__  # enum's own is Python's, and these are in most keys
+
     PARAM = "param"
     BUFFER = "buffer"
     OPTIM = "optim"

@@ -23,6 +23,8 @@ from .tensor import STATE_KINDS, Kind, Value
 class Transfer(enum.Enum):
     """What kind of thing a reshard moves."""
 
+    __hash__ = object.__hash__  # enum's own is Python's, and these are in most keys
+
     BLOCKING = "blocking"
     STATE = "state"
     GRAD = "grad"

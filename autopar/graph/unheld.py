@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from .adam import list_unheld_adam
 from .graph import Graph, producer_table, use_table, value_table
+from .kept import kept
 from .node import Node, Phase, packet_of
 from .tensor import Value
 
@@ -24,6 +25,7 @@ _ELEMENTWISE = frozenset(
 )  # fmt: skip
 
 
+@kept
 def list_unheld(graph: Graph) -> frozenset[str]:
     """What of an update's values is never held whole."""
     values, uses = value_table(graph), use_table(graph)

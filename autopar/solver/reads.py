@@ -28,6 +28,8 @@ from .problem import AFTER, BRING, MOMENTS, RUN, STORAGE, WHOLE, Chooser, Endpoi
 class Form(enum.Enum):
     """How a value is there."""
 
+    __hash__ = object.__hash__  # enum's own is Python's, and these are in most keys
+
     MADE = "made"
     KEPT = "kept"
     AGAIN = "again"

@@ -17,6 +17,7 @@ from ..graph.transfer import Transfer, transfer_of
 from .prices import Prices, reshard_matrices
 from .transients import transient_bytes, transient_matrix
 
+_LEAST = np.minimum.reduce  # without the steps of `ndarray.min` in Python
 WHOLE_ID, NONE = 0, 1  # the shardings of every table: whole everywhere; not there at all, which costs and holds nothing
 Sort = tuple[tuple[int, ...], str, Transfer]  # what reshards depend on: shape, dtype, and whether it travels in a bucket and may hide
 
@@ -139,12 +140,10 @@ class Tables:
             grown = np.full(len(self.shardings) - len(matrix.rows), -1)
             matrix.rows, matrix.columns = np.concatenate([matrix.rows, grown]), np.concatenate([matrix.columns, grown])
         rows, columns = matrix.rows[sources], matrix.columns[targets]
-        if (rows < 0).any() or (columns < 0).any():
+        if _LEAST(rows, initial=0) < 0 or _LEAST(columns, initial=0) < 0:
             self._extend(matrix, sources[rows < 0], targets[columns < 0], make)
             rows, columns = matrix.rows[sources], matrix.columns[targets]
-        found = matrix.entries[:, rows[:, None], columns[None, :]]
-        found[:, sources == NONE, :] = found[:, :, targets == NONE] = 0.0
-        return found
+        return matrix.entries[:, rows[:, None], columns[None, :]]
 
     def _extend(
         self,
@@ -165,3 +164,6 @@ class Tables:
             return make([self.shardings[i] for i in some], [self.shardings[i] for i in others])
 
         matrix.entries = np.block([[matrix.entries, price(old, columns)], [price(rows, every)]])
+        for place, entries in ((matrix.rows[NONE], matrix.entries), (matrix.columns[NONE], matrix.entries.swapaxes(1, 2))):
+            if place >= 0:
+                entries[:, place] = 0.0

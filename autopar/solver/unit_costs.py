@@ -321,12 +321,17 @@ def weigh_problem(problem: Problem, weigh_nodes: Callable[[Phase, Sequence[str]]
     """
     nodes = problem.graph.nodes
 
+    def weigh(chooser: Chooser, seconds: np.ndarray) -> Chooser:  # not `replace`, which takes longer than the rest
+        return Chooser(chooser.parts, seconds, chooser.makes, chooser.wants, chooser.num_kept)
+
     def weighed(chooser: Chooser) -> Chooser:
         phases = [nodes[p.node].phase if p.node >= 0 else Phase.UPDATE for p in chooser.parts]
         first = min(weigh_nodes(phase, p.members) for phase, p in zip(phases, chooser.parts))
-        again = min(weigh_nodes(Phase.BACKWARD if phase is Phase.FORWARD else phase, p.members) for phase, p in zip(phases, chooser.parts))
         kept, rest = chooser.seconds[: chooser.num_kept], chooser.seconds[chooser.num_kept :]
-        if first == 1.0 and (again == 1.0 or not len(rest)):
+        if not len(rest):
+            return chooser if first == 1.0 else weigh(chooser, kept * first if first else np.zeros_like(kept))
+        again = min(weigh_nodes(Phase.BACKWARD if phase is Phase.FORWARD else phase, p.members) for phase, p in zip(phases, chooser.parts))
+        if first == again == 1.0:
             return chooser
         if len(kept) == len(rest):
             runs = kept
@@ -337,9 +342,10 @@ def weigh_problem(problem: Problem, weigh_nodes: Callable[[Phase, Sequence[str]]
         known = np.isfinite(rest) & np.isfinite(runs)
         both = np.full(len(rest), inf)
         both[known] = runs[known] * first + (rest[known] - runs[known]) * again
-        return replace(chooser, seconds=np.concatenate((kept * first if first else np.zeros_like(kept), both)))
+        return weigh(chooser, np.concatenate((kept * first if first else np.zeros_like(kept), both)))
 
-    return replace(problem, choosers=tuple(map(weighed, problem.choosers)), groups=tuple(replace(g, times=g.times * weigh_values(g.phase, g.names or (g.value.name,))) for g in problem.groups))
+    groups = (Group(g.value, g.source, g.phase, g.endpoints, g.spans, g.times * weigh_values(g.phase, g.names or (g.value.name,)), g.names) for g in problem.groups)
+    return replace(problem, choosers=tuple(map(weighed, problem.choosers)), groups=tuple(groups))
 
 
 def _once(problem: Problem, decisions: list[int]) -> float:

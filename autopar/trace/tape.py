@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -316,14 +317,18 @@ def history(tape: Tape, uids: Iterable[int]) -> list[Record]:
 def written_uids(record: Record) -> list[int]:
     """Uids of the tensors that a record writes in place."""
     found = []
-    for k, argument in enumerate(record.op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = record.args[k] if k < len(record.args) else record.kwargs.get(argument.name)
-            if isinstance(value, Slot):
-                found.append(value.uid)
-            elif isinstance(value, list):
-                found += [v.uid for v in value if isinstance(v, Slot)]
+    for k, name in _written_arguments(record.op):
+        value = record.args[k] if k < len(record.args) else record.kwargs.get(name)
+        if isinstance(value, Slot):
+            found.append(value.uid)
+        elif isinstance(value, list):
+            found += [v.uid for v in value if isinstance(v, Slot)]
     return found
+
+
+@lru_cache(maxsize=None)
+def _written_arguments(op: torch._ops.OpOverload) -> tuple[tuple[int, str], ...]:
+    return tuple((k, a.name) for k, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
 def replay(tape: Tape, uids: list[int], random: bool = True) -> dict[int, torch.Tensor] | None:

@@ -16,6 +16,8 @@ import torch
 
 from autopar.runtime import fused
 
+from .quick_interpreter import quicken_interpreter
+
 T = TypeVar("T")
 
 
@@ -52,5 +54,7 @@ def read_words(about: str | None, words: Sequence[str] | None = None) -> Asked:
     device = torch.device(asked.device)
     if not fused.runs_triton(torch.zeros(1, device=device)):
         parser.error("TRITON_INTERPRET=1 is needed on a CPU")
+    if fused.interprets():
+        quicken_interpreter()
     warnings.simplefilter("ignore")  # numpy on lanes that are masked out, and on what is infinite
     return Asked(device, tuple(asked.names), part - 1, parts)

@@ -113,8 +113,22 @@ def _worst(kernel: Kernel, got: Sequence[torch.Tensor], inputs: Mapping[str, tor
     return worst
 
 
-def _with_largest_blocks(kernel: Kernel) -> float:
-    """The difference where blocks have the most rows, and walks the most columns, that a launch may choose: kernels print masks by it."""
+def _with_blocks(rule: Callable, kernel: Kernel, function: Callable, device: torch.device = CPU) -> float:
+    """The difference where launches ask this rule for their blocks."""
+    before, fused.blocks = fused.blocks, rule
+    try:
+        return differences(kernel, function, False, device)
+    finally:
+        fused.blocks = before
+
+
+def _with_largest_blocks(kernel: Kernel, usual: float, asked: Sequence[tuple]) -> float:
+    """The difference where blocks have the most rows, and walks the most columns, that a launch may choose: kernels print masks by it.
+
+    Args:
+        usual: the difference with the blocks of the rule.
+        asked: what the rule was asked then. Where these blocks are the same, so is the launch: it is not run again.
+    """
     rule = fused.blocks
 
     def most(grid: fused.Grid, *args: int) -> dict[str, int]:
@@ -123,33 +137,39 @@ def _with_largest_blocks(kernel: Kernel) -> float:
     def widest(grid: fused.Grid, *args: int) -> dict[str, int]:
         return {**rule(grid, *args), **({"COLS": LARGEST} if grid.walks else {})}
 
+    others = [largest for largest in (most, widest) if any(largest(*words) != rule(*words) for words in asked)]
+    return max([usual, *(_with_blocks(largest, kernel, functions_of([kernel])[kernel.name]) for largest in others)])
+
+
+def measure(kernel: Kernel, function: Callable, device: torch.device) -> dict[str, object]:
+    """Why a kernel is plain, or its differences from float64."""
     try:
-        found = []
-        for fused.blocks in (most, widest):
-            found.append(differences(kernel, functions_of([kernel])[kernel.name], False))
-        return max(found)
-    finally:
-        fused.blocks = rule
+        print_parts(kernel)
+    except UnsupportedError as error:
+        return {"plain": str(error)}
+    rule, asked = fused.blocks, []
+
+    def noted(*words: object) -> dict[str, int]:
+        asked.append(words)
+        return rule(*words)
+
+    usual = _with_blocks(noted, kernel, function, device)
+    row = {"plain": "", "difference": usual, "strided": differences(kernel, function, True, device)}
+    if device.type == "cpu":  # compiling for a GPU takes minutes for blocks that no launch would choose there
+        row["largest"] = _with_largest_blocks(kernel, usual, asked)
+    return row
 
 
 def main(asked: Asked) -> None:
+    known: dict[Kernel, dict[str, object]] = {}  # many cases have kernels in common, those of the update above all
     for case, precision in asked.share(itertools.product(asked.names or CASES, PRECISIONS)):
         kernels = list(kernels_of(CASES[case](), precision))
         halves = [replace(in_half(k), name=f"{k.name}_half") for k in kernels if any(v.dtype == "bfloat16" for v in k.graph.values)]
         functions = functions_of([*kernels, *halves])
         for kernel in (*kernels, *halves):
-            why = ""
-            try:
-                print_parts(kernel)
-            except UnsupportedError as error:
-                why = str(error)
-            row = {"case": case, "precision": precision, "kernel": kernel.name, "plain": why}
-            if not why:
-                row["difference"] = differences(kernel, functions[kernel.name], False, asked.device)
-                row["strided"] = differences(kernel, functions[kernel.name], True, asked.device)
-                if asked.device.type == "cpu":  # compiling for a GPU takes minutes for blocks that no launch would choose there
-                    row["largest"] = _with_largest_blocks(kernel)
-            print(json.dumps(row), flush=True)
+            if kernel not in known:
+                known[kernel] = measure(kernel, functions[kernel.name], asked.device)
+            print(json.dumps({"case": case, "precision": precision, "kernel": kernel.name, **known[kernel]}), flush=True)
 
 
 if __name__ == "__main__":

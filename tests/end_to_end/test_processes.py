@@ -6,9 +6,11 @@ Killed ranks and damaged checkpoints are in tests/runtime.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,24 +28,20 @@ def run_ranks(world_size, *task, timeout=200):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     same = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), *map(str, task)], env={**os.environ, **same, "RANK": str(r), "LOCAL_RANK": str(r)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for r in range(world_size)
-    ]  # fmt: skip
-    found = []
-    try:
-        for p in processes:
-            out, err = p.communicate(timeout=timeout)
-            found.append((p.returncode, out, err))
-    finally:
-        for p in processes:
-            if p.poll() is None:
-                p.kill()
-                p.communicate()
-    return found
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = subprocess.Popen(
+            [sys.executable, str(WORKER), *map(str, task)], env={**os.environ, **same, "RANKS_FOLDER": folder},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        try:
+            _, err = ranks.communicate(timeout=timeout)
+        finally:
+            if ranks.poll() is None:
+                os.killpg(ranks.pid, signal.SIGKILL)
+                ranks.communicate()
+        assert ranks.returncode == 0, err
+        read = {path.name: path.read_text() for path in Path(folder).iterdir()}
+    return [(int(read[f"code.{rank}"]), read[f"out.{rank}"], read[f"err.{rank}"]) for rank in range(world_size)]
 
 
 def test_five_adamw_steps_equal_plain_pytorch(tmp_path):

@@ -1,4 +1,4 @@
-"""What the processes of `test_processes.py` run: `python worker.py TASK ARGS...`, with torchrun's environment.
+"""What the processes of `test_processes.py` run: `python worker.py TASK ARGS...`, with torchrun's environment but for the rank: it forks into all of them.
 
 Each task compiles through the front door, trains, and compares with plain PyTorch in the same process.
 """
@@ -375,5 +375,23 @@ def task_refuse():
     stop_process_group()
 
 
+def fork_ranks(folder):
+    """Return in a process per rank, with its number and with what it prints in files; this process waits for them and writes down how each ended. What was imported serves all."""
+    import torch._dynamo  # noqa: F401  what the first optimizer imports: half of it all
+
+    ranks = []
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for number, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(folder / f"{name}.{rank}", os.O_WRONLY | os.O_CREAT), number)
+            return
+    for rank, process in enumerate(ranks):
+        (folder / f"code.{rank}").write_text(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    fork_ranks(Path(os.environ["RANKS_FOLDER"]))
     globals()[f"task_{sys.argv[1]}"](*sys.argv[2:])
