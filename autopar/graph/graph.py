@@ -80,13 +80,13 @@ def producer_table(graph: Graph) -> dict[str, tuple[int, int]]:
 
 
 @kept_table
-def use_table(graph: Graph) -> dict[str, list[tuple[int, int]]]:
+def use_table(graph: Graph) -> dict[str, tuple[tuple[int, int], ...]]:
     """For each value: where it is read, as (index of the node, which of its inputs), in order."""
     uses: dict[str, list[tuple[int, int]]] = {v.name: [] for v in graph.values}
     for i, node in enumerate(graph.nodes):
         for k, name in enumerate(node.inputs):
             uses[name].append((i, k))
-    return uses
+    return {name: tuple(places) for name, places in uses.items()}
 
 
 def final_values(graph: Graph) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ def state_stages(graph: Graph, stage: Sequence[int]) -> dict[str, int]:
     return found
 
 
-def _forward_readers(graph: Graph, uses: dict[str, list[tuple[int, int]]], name: str) -> list[int]:
+def _forward_readers(graph: Graph, uses: dict[str, tuple[tuple[int, int], ...]], name: str) -> list[int]:
     """The forward nodes that read a value, also through what is prepared from it."""
     found, todo, seen = [], [name], {name}
     while todo:

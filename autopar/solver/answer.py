@@ -149,7 +149,7 @@ def _param_plans(
 
 
 def _held_sharding(
-    graph: Graph, uses: Mapping[str, list[tuple[int, int]]], strategies: Mapping[str, Strategy], made: Mapping[str, Sharding], grad: str
+    graph: Graph, uses: Mapping[str, tuple[tuple[int, int], ...]], strategies: Mapping[str, Strategy], made: Mapping[str, Sharding], grad: str
 ) -> Sharding:
     """How a gradient is held between backward and update: as the update first reads it."""
     for i, k in uses[grad]:

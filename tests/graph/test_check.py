@@ -116,7 +116,7 @@ def test_a_program_obeys_the_law_of_graphs():
 def test_tables():
     graph = toy()
     assert producer_table(graph) == {"y": (0, 0), "z": (1, 0), "w@1": (2, 0)}
-    assert use_table(graph) == {"w@0": [(0, 1), (2, 0)], "x": [(0, 0)], "y": [(1, 0)], "z": [], "w@1": []}
+    assert use_table(graph) == {"w@0": ((0, 1), (2, 0)), "x": ((0, 0),), "y": ((1, 0),), "z": (), "w@1": ()}
     assert final_values(graph) == ("w@1", "z", "y")
     assert count_params(graph) == 4
     assert (num_elements(()), num_elements((2, 0)), size_bytes(value("v", (3, 5), dtype="bfloat16"))) == (1, 0, 30)

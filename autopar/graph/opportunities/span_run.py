@@ -77,7 +77,7 @@ class GraphTables:
     signatures: tuple[Signature, ...]
     values: Mapping[str, Value]
     makers: Mapping[str, tuple[int, int]]
-    readers: Mapping[str, list[tuple[int, int]]]
+    readers: Mapping[str, tuple[tuple[int, int], ...]]
     final: frozenset[str]
     replaced: Mapping[str, str]  # a state's last version -> the one that entered
 
