@@ -33,6 +33,7 @@ ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3",
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2). nnU-Net ran under PyTorch Lightning, with apex's fused Adam, too.
 EAGER = {"llmfoundry", NNUNET}
 _EAGER_FRAMEWORK = "HF + "  # Hugging Face's GPT-2 under its Trainer
+_XLA_FRAMEWORK = "Alpa "  # its own runs, by jax and XLA; those of Megatron-LM and DeepSpeed beside them are named so
 # FlashAttention has no kernels for it (Turing and later: Dao-AILab/flash-attention, README), so attention was multiplied out, whatever framework ran.
 UNFUSED = "V100"
 # Composer feeds every microbatch's logits to the model's train metrics, under its precision's autocast (`Trainer`, composer/trainer/trainer.py);
@@ -168,6 +169,8 @@ class SearchPredictor:
                 model = replace(model, bucket_bytes=size, state_bucket_bytes=size)
             if run.source_id in EAGER or run.framework.startswith(_EAGER_FRAMEWORK):
                 model = replace(model, fuses=False)
+            if run.framework.startswith(_XLA_FRAMEWORK):
+                model = replace(model, sums_end_kernels=True)
             if re.match(_HIDES_NOTHING, run.framework):
                 model = replace(model, exposed_share=1.0)
             if run.source_id == "llmfoundry" and FLOAT32_GRADS in run.precision:
