@@ -49,7 +49,8 @@ EARLY_STOP = {"torchtitan"}
 # deepspeed/runtime/zero/constants.py), and the script of DeepSpeedExamples/Megatron-LM-v1.1.5-ZeRO3 does not set it, which BigScience ran
 # (experiments/gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16.slurm); PTD-P says no more than that it is the authors' integration into Megatron. BigScience's runs by
 # Hugging Face's Trainer set it (experiments/gpt2-hf-ds/hf_ds_gpt2_perf_n16.slurm).
-_HIDES_NOTHING = r"DeepSpeed ZeRO-3 no model parallel|Megatron \+ Deepspeed ZeRO"
+# Nor did XLA: "Currently we don't support overlapping NCCL reductions with compute" (jax issue 4666, which Alpa's issue 31 wishes for; gathers and reduce-scatters beside compute came in 2023).
+_HIDES_NOTHING = r"DeepSpeed ZeRO-3 no model parallel|Megatron \+ Deepspeed ZeRO|Alpa "
 # Flags that hide the gradients' reduction and the parameters' gather behind the last backward and the next forward, as rows print them.
 HIDES_ENDS = "--overlap-grad-reduce --overlap-param-gather"
 # Megatron-Core sends gradients and parameters in buckets of so many elements at least, and as many millions as dp has ranks where that is more

@@ -202,6 +202,25 @@ def test_alpas_gpts_are_its_own_and_those_of_others_are_megatrons():
     assert counted_flops(run) == pytest.approx(46.2003e12 * 71.1109, rel=1e-4), "counted as those of others are"
 
 
+def test_what_xla_does_and_megatron_does_not(monkeypatch):
+    """Nothing is sent beside compute, and each sum along rows ends a kernel; of Alpa's own runs, not of those that it ran by Megatron-LM."""
+    from autopar.solver import pipeline
+
+    class Asked(Exception):
+        pass
+
+    def stop(cases, model, *rest, **words):
+        raise Asked(model)
+
+    monkeypatch.setattr(pipeline, "PipelineSearch", stop)
+    monkeypatch.setattr(SearchPredictor, "_case", lambda self, row, as_megatron: None)
+    for framework, habits in (("Alpa zero_2", (True, 1.0)), ("Megatron-LM v2 (grid search)", (False, 0.5))):
+        run = replace(ALPA, framework=framework, model="gpt 350M", family="dense", layers=24, hidden=1024, heads=16, vocab=51200, seq_len=1024, global_bs=1024, precision="fp16", pp=1)
+        with pytest.raises(Asked) as found:
+            SearchPredictor()._predict(run)
+        assert (found.value.args[0].sums_end_kernels, found.value.args[0].exposed_share) == habits
+
+
 @pytest.mark.torch
 def test_embeddings_are_rows_and_their_products_run_again():
     """Forward, again with the layers (priced with their blocks, which run again whole), and for the weights."""
