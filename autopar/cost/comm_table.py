@@ -87,9 +87,14 @@ def is_mesh(link: Link) -> bool:
     return link.name.startswith(("xgmi", _CUBE))
 
 
+def is_cube(link: Link) -> bool:
+    """A mesh in which a device has links to some of its host's devices, and none to others."""
+    return link.name.startswith(_CUBE)
+
+
 def mesh_share(link: Link, ranks: int) -> float:
     """Of the bandwidth of a device inside its host, what a group of so many neighbours has among them: all of it at a switch."""
-    if link.name.startswith(_CUBE):
+    if is_cube(link):
         return _CUBE_LINKS.get(ranks, _CUBE_LINKS[8]) / _CUBE_LINKS[8]
     return (ranks - 1) / 7 if is_mesh(link) else 1.0
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..cluster import Link, list_links
-from .comm_table import SHAPE_OF, CommTable, is_measured_network, is_mesh, table_with
+from .comm_table import SHAPE_OF, CommTable, is_cube, is_measured_network, is_mesh, table_with
 from .curves import Curve
 
 
@@ -62,7 +62,9 @@ def has_curves(table: CommTable, link: Link) -> bool:
 def is_as_fast(curve: Curve, link: Link) -> bool:
     """A curve's link inside the host is no slower than another."""
     inside = next((preset for preset in list_links() if preset.name == curve.inside), None)
-    return inside is not None and is_mesh(inside) == is_mesh(link) and (inside.name == link.name or is_slower(link, inside))
+    if inside is None or is_mesh(inside) != is_mesh(link) and not (is_cube(link) and not is_mesh(inside)):  # a cube carries no more than a switch of as many links
+        return False
+    return inside.name == link.name or is_slower(link, inside)
 
 
 def _figures(link: Link) -> tuple[float, float]:

@@ -108,6 +108,8 @@ def test_a_cube_has_one_link_between_two_and_six_for_eight(ranks, links):
     bus = 2 * (ranks - 1) / ranks * 2**30 / float(collective_seconds(cube, "all_reduce", ranks, ranks, 2**30))
     assert bus == pytest.approx(links * 20e9, rel=0.05)
     assert float(collective_seconds(cube, "all_gather", ranks, ranks, 2**30)) == pytest.approx((ranks - 1) / ranks * 2**30 / (links * 20e9), rel=0.05)
+    small = 2.0 ** np.arange(3, 17)
+    assert np.all(collective_seconds(cube, "all_reduce", 16, 8, small) >= 0.99 * collective_seconds(switch, "all_reduce", 16, 8, small)), "rows of faster links are its floors, too"
     assert bus <= 1.05 * 2 * (ranks - 1) / ranks * 2**30 / float(collective_seconds(switch, "all_reduce", ranks, ranks, 2**30))
 
 
