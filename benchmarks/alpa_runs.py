@@ -61,6 +61,19 @@ class ResnetSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class GptSizes:
+    """A GPT as Alpa builds it."""
+
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    seq: int
+    batch: int
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MoeSizes:
     """A mixture of experts; group: tokens whose places at the experts are given out together."""
 
@@ -79,6 +92,8 @@ def cells_of(run: Run) -> Mapping[str, object]:
     """What the source's code adds to a row; empty of a run that is none of these."""
     if run.source_id != "alpa":
         return {}
+    if run.family == "dense" and run.framework.startswith("Alpa "):
+        return {"tied": int(ABLATION_TABLE in run.locator or run.framework == "Alpa intra_only")}  # `tie_word_embeddings = False` where stages are (benchmark_3d_one_case_gpt_bert.py)
     return _resnet_cells(run) if run.family == "cnn" else _moe_cells(run) if run.family == "moe" else {}
 
 
@@ -148,6 +163,14 @@ def count_moe_flops(sizes: MoeSizes, again: bool) -> float:
     plain = attention + 4 * WIDER * tokens * h * h
     mixed = attention + 8 * WIDER * tokens * h * h + 2 * tokens * h * sizes.experts + 4 * tokens * sizes.group + 8 * tokens * h * sizes.group
     return (4 if again else 3) * sizes.layers / 2 * (plain + mixed) + 6.0 * tokens * h * sizes.vocab
+
+
+def count_compiled_flops(sizes: MoeSizes) -> float:
+    """FLOPs of a step with full recompute as XLA counts what it compiled (`executable.flop_count`, which the ablation of operators prints): beside those of `count_moe_flops`
+    embeddings as products with one-hot matrices, forward, again and for their weights (`embed_call_one_hot`, alpa/monkey_patch.py); no gradient of who goes where."""
+    tokens, mixtures = sizes.batch * sizes.seq, sizes.layers // 2
+    embeddings, masks = 3 * 2.0 * tokens * (sizes.vocab + sizes.seq) * sizes.hidden, 2.0 * tokens * 2 * sizes.group * sizes.hidden
+    return count_moe_flops(sizes, again=True) + embeddings - mixtures * masks
 
 
 def count_moe_params(sizes: MoeSizes) -> int:

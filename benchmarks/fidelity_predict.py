@@ -33,6 +33,7 @@ ATTENTION = {"llmfoundry": "triton", "mcore_h100": "flash2", "llama3": "flash3",
 # dropout, residual, norms and softmax, and apex's fused Adam (arXiv:2104.04473 section 4.2). nnU-Net ran under PyTorch Lightning, with apex's fused Adam, too.
 EAGER = {"llmfoundry", NNUNET}
 _EAGER_FRAMEWORK = "HF + "  # Hugging Face's GPT-2 under its Trainer
+_XLA_FRAMEWORK = "Alpa "  # its own runs, by jax and XLA; those of Megatron-LM and DeepSpeed beside them are named so
 # FlashAttention has no kernels for it (Turing and later: Dao-AILab/flash-attention, README), so attention was multiplied out, whatever framework ran.
 UNFUSED = "V100"
 # Composer feeds every microbatch's logits to the model's train metrics, under its precision's autocast (`Trainer`, composer/trainer/trainer.py);
@@ -48,7 +49,8 @@ EARLY_STOP = {"torchtitan"}
 # deepspeed/runtime/zero/constants.py), and the script of DeepSpeedExamples/Megatron-LM-v1.1.5-ZeRO3 does not set it, which BigScience ran
 # (experiments/gpt2-meg-ds-zero/meg_ds_zero_gpt2_perf_n16.slurm); PTD-P says no more than that it is the authors' integration into Megatron. BigScience's runs by
 # Hugging Face's Trainer set it (experiments/gpt2-hf-ds/hf_ds_gpt2_perf_n16.slurm).
-_HIDES_NOTHING = r"DeepSpeed ZeRO-3 no model parallel|Megatron \+ Deepspeed ZeRO"
+# Nor did XLA: "Currently we don't support overlapping NCCL reductions with compute" (jax issue 4666, which Alpa's issue 31 wishes for; gathers and reduce-scatters beside compute came in 2023).
+_HIDES_NOTHING = r"DeepSpeed ZeRO-3 no model parallel|Megatron \+ Deepspeed ZeRO|Alpa "
 # Flags that hide the gradients' reduction and the parameters' gather behind the last backward and the next forward, as rows print them.
 HIDES_ENDS = "--overlap-grad-reduce --overlap-param-gather"
 # Megatron-Core sends gradients and parameters in buckets of so many elements at least, and as many millions as dp has ranks where that is more
@@ -168,6 +170,8 @@ class SearchPredictor:
                 model = replace(model, bucket_bytes=size, state_bucket_bytes=size)
             if run.source_id in EAGER or run.framework.startswith(_EAGER_FRAMEWORK):
                 model = replace(model, fuses=False)
+            if run.framework.startswith(_XLA_FRAMEWORK):
+                model = replace(model, sums_end_kernels=True)
             if re.match(_HIDES_NOTHING, run.framework):
                 model = replace(model, exposed_share=1.0)
             if run.source_id == "llmfoundry" and FLOAT32_GRADS in run.precision:

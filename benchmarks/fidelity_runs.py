@@ -102,7 +102,7 @@ def counted_flops(run: Run) -> float | str:
             else "parameters, batch or sequence are not printed"
         )
     if kind.startswith("Alpa"):
-        if cells_of(run):
+        if run.family != "dense" and cells_of(run):
             return _counted_by_alpa(run)
         if run.family != "dense" or not run.model.lower().startswith("gpt"):
             return f"how {run.family} models are counted there is not among the closed forms"

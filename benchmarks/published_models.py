@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.alpa_runs import MoeSizes, ResnetSizes
+from benchmarks.alpa_runs import GptSizes, MoeSizes, ResnetSizes
 from benchmarks.published import ImageRun, Run
 from benchmarks.published_rows import NotExpressible, Row, build_workload, sizes_of
 
@@ -71,6 +71,9 @@ def traced_model(row: Row, as_megatron: bool = False) -> TracedModel:
         moe = MoeSizes(*(row.need(name) for name in names), tied=row.get("tied") == "1")
         return TracedModel(moe, lambda: _build_moe(moe))
     sizes = sizes_of(row)
+    if row.get("framework").startswith("Alpa "):
+        gpt = GptSizes(sizes.layers, sizes.hidden, sizes.heads, sizes.vocab, sizes.seq, sizes.batch, tied=row.get("tied") == "1")
+        return TracedModel(gpt, lambda: _build_gpt(gpt))
     return TracedModel(sizes, lambda: build_workload(sizes, as_megatron))
 
 
@@ -116,7 +119,13 @@ def _build_resnet(sizes: ResnetSizes) -> object:
     return build_wide_resnet(sizes.groups, sizes.width, sizes.factor, sizes.side, sizes.batch, sizes.classes, sizes.turns)
 
 
+def _build_gpt(sizes: GptSizes) -> object:
+    from benchmarks.published_alpa import build_gpt
+
+    return build_gpt(sizes.vocab, sizes.seq, sizes.layers, sizes.hidden, sizes.heads, sizes.batch, sizes.tied)
+
+
 def _build_moe(sizes: MoeSizes) -> object:
-    from benchmarks.published_moe import build_moe
+    from benchmarks.published_alpa import build_moe
 
     return build_moe(sizes.vocab, sizes.seq, sizes.layers, sizes.hidden, sizes.heads, sizes.experts, sizes.group, sizes.batch, sizes.tied)

@@ -63,6 +63,7 @@ _EFA = "; latency of a small EFA message, 16 us, not verified"
 _LINKS = (
     Link("loopback", 200e-6, 0.5e9, _DEFAULT),
     Link("nvlink2", 2e-6, 150e9, "V100: 6 links x 25 GB/s per direction" + _NCCL),
+    Link("nvlink2-cube", 2e-6, 150e9, "V100 in a DGX-1 or p3: 6 links x 25 GB/s per direction, one or two to each of four others, no switch" + _NCCL),
     Link("nvlink3", 2e-6, 300e9, "A100: 12 links x 25 GB/s per direction" + _NCCL),
     Link("nvlink4", 2e-6, 450e9, "H100: 18 links x 25 GB/s per direction" + _NCCL),
     Link("nvlink5", 2e-6, 900e9, "B200: 18 links x 50 GB/s per direction" + _NCCL),
@@ -87,7 +88,7 @@ _LINKS = (
 # network; what a main board has.
 _DEVICE_LINKS = {
     "cpu": ("loopback", "ethernet-10"),
-    "V100-16GB": ("nvlink2", "ib-50"), "V100-32GB": ("nvlink2", "ib-50"),
+    "V100-16GB": ("nvlink2-cube", "ib-50"), "V100-32GB": ("nvlink2", "ib-50"),
     "A100-40GB": ("nvlink3", "ib-200"), "A100-80GB": ("nvlink3", "ib-200"),
     "H100-80GB": ("nvlink4", "ib-400"), "H100-PCIe": ("pcie5", "ib-400"), "H200-141GB": ("nvlink4", "ib-400"),
     "B200": ("nvlink5", "ib-400"), "B300": ("nvlink5", "ib-800"), "GB200": ("nvl72", "ib-800"), "GB300": ("nvl72", "ib-800"),
@@ -99,10 +100,10 @@ _SHORT = {"V100": "V100-32GB", "A100": "A100-80GB", "H100": "H100-80GB", "H200":
 
 _AWS = "AWS EC2 instance page, {}"
 _MACHINES = (
-    Machine("DGX-1", "V100-16GB", 8, 4, "nvlink2", "ib-100", "NVIDIA DGX-1 (V100) data sheet, 4 x 100 Gb/s; not verified"),
+    Machine("DGX-1", "V100-16GB", 8, 4, "nvlink2-cube", "ib-100", "NVIDIA DGX-1 (V100) data sheet, 4 x 100 Gb/s; not verified"),
     Machine("DGX-2", "V100-32GB", 16, 8, "nvlink2", "ib-100", "NVIDIA DGX-2 data sheet, 8 x 100 Gb/s (as in arXiv 1910.02054, ZeRO)"),
-    Machine("p3.16xlarge", "V100-16GB", 8, 1, "nvlink2", "ethernet-25", _AWS.format("25 Gb/s; not verified")),
-    Machine("p3dn.24xlarge", "V100-32GB", 8, 1, "nvlink2", "efa-100", _AWS.format("100 Gb/s; not verified")),
+    Machine("p3.16xlarge", "V100-16GB", 8, 1, "nvlink2-cube", "ethernet-25", _AWS.format("25 Gb/s; not verified")),
+    Machine("p3dn.24xlarge", "V100-32GB", 8, 1, "nvlink2-cube", "efa-100", _AWS.format("100 Gb/s; not verified")),
     Machine("DGX-A100-40GB", "A100-40GB", 8, 8, "nvlink3", "ib-200", "NVIDIA DGX A100 data sheet, 8 x 200 Gb/s; " + _STAS),
     Machine("DGX-A100-80GB", "A100-80GB", 8, 8, "nvlink3", "ib-200", "NVIDIA DGX A100 data sheet, 8 x 200 Gb/s; " + _STAS),
     Machine("p4d.24xlarge", "A100-40GB", 8, 4, "nvlink3", "efa-100", _AWS.format("400 Gb/s (AWS compute blog, P4d deep dive): four ports")),

@@ -7,8 +7,8 @@ the formula's do not.
 
     measured group     a straight line between measured rows, logarithm over logarithm; smaller and larger sizes follow the curve below
     other group        the nearest full curve moved (`move_knots`): small messages by latency, large ones by bytes over bus bandwidth
-    bus bandwidth      inside: of the nearest measured group; a ring through a switch reaches the same at any size, a mesh (xgmi) grows with
-                       its n-1 links. NVLS lifts the all_reduce of large groups only: it is in the rows. The others take the ring's.
+    bus bandwidth      inside: of the nearest measured group; a ring through a switch reaches the same at any size, a mesh (xgmi, V100's
+                       cube) what the links among its ranks carry. NVLS lifts the all_reduce of large groups only: it is in the rows. The others take the ring's.
                        across: the smaller of the inside figure and the NICs that the group drives, times what the nearest group on a like
                        network reached of that
     latency            of NCCL's model: its base, and hops of a ring or a tree (`_latency`)
@@ -37,7 +37,7 @@ from math import ceil, inf, log, log2
 import numpy as np
 
 from ..errors import ClusterError
-from .comm_table import SHAPE_OF, CommTable, CurveSet, link_share
+from .comm_table import SHAPE_OF, CommTable, CurveSet, is_mesh, link_share, mesh_share
 from .curves import (
     KINDS,
     Curve,
@@ -249,7 +249,7 @@ def _capped_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
         return way, rows_from
     bounds: list[tuple[Knots | None, str, float]] = []
     for ranks, curves in _measured_groups(table, kind).items():
-        if ranks > group.ranks and not table.mesh_links:
+        if ranks > group.ranks and not is_mesh(table.inside):
             source = f"{curves[0].source} ({_name(curves[0])})"
             bounds += [(smooth_points(*join_points(curves)), source, inf), (_capped_way(table, kind, Group(ranks, ranks, 0))[0].knots, source, rows_from)]
     if kind in ("all_gather", "reduce_scatter"):
@@ -468,7 +468,7 @@ def _across_rule(table: CommTable, kind: str, group: Group, nic_bytes_per_s: flo
 def _inside_bus(table: CommTable, kind: str, ranks: int) -> tuple[float, str, float]:
     """Bus bandwidth of large messages inside a host; see `_bus_bandwidth`."""
     group = Group(ranks, ranks, 0)
-    mesh = (ranks - 1) / table.mesh_links if table.mesh_links else 1.0
+    mesh = mesh_share(table.inside, ranks)
     large = [c for c in _curves(table, kind, False) if not c.bytes or c.bytes[-1] >= 2**28]
     share = 1.0
     if kind != "all_reduce" and not large:
@@ -478,7 +478,7 @@ def _inside_bus(table: CommTable, kind: str, ranks: int) -> tuple[float, str, fl
     row = _nearest(table, large, group)
     if row is None:
         return table.inside_bytes_per_s * mesh * share, "", inf
-    mesh = (ranks - 1) / (row.ranks - 1) if table.mesh_links else 1.0
+    mesh /= mesh_share(table.inside, row.ranks)
     return row.bus_bytes_per_s * mesh * share, f"; bandwidth: {row.source} ({_name(row)})", 2 ** _distance(table, row, group)
 
 

@@ -21,8 +21,13 @@ LINK_SHARE = {
     "nvlink2": 0.81, "nvlink3": 0.77, "nvlink4": 0.82, "nvlink5": 0.76, "nvlink": 0.77, "nvl72": 0.76, "pcie": 0.76, "xgmi": 0.70, "ib": 0.96, "efa": 0.96,
     "ethernet": 0.80,
 }  # fmt: skip
+# Of the six links of a V100 in a cube mesh, those that rings among its first so many devices use: 0 and 1, 0 and 2, 1 and 3, 2 and 3 have one between them, 0 and 3, 1 and 2 have two (NVIDIA/nccl
+# issue 671, a DGX-1's topology as NCCL reads it), the other four likewise, and each has two to its image among these. Two have one link, four the two rings 0 1 2 3 and 0 2 1 3, eight
+# three rings (NVIDIA: "three interwoven rings of single NVLink connections"), each in both directions; five have none, as if they had one link (assumption).
+_CUBE = "nvlink2-cube"
+_CUBE_LINKS = {2: 1, 3: 2, 4: 4, 5: 1, 6: 2, 7: 2, 8: 6}
 # Whose rows by size stand in where a link has none, scaled to its own bandwidth: the neighbouring generations of NVLink.
-SHAPE_OF = {"nvlink2": ("nvlink3",), "nvlink5": ("nvlink4",), "nvl72": ("nvlink5", "nvlink4")}
+SHAPE_OF = {"nvlink2": ("nvlink3",), "nvlink2-cube": ("nvlink2", "nvlink3"), "nvlink5": ("nvlink4",), "nvl72": ("nvlink5", "nvlink4")}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +46,6 @@ class CommTable:
         curves: of this inside link and of those whose shape it may borrow, or none; of other devices, too.
         known: all curves, of other links, too (`cost.link_order`).
         measured_across: curves may stand for the links between hosts.
-        mesh_links: of a device to each other one of its host; 0: a switch.
         ports: between hosts, for each device of a host where all of them send at once; below 1: they share.
     """
 
@@ -53,7 +57,6 @@ class CommTable:
     curves: tuple[Curve, ...]
     known: CurveSet
     measured_across: bool
-    mesh_links: int
     ports: float = 1.0
 
 
@@ -80,8 +83,20 @@ def table_with(table: CommTable, device: str, inside: Link, across: Link) -> Com
 
 
 def is_mesh(link: Link) -> bool:
-    """Inside a host each device has a link to each other, instead of one to a switch."""
-    return link.name.startswith("xgmi")
+    """Inside a host devices have links to each other, instead of one to a switch."""
+    return link.name.startswith(("xgmi", _CUBE))
+
+
+def is_cube(link: Link) -> bool:
+    """A mesh in which a device has links to some of its host's devices, and none to others."""
+    return link.name.startswith(_CUBE)
+
+
+def mesh_share(link: Link, ranks: int) -> float:
+    """Of the bandwidth of a device inside its host, what a group of so many neighbours has among them: all of it at a switch."""
+    if is_cube(link):
+        return _CUBE_LINKS.get(ranks, _CUBE_LINKS[8]) / _CUBE_LINKS[8]
+    return (ranks - 1) / 7 if is_mesh(link) else 1.0
 
 
 def is_measured_network(link: Link) -> bool:
@@ -100,7 +115,7 @@ def _table(device: str, inside: Link, across: Link, known: CurveSet, ports: floa
     links = (inside.name, *SHAPE_OF.get(inside.name, ()))
     curves = tuple(c for c in known.every if c.inside in links)
     reached = [link.bandwidth_bytes_per_s * link_share(link.name) for link in (inside, across)]
-    return CommTable(device, inside, across, reached[0], reached[1], curves, known, is_measured_network(across), 7 if is_mesh(inside) else 0, ports)
+    return CommTable(device, inside, across, reached[0], reached[1], curves, known, is_measured_network(across), ports)
 
 
 def _find_link(device: str, link: Link | str, key: str) -> Link:

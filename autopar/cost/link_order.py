@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from ..cluster import Link, list_links
-from .comm_table import SHAPE_OF, CommTable, is_measured_network, is_mesh, table_with
+from .comm_table import SHAPE_OF, CommTable, is_cube, is_measured_network, is_mesh, table_with
 from .curves import Curve
 
 
@@ -25,10 +25,11 @@ def is_slower(link: Link, than: Link) -> bool:
 @lru_cache(maxsize=4096)
 def slower_tables(table: CommTable, across: bool) -> tuple[CommTable, ...]:
     """Of the links inside that are slower, with each device that was measured on them, and, across hosts, of the networks that are: all pairs, but for the table itself."""
-    if not _is_ordered(table, across) or is_mesh(table.inside):
+    if not _is_ordered(table, across):
         return ()
     own = next((device for device in _owners(table, table.inside) if table.device.startswith(device)), "")
-    insides = [(own, table.inside)] + [(device, link) for link in _insides(table) if is_slower(link, table.inside) for device in _owners(table, link)]
+    below = [] if is_mesh(table.inside) else [link for link in _insides(table) if is_slower(link, table.inside)]
+    insides = [(own, table.inside)] + [(device, link) for link in below for device in _owners(table, link)]
     networks = [table.across] + [link for link in _networks(table) if across and is_slower(link, table.across)]
     return tuple(table_with(table, device, inside, network) for device, inside in insides for network in networks)[1:]
 
@@ -36,9 +37,9 @@ def slower_tables(table: CommTable, across: bool) -> tuple[CommTable, ...]:
 @lru_cache(maxsize=4096)
 def faster_tables(table: CommTable, across: bool) -> tuple[CommTable, ...]:
     """Of links that no curve stands for: the slowest of those with curves that are no slower."""
-    if not _is_ordered(table, across) or is_mesh(table.inside):
+    if not _is_ordered(table, across):
         return ()
-    known = has_curves(table, table.inside)
+    known = has_curves(table, table.inside) or is_mesh(table.inside)
     insides = [table.inside] if known else _slowest([link for link in _insides(table) if is_slower(table.inside, link)])
     networks = [table.across]
     if across and not is_measured_network(table.across):
@@ -61,7 +62,9 @@ def has_curves(table: CommTable, link: Link) -> bool:
 def is_as_fast(curve: Curve, link: Link) -> bool:
     """A curve's link inside the host is no slower than another."""
     inside = next((preset for preset in list_links() if preset.name == curve.inside), None)
-    return inside is not None and is_mesh(inside) == is_mesh(link) and (inside.name == link.name or is_slower(link, inside))
+    if inside is None or is_mesh(inside) != is_mesh(link) and not (is_cube(link) and not is_mesh(inside)):  # a cube carries no more than a switch of as many links
+        return False
+    return inside.name == link.name or is_slower(link, inside)
 
 
 def _figures(link: Link) -> tuple[float, float]:

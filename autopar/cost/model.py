@@ -52,6 +52,8 @@ class CostModel:
         rates: of matmuls by shape; None: a matmul takes FLOPs / rate.
         attention: its kernel, where `rates` has any (`attention.list_attention_kernels`).
         fuses: pointwise ops and norms in a row run as one kernel (`graph.fusion`).
+        sums_end_kernels: each sum along rows ends a kernel, and what needs it reads the rows again (`row_sums`): XLA before 2023, and on a V100; else a softmax or a norm is
+            one kernel, as in our programs.
         whole_blocks: full recompute runs the forward pass of a block whole, as `torch.utils.checkpoint` (before its early stop) and Megatron-LM do; else only
             what the backward pass reads, as our programs do.
         hides_ends: what is sent when the turns are over (gradients that were added up, new parameters) runs beside the last backward, and the first forward of
@@ -80,6 +82,7 @@ class CostModel:
     rates: MatmulRates | None = None
     attention: str = ""
     fuses: bool = False
+    sums_end_kernels: bool = False
     whole_blocks: bool = False
     hides_ends: bool = False
     flat_states: bool = False

@@ -36,6 +36,7 @@ from .lookup import Reach
 from .matmul import MatmulRates, matmul_seconds
 from .measured import copy_reach, copy_seconds, node_least_s, node_reach, node_seconds, traffic_least_s, write_least_s, write_seconds
 from .model import CostModel, matmul_flops_per_s
+from .row_sums import reread_bytes
 
 Shape = tuple[int, ...]
 Tensor = tuple[Shape, str]  # local shape, dtype
@@ -187,6 +188,8 @@ def _seconds(
         return np.zeros(elements.shape[1])
     whole, site = site, as_run(model, site)  # op by op no group has less traffic; shapes are those of the node all the same
     moved = _moved(op, site, dtypes, elements, num_inputs)
+    if model.sums_end_kernels:
+        moved = moved + reread_bytes(packet_of(op), [row * DTYPE_BYTES[d] for row, d in zip(elements[:num_inputs], dtypes)])
     if model.measured is not None and _by_library(model, whole) and (found := copy_seconds(model.measured, moved)) is not None:
         return found
     if op == RECEIVE:

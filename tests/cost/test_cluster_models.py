@@ -10,7 +10,7 @@ import pytest
 from autopar.cluster import list_links, list_machines, parse_cluster
 from autopar.cost.attention import attention_seconds
 from autopar.cost.collectives import collective_seconds, explain_collective
-from autopar.cost.comm_table import comm_table
+from autopar.cost.comm_table import comm_table, mesh_share
 from autopar.cost.curves import KINDS, bus_factor, published_curves
 from autopar.cost.device_rates import find_device_rates
 from autopar.cost.matmul import find_matmul_rates, matmul_seconds
@@ -133,7 +133,16 @@ def test_every_link_of_a_measured_row_is_a_preset():
 
 
 def test_a_mesh_has_one_link_to_each_other_device():
-    assert comm_table("MI355X", "xgmi4", "ib-400").mesh_links == comm_table("MI300X", "xgmi", "ib-400").mesh_links == 7
+    links = {link.name: link for link in list_links()}
+    for name in ("xgmi", "xgmi4"):
+        assert [mesh_share(links[name], ranks) for ranks in (2, 8)] == [1 / 7, 1]
+    assert mesh_share(links["nvlink4"], 2) == 1
+
+
+def test_a_cube_has_links_to_four_others():
+    """Rings among the first so many devices of a DGX-1, each over one link."""
+    cube = next(link for link in list_links() if link.name == "nvlink2-cube")
+    assert [round(6 * mesh_share(cube, ranks)) for ranks in range(2, 9)] == [1, 2, 4, 1, 2, 2, 6]
 
 
 @pytest.mark.parametrize("machine", [m.name for m in list_machines()])

@@ -11,7 +11,7 @@ import pytest
 
 from autopar.cluster import Link, list_devices, parse_cluster
 from autopar.cost.collectives import collective_seconds, collective_way, explain_collective, way_seconds
-from autopar.cost.comm_table import comm_table
+from autopar.cost.comm_table import comm_table, is_mesh
 from autopar.cost.curves import (
     KINDS,
     Curve,
@@ -99,6 +99,18 @@ def test_a_mesh_grows_with_its_links(device, ranks, seen):
     curves = tuple(c for c in published_curves() if c.device != device or c.ranks == seen)
     curve = next(c for c in published_curves() if c.device == device and c.ranks == ranks)
     assert float(seconds_of(curve, table_of(curve, curves), curve.bytes[0])) == pytest.approx(curve.seconds[0], rel=0.1)
+
+
+@pytest.mark.parametrize(("ranks", "links"), [(2, 1), (4, 4), (8, 6)])
+def test_a_cube_has_one_link_between_two_and_six_for_eight(ranks, links):
+    """Source: NVIDIA/nccl issue 671 (topology), src/graph/topo.h (20 GB/s a link of a V100, of 25)."""
+    cube, switch = (comm_table("V100-16GB", link, "ib-50") for link in ("nvlink2-cube", "nvlink2"))
+    bus = 2 * (ranks - 1) / ranks * 2**30 / float(collective_seconds(cube, "all_reduce", ranks, ranks, 2**30))
+    assert bus == pytest.approx(links * 20e9, rel=0.05)
+    assert float(collective_seconds(cube, "all_gather", ranks, ranks, 2**30)) == pytest.approx((ranks - 1) / ranks * 2**30 / (links * 20e9), rel=0.05)
+    small = 2.0 ** np.arange(3, 17)
+    assert np.all(collective_seconds(cube, "all_reduce", 16, 8, small) >= 0.99 * collective_seconds(switch, "all_reduce", 16, 8, small)), "rows of faster links are its floors, too"
+    assert bus <= 1.05 * 2 * (ranks - 1) / ranks * 2**30 / float(collective_seconds(switch, "all_reduce", ranks, ranks, 2**30))
 
 
 @pytest.mark.parametrize("device", [d.name for d in list_devices()])
@@ -255,14 +267,14 @@ def test_groups_beside_each_other_are_in_order(device, kind):
     before = np.zeros(sizes.size)
     for ranks in range(2, 3 if kind == "send_recv" else 9):
         inside = collective_seconds(table, kind, ranks, ranks, sizes)
-        if not table.mesh_links:  # among more ranks a mesh has more links
+        if not is_mesh(table.inside):  # among more ranks a mesh has more links
             small = inside <= 65e-6
             assert np.all(inside[small] >= before[small] * 0.96)  # groups without rows take turns in whose curve they move
         before = inside
         for per_host in {1, 2, 4} & set(range(1, ranks)):
             least = 0.99 if by_rows else 0.92  # of links by formula the data sheets speak: of PCIe 24 GB/s are reached, of a port of 25 as many
             assert np.all(collective_seconds(table, kind, ranks, per_host, sizes) >= inside * least)
-        if by_rows and kind in ("all_gather", "reduce_scatter") and not table.mesh_links:
+        if by_rows and kind in ("all_gather", "reduce_scatter") and not is_mesh(table.inside):
             whole = collective_seconds(table, "all_reduce", ranks, ranks, sizes)
             small = whole <= 65e-6
             assert np.all(inside[small] <= whole[small] * 1.001)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.alpa_runs import MoeSizes, ResnetSizes, count_moe_params
+from benchmarks.alpa_runs import GptSizes, MoeSizes, ResnetSizes, count_compiled_flops, count_moe_flops, count_moe_params
 from benchmarks.fidelity_memory import judge_memory
 from benchmarks.fidelity_predict import SearchPredictor, band_of
 from benchmarks.fidelity_runs import Prediction, counted_flops, measured_seconds, row_of
@@ -14,7 +14,7 @@ from benchmarks.fidelity_steps import judge_steps
 from benchmarks.fidelity_table import summarise
 from benchmarks.published import ImageRun, MemoryCell, Published, Run
 from benchmarks.published_models import UnetSizes, run_of_image, traced_model, unet_sizes
-from benchmarks.published_rows import NotExpressible, cluster_of, constraints_of, precision_of
+from benchmarks.published_rows import NotExpressible, Sizes, cluster_of, constraints_of, precision_of
 
 NNUNET = ImageRun(
     "nnunet", "dle_nnunet", model="nnU-Net 3D (BraTS, 4ch)", task="train", hardware="V100-16GB", n_gpus=8, batch_per_gpu=2, patch_or_image="4x128x128x128", precision="amp fp16",
@@ -164,6 +164,15 @@ def test_alpa_counts_what_it_compiled():
     assert measured_seconds(replace(staged, tflops_per_gpu=40.7499)).seconds == pytest.approx(19.3882, rel=1e-4)
 
 
+@pytest.mark.parametrize(("devices", "tflops", "seconds"), [(1, 45.492902, 0.4982), (1, 45.528674, 0.4978), (2, 38.890024, 0.4261), (2, 24.895107, 0.6656), (2, 20.847743, 0.7949)])
+def test_alpas_embeddings_are_products(devices, tflops, seconds):
+    """Source: results_intra_ablation_ref.tsv, whose FLOP/s are XLA's count of what it compiled over its seconds: with lookups an eighth of it would be missing."""
+    sizes = traced_model(row_of(replace(MOE, **ABLATION, n_gpus=devices))).sizes
+    counted = devices * tflops * 1e12 * seconds
+    assert count_compiled_flops(sizes) == pytest.approx(counted, rel=3e-4)
+    assert count_moe_flops(sizes, True) < 0.91 * counted
+
+
 @pytest.mark.parametrize(("model", "params_b"), [("380M", 0.3835), ("690M", 0.6857), ("1.3B", 1.3468), ("27B", 26.6481), ("70B", 70.4152)])
 def test_alpas_closed_form_of_experts_is_what_it_prints(model, params_b):
     assert count_moe_params(traced_model(row_of(replace(MOE, model=f"moe {model}"))).sizes) / 1e9 == pytest.approx(params_b, abs=5e-5)
@@ -185,12 +194,60 @@ def test_mixtures_of_experts_are_as_large_as_printed(devices, params_b):
     assert sum(p.numel() for p in traced_model(row).build().model.parameters()) / 1e9 == pytest.approx(params_b, rel=2e-3)
 
 
+def test_alpas_gpts_are_its_own_and_those_of_others_are_megatrons():
+    run = replace(ALPA, model="gpt 350M", family="dense", framework="Alpa intra_only", layers=24, hidden=1024, heads=16, vocab=51200, seq_len=1024, global_bs=1024, precision="fp16")
+    assert traced_model(row_of(run), True).sizes == GptSizes(24, 1024, 16, 51200, 1024, 1024, True)
+    assert traced_model(row_of(replace(run, framework="Alpa auto")), True).sizes == GptSizes(24, 1024, 16, 51200, 1024, 1024, False)
+    assert isinstance(traced_model(row_of(replace(run, framework="Megatron-LM v2 (grid search)")), True).sizes, Sizes)
+    assert counted_flops(run) == pytest.approx(46.2003e12 * 71.1109, rel=1e-4), "counted as those of others are"
+
+
+def test_what_xla_does_and_megatron_does_not(monkeypatch):
+    """Nothing is sent beside compute, and each sum along rows ends a kernel; of Alpa's own runs, not of those that it ran by Megatron-LM."""
+    from autopar.solver import pipeline
+
+    class Asked(Exception):
+        pass
+
+    def stop(cases, model, *rest, **words):
+        raise Asked(model)
+
+    monkeypatch.setattr(pipeline, "PipelineSearch", stop)
+    monkeypatch.setattr(SearchPredictor, "_case", lambda self, row, as_megatron: None)
+    for framework, habits in (("Alpa zero_2", (True, 1.0)), ("Megatron-LM v2 (grid search)", (False, 0.5))):
+        run = replace(ALPA, framework=framework, model="gpt 350M", family="dense", layers=24, hidden=1024, heads=16, vocab=51200, seq_len=1024, global_bs=1024, precision="fp16", pp=1)
+        with pytest.raises(Asked) as found:
+            SearchPredictor()._predict(run)
+        assert (found.value.args[0].sums_end_kernels, found.value.args[0].exposed_share) == habits
+
+
+@pytest.mark.torch
+def test_embeddings_are_rows_and_their_products_run_again():
+    """Forward, again with the layers (priced with their blocks, which run again whole), and for the weights."""
+    import torch
+
+    from autopar.graph.repeats import block_of
+    from autopar.trace import trace_step
+    from benchmarks.published_alpa import Embedding, Lm, build_gpt
+
+    built = Embedding(7, 5)
+    torch.nn.init.normal_(built.weight)
+    numbers = torch.tensor([[0, 6, 3]])
+    assert torch.equal(built(numbers), built.weight[numbers])
+    tied = Lm(7, 5, 8, (), True)
+    assert tied.head.weight is tied.embeddings[0].weight
+    small = build_gpt(11, 4, 2, 8, 2, 3, False)
+    assert small.model.head.weight.shape == (11, 8)
+    traced = trace_step(small, "fp32").graph
+    assert not traced.sequences and {block_of(n.path) for n in traced.nodes if n.path.startswith("embeddings")} == {("embeddings", 0), ("embeddings", 1)}
+
+
 @pytest.mark.torch
 def test_experts_take_what_they_have_room_for():
     """Two experts a token, each with 2 S / E places of a group of S; the weights of a token that found both add up to 1."""
     import torch
 
-    from benchmarks.published_moe import route
+    from benchmarks.published_alpa import route
 
     gates = torch.softmax(torch.randn(3, 16, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64), -1)
     combine = route(gates)
@@ -206,7 +263,7 @@ def test_experts_take_what_they_have_room_for():
 def test_adafactor_keeps_means_of_rows_and_columns():
     import torch
 
-    from benchmarks.published_moe import Adafactor
+    from benchmarks.published_alpa import Adafactor
 
     large, small = torch.nn.Parameter(torch.ones(2, 128, 256)), torch.nn.Parameter(torch.ones(64, 3))
     optimizer = Adafactor([large, small], lr=0.1)

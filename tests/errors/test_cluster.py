@@ -12,7 +12,7 @@ DEVICES = (
     "cpu, V100-16GB, V100-32GB, A100-40GB, A100-80GB, H100-80GB, H100-PCIe, H200-141GB, B200, B300, GB200, GB300, MI300X, MI355X, L40S, RTX4090"
 )
 LINKS = (
-    "loopback, nvlink2, nvlink3, nvlink4, nvlink5, nvl72, xgmi, xgmi4, pcie4, pcie5, ib-50, ib-100, ib-200, ib-400, ib-800, efa-100, efa-400, "
+    "loopback, nvlink2, nvlink2-cube, nvlink3, nvlink4, nvlink5, nvl72, xgmi, xgmi4, pcie4, pcie5, ib-50, ib-100, ib-200, ib-400, ib-800, efa-100, efa-400, "
     "ethernet-10, ethernet-25, ethernet-100"
 )
 
