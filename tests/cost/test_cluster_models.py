@@ -10,7 +10,7 @@ import pytest
 from autopar.cluster import list_links, list_machines, parse_cluster
 from autopar.cost.attention import attention_seconds
 from autopar.cost.collectives import collective_seconds, explain_collective
-from autopar.cost.comm_table import comm_table, mesh_share
+from autopar.cost.comm_table import mesh_share
 from autopar.cost.curves import KINDS, bus_factor, published_curves
 from autopar.cost.device_rates import find_device_rates
 from autopar.cost.matmul import find_matmul_rates, matmul_seconds
