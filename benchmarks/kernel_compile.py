@@ -3,7 +3,7 @@
     python benchmarks/kernel_compile.py [MODEL] [--precision bf16] [--arch 80 --arch 90]
 
 MODEL as for `autopar plan` (default: examples/gpt.py:build, 2 layers). A row per distinct kernel and architecture; spills are bytes of local memory that a thread
-needs beside its registers (`cuobjdump --dump-resource-usage`, of Triton's own wheel).
+needs beside its registers (`cuobjdump --dump-resource-usage`, of Triton's own wheel), waits are places where all threads of a program wait for each other.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Compiled:
     arch: int
     registers: int
     spilled_bytes: int
+    waits: int
     seconds: float
     cubin_bytes: int
 
@@ -94,7 +95,7 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
     cubin = folder / f"{kernel.name}_{arch}.cubin"
     cubin.write_bytes(made.asm["cubin"])
     registers, spilled = _resources(cubin)
-    return Compiled(kernel.name, arch, registers, spilled, seconds, cubin.stat().st_size)
+    return Compiled(kernel.name, arch, registers, spilled, made.asm["ptx"].count("bar.sync"), seconds, cubin.stat().st_size)
 
 
 def _resources(cubin: Path) -> tuple[int, int]:
@@ -150,9 +151,9 @@ def main(words: list[str] | None = None) -> int:
         return 2
     rows = compile_kernels(kernels, asked.arch or [80, 90])
     width = max((len(r.name) for r in rows), default=6)
-    print(f"{'kernel':{width}}  sm  registers  spilled bytes  cubin bytes  compile s")
+    print(f"{'kernel':{width}}  sm  registers  spilled bytes  waits  cubin bytes  compile s")
     for r in rows:
-        print(f"{r.name:{width}}  {r.arch:2}  {r.registers:9}  {r.spilled_bytes:13}  {r.cubin_bytes:11}  {r.seconds:9.2f}")
+        print(f"{r.name:{width}}  {r.arch:2}  {r.registers:9}  {r.spilled_bytes:13}  {r.waits:5}  {r.cubin_bytes:11}  {r.seconds:9.2f}")
     return 0
 
 
