@@ -146,11 +146,13 @@ def print_imports(text: str) -> str:
 
 
 def plan_notes(plan: Plan) -> dict[str, str]:
-    """Node -> what each mesh axis does there, the sharding of its output, and why."""
+    """Node -> what each mesh axis does there, the sharding of its output, and why; of one rank, which has nothing to choose, what is run again."""
     axes = [axis.name for axis in plan.assignment.mesh.axes]
     sharding = {t.name: t.sharding for t in plan.tensors}
     first = {node.name for node in plan.nodes if node.phase is Phase.FORWARD}
     copies = {name + AGAIN for name in first} & {node.name for node in plan.nodes if node.phase is Phase.BACKWARD}
+    if not axes:
+        return dict.fromkeys(copies, "run again")
     notes = {}
     for node in plan.nodes:
         if all(choice == "R" for choice in node.choices):
