@@ -124,11 +124,13 @@ def places(count, most):
 @jit
 def opaque(number):
     """The number itself, of which a compiler knows nothing: of the number of a row that it knows it makes addresses in each tensor, and keeps them all from round to round."""
-    if _FLUSHES:
-        if number.dtype == tl.int64:
-            return tl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [number], dtype=tl.int64, is_pure=False, pack=1)
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
-    return number
+    if not _FLUSHES:
+        found = number
+    elif number.dtype == tl.int64:
+        found = tl.inline_asm_elementwise("mov.b64 $0, $1;", "=l,l", [number], dtype=tl.int64, is_pure=False, pack=1)
+    else:
+        found = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], dtype=tl.int32, is_pure=False, pack=1)
+    return found
 
 
 @jit

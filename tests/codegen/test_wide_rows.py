@@ -186,6 +186,19 @@ def test_norms_do_not_spill(hidden, norm):
     assert len(rows) >= 3 and not [row for row in rows if row.spilled_bytes], rows
 
 
+def test_more_rows_than_32_bits_count_compile_too():
+    """Elements of 300,000 rows of 8,192: rows have 64 bits."""
+    pytest.importorskip("triton")
+    warnings.simplefilter("ignore", UserWarning)
+    from benchmarks.kernel_compile import compile_kernels
+
+    with torch.device("meta"):
+        net, x, y = Net(8192, Before, nn.LayerNorm), torch.empty(300_000, 16), torch.empty(300_000, dtype=torch.long)
+    kernels = [k for k in kernels_of(Workload(net, (x,), (y,), F.cross_entropy, ADAMW), "bf16") if "norm_backward" in k.name]
+    assert any("int64" in line and "fused.opaque" in "".join(part.text.lines) for k in kernels for part in print_parts(k) for line in part.text.lines)
+    assert all(row.registers for row in compile_kernels(kernels, [90]))
+
+
 def test_a_program_of_some_columns_loads_theirs_once_however_wide_its_rows_are():
     """A sum over rows alone: a program has a block of columns, not a row."""
     with torch.device("meta"):
