@@ -62,6 +62,10 @@ class WideRows:
         """What is said of a load after the exchanges so far."""
         return _LOADS[self._exchanged]
 
+    def notes(self) -> list[str]:
+        """What a reader of the function is told."""
+        return ["# registers hold no more of such a row: what is needed again after a sum along it is loaded again, from the cache"] if self._exchanged else []
+
     def _find_needs(self) -> dict[str, set[int]]:
         """The nodes that reduce along rows and of which a value is made, its own among them."""
         found: dict[str, set[int]] = {}
