@@ -152,6 +152,27 @@ def wide_names(lines):
     return found
 
 
+class Halves(nn.Module):
+    """Sums along rows of two widths, in one kernel."""
+
+    def __init__(self, width: int, part: int) -> None:
+        super().__init__()
+        self.scale, self.part = nn.Parameter(torch.ones(1)), part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
+        return torch.cat([torch.softmax(x, -1), F.layer_norm(x[:, : self.part], (self.part,))], 1)
+
+
+@pytest.mark.parametrize("width, part", [(8192, 4096), (6000, 5001), (5003, 7)])
+def test_sums_along_two_widths_stay_one_function(width, part):
+    with torch.device("meta"):
+        net, x = Halves(width, part), torch.empty(8, width)
+    kernels = kernels_of(Workload(net, (x,), (), lambda y: (y * y).mean(), ADAMW))
+    shapes = {name: [part.text.shape for k in kernels if name in k.name for part in print_parts(k)] for name in ("softmax_backward", "softmax_layer_norm")}
+    assert shapes == {"softmax_backward": ["rows"], "softmax_layer_norm": ["rows", "flat"]}
+
+
 def test_narrower_rows_are_loaded_once():
     for _, lines in lines_of(4096, Twice):
         loads = [line.partition(" = ")[2] for line in lines if "tl.load(" in line]

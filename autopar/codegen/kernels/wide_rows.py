@@ -8,6 +8,7 @@ In: a printer at work. Out: the order in which its sums are made, and loads that
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...graph.blocks import ROOMY
@@ -15,7 +16,7 @@ from ...graph.fusion import DRAWS
 from ...graph.node import packet_of
 from ...graph.tensor import power_of_two
 from .index import place_in_row
-from .reductions import EXTREMES, REDUCING, row_text
+from .reductions import EXTREMES, REDUCING, list_reductions, row_text
 
 if TYPE_CHECKING:
     from .triton_text import Printer
@@ -46,11 +47,11 @@ class WideRows:
                 continue
             self._settled.add(number)
             node = printer.graph.nodes[number]
-            reduced = next((r for r in printer.reductions if node.outputs[0] in r.outputs), None)
-            if reduced is not None and reduced.along == "row":
-                printer.at(node.outputs[0], printer.row())
-            elif reduced is None:
-                row_text(printer, node, 0, place_in_row(printer.row(), printer.col(printer.cols), printer.cols, printer.inner), "", None)
+            for reduced in list_reductions(replace(printer.graph, nodes=(node,)), printer.values):
+                if reduced.along == "row" and reduced.outputs:
+                    printer.at(node.outputs[0], printer.row())
+                elif reduced.along == "row":
+                    row_text(printer, node, 0, place_in_row(printer.row(), printer.col(reduced.cols), reduced.cols, reduced.inner), "", None)
 
     def let_go(self) -> None:
         """After an exchange: who needs an element of the row again makes it again."""
