@@ -96,6 +96,18 @@ class Widths(torch.nn.Module):
         return self.scale * part / (x * self.v).exp().sum(-1, keepdim=True)
 
 
+class Halves(torch.nn.Module):
+    """Sums along rows of two widths, in one kernel."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.scale, self.part = torch.nn.Parameter(torch.ones(1)), part
+
+    def forward(self, x):
+        x = x * self.scale
+        return torch.cat([torch.softmax(x, -1), F.layer_norm(x[:, : self.part], (self.part,))], 1)
+
+
 class Rotary(torch.nn.Module):
     """Rotary embeddings as Llama writes them: halves that change places."""
 
@@ -333,6 +345,7 @@ CASES = {
     "wide softmax": lambda: _wide(lambda x: torch.softmax(x * 2, -1) + x, 3, 9001),
     "wide norm": lambda: _wide(lambda x: F.layer_norm(x * 2, (9001,)) + x, 2, 9001),
     "norms of wide rows": lambda: _step(Norms(5003), 3, 4),
+    "halves of wide rows": lambda: _step(Halves(4099), 3, 5003),
     "softmax of wide rows": lambda: _wide(lambda x: torch.softmax(x * 2, -1) + F.layer_norm(x.sin(), (5003,)), 3, 5003),
     "row sums": lambda: _of(lambda x: x / (x.abs().sum(-1, keepdim=True) + 1) - x.amax(-1, keepdim=True), 4, 33),
     "clamp and where": lambda: _of(lambda x: torch.where(x > 0.3, x.clamp(-1, 1), x.square()) + x.sigmoid().log(), 7, 11),

@@ -14,7 +14,7 @@ from autopar import Workload
 from autopar.codegen.kernels.lines import drop_unread, place_early
 from autopar.codegen.kernels.parts import print_parts
 
-from .kernel_cases import ADAMW, kernels_of
+from .kernel_cases import ADAMW, Halves, kernels_of
 
 pytestmark = pytest.mark.torch
 
@@ -152,22 +152,10 @@ def wide_names(lines):
     return found
 
 
-class Halves(nn.Module):
-    """Sums along rows of two widths, in one kernel."""
-
-    def __init__(self, width: int, part: int) -> None:
-        super().__init__()
-        self.scale, self.part = nn.Parameter(torch.ones(1)), part
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x * self.scale
-        return torch.cat([torch.softmax(x, -1), F.layer_norm(x[:, : self.part], (self.part,))], 1)
-
-
 @pytest.mark.parametrize("width, part", [(8192, 4096), (6000, 5001), (5003, 7)])
 def test_sums_along_two_widths_stay_one_function(width, part):
     with torch.device("meta"):
-        net, x = Halves(width, part), torch.empty(8, width)
+        net, x = Halves(part), torch.empty(8, width)
     kernels = kernels_of(Workload(net, (x,), (), lambda y: (y * y).mean(), ADAMW))
     shapes = {name: [part.text.shape for k in kernels if name in k.name for part in print_parts(k)] for name in ("softmax_backward", "softmax_layer_norm")}
     assert shapes == {"softmax_backward": ["rows"], "softmax_layer_norm": ["rows", "flat"]}
