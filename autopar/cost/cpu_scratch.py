@@ -23,7 +23,7 @@ from math import prod
 
 from ..graph.node import Node, Ref, get_arg
 from ..graph.tensor import DTYPE_BYTES, Value, size_bytes
-from ..graph.view_strides import lies_packed
+from ..graph.view_strides import alike, packed
 
 _FORWARD, _BACKWARD = "aten.convolution.default", "aten.convolution_backward.default"
 _SMALL = 20_480  # elements of one sample of a picture that torch convolves itself
@@ -40,7 +40,7 @@ def conv_scratch_bytes(node: Node, values: Mapping[str, Value], strides: Mapping
     """
     if node.op not in (_FORWARD, _BACKWARD):
         return 0
-    copied = sum(size_bytes(values[name]) for name in set(node.inputs) & strides.keys() if not lies_packed(values[name].shape, strides[name]))
+    copied = sum(size_bytes(values[name]) for name in set(node.inputs) & strides.keys() if not alike(shape := values[name].shape, strides[name], packed(shape)))
     return copied + _kernel_bytes(node, values)
 
 

@@ -23,7 +23,7 @@ from .graph import Graph, value_table
 from .kernel import Kernel, is_kernel, takes_lists
 from .node import Node, get_arg, packet_of
 from .tensor import num_elements
-from .view_strides import VIEWS, Strides, packed, view_strides
+from .view_strides import VIEWS, Strides, alike, packed, view_strides
 
 ROW_BYTES = 16
 LEAST_PITCHED = 1024  # columns: for narrower rows two products may cost what they save (an assumption)
@@ -157,8 +157,3 @@ def _in_order(shape: tuple[int, ...], strides: Strides) -> Strides:
 def _is_distinct(shape: tuple[int, ...], strides: Strides) -> bool:
     """True where every element has a place of its own, and most of the memory between them is theirs."""
     return 0 not in strides and span(shape, strides) <= 1.25 * num_elements(shape)
-
-
-def alike(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """True where tensors of this shape with either strides lie in one way."""
-    return all(size == 1 or a == b for size, a, b in zip(shape, one, other))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .graph import Graph, value_table
+from .kept import kept, kept_table
 from .node import Node, get_arg, packet_of
 
 Strides = tuple[int, ...]
@@ -18,6 +19,7 @@ VIEWS = frozenset(f"aten.{word}" for word in (*_SAME, "alias", "detach", "permut
 _LIBRARIES = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution", "autopar.linear", "autopar.attention")  # with their gradients; kernels of ours read what is there
 
 
+@kept
 def find_copied(graph: Graph) -> frozenset[str]:
     """Views of what was expanded that must be copies, and that a matmul, a convolution or attention reads, itself or through further views."""
     if all(packet_of(node.op) != "aten.expand" for node in graph.nodes):
@@ -38,6 +40,7 @@ def find_copied(graph: Graph) -> frozenset[str]:
     return frozenset(read)
 
 
+@kept_table
 def list_strides(graph: Graph) -> dict[str, Strides]:
     """The strides of views, where they need no copy and what they view lies row by row, or is such a view."""
     values = value_table(graph)
@@ -52,9 +55,9 @@ def list_strides(graph: Graph) -> dict[str, Strides]:
     return found
 
 
-def lies_packed(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """True where a tensor with these strides lies row by row."""
-    return all(size == 1 or a == b for size, a, b in zip(shape, strides, packed(shape)))
+def alike(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """True where tensors of this shape with either strides lie in one way."""
+    return all(size == 1 or a == b for size, a, b in zip(shape, one, other))
 
 
 def packed(shape: Sequence[int]) -> Strides:

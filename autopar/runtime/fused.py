@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from ..graph.blocks import COLUMN_ROWS, EIGHT, FLAT, LARGEST, block_cols, most_rows
-from ..graph.layouts import alike, span
+from ..graph.layouts import span
 from ..graph.tensor import power_of_two
+from ..graph.view_strides import alike
 from .adam import adam  # noqa: F401  called by kernels
 from .block_table import BlockTable, candidates, loop_candidates, table_of
 from .clock import clock_of

@@ -536,7 +536,7 @@ class Printer:
         elif not flat and not self.walks:
             for width in sorted(self.widths):
                 lines.append(f"col = {self._places('COLS')}[None, :]" if width == self.cols else f"col_{width} = tl.arange(0, {power_of_two(width)})[None, :]")
-        lines += self.wide.notes() if self.wide else []
+        lines += self.wide.notes(body) if self.wide else []
         wide = "int64" if self.kernel.any_shape or any(self._span(v.name) > 2**31 - 1 for v in graph.values) else ""
         first = f"{self.program}{f'.to(tl.{wide})' if wide else ''} * ROWS"
         if flat and self.rows == 1 and not accumulated:

@@ -8,6 +8,7 @@ In: a printer at work. Out: the order in which its sums are made, and loads that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -63,9 +64,9 @@ class WideRows:
         """What is said of a load after the exchanges so far."""
         return _LOADS[self._exchanged]
 
-    def notes(self) -> list[str]:
-        """What a reader of the function is told."""
-        return ["# registers hold no more of such a row: what is needed again after a sum along it is loaded again, from the cache"] if self._exchanged else []
+    def notes(self, body: Sequence[str]) -> list[str]:
+        """What a reader of a function with these lines is told."""
+        return ["# registers hold no more of such a row: what is needed again after a sum along it is loaded again, from the cache"] if any(said in line for line in body for said in _LOADS[1:]) else []
 
     def _find_needs(self) -> dict[str, set[int]]:
         """The nodes that reduce along rows and of which a value is made, its own among them."""
