@@ -49,6 +49,7 @@ from autopar.cost.profile import measure_cpu
 from autopar.cost.rows import ProfileRows, measured_counts
 from autopar.cost.rows_file import load_profile
 from autopar.graph.case import build_case, decided_case
+from autopar.graph.cpu_matmul import multiply
 from autopar.graph.graph import value_table
 from autopar.graph.node import Ref, packet_of
 from autopar.graph.partition import assigned_strategies
@@ -145,7 +146,7 @@ def _time_drift(comm: Any) -> dict[str, float]:
     x, w = torch.randn(m, k), torch.randn(n, k)
     source, target = torch.randn(DRIFT_BYTES // 8), torch.empty(DRIFT_BYTES // 8)
     found = {}
-    for name, run in (("matmul", lambda: torch.mm(x, w.t())), ("copy", lambda: target.copy_(source))):
+    for name, run in (("matmul", lambda: multiply(torch, x, w)), ("copy", lambda: target.copy_(source))):
         run()
         times = []
         for _ in range(15):

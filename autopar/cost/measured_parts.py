@@ -70,8 +70,8 @@ def _products(packet: str, site: Site | None, size: np.ndarray, num_inputs: int)
     transposed = site is not None and bool(site.arg("transposed", False))
     if packet == "autopar.linear_weight_grad":  # out [o, i] = grad [tokens, o]^T input [tokens, i], or its transpose
         return [Part("matmul_weight_grad", np.stack([k, m, n], axis=1))]
-    if packet in _PLAIN:  # torch's own, as of weights' gradients (others may be oneDNN's); a batch as one product with the rows of all
-        return [Part("matmul_weight_grad", np.stack([k, m * count, n], axis=1))]
+    if packet in _PLAIN:  # torch's own, where linears may be oneDNN's; a batch as one product with the rows of all
+        return [Part("matmul_plain", np.stack([k, m * count, n], axis=1))]
     if (packet == "autopar.linear") == transposed:  # the second factor as it lies: rows are summed over
         return [Part("matmul_input_grad", np.stack([m, k, n], axis=1))]
     return [Part("matmul", np.stack([m, n, k], axis=1))]

@@ -57,6 +57,7 @@ _CPU: dict[str, tuple[_Points, ...]] = {
         )),
         (("float64",), ((512, 512, 512), (128, 128, 128), (2048, 256, 256))),
     ),
+    "plain": ((_HALF, ((512, 512, 512), (128, 128, 128), (64, 64, 64), (256, 256, 256), (256, 1024, 256), (1024, 16, 1024), (64, 64, 4096), (16, 16, 16))),),
     "attention": ((_HALF, ((8, 256, 64), (8, 128, 32), (8, 512, 64), (4, 1024, 64), (64, 64, 32), (8, 256, 128))),),
     "conv": (
         (("float32",), ((8, 32, 32, 32, 3), (8, 64, 128, 16, 1), (8, 3, 32, 32, 3), (4, 64, 64, 28, 3), (2, 128, 128, 14, 3),
@@ -115,7 +116,7 @@ _WHOLE_BYTES = {"cpu": (2**25,), "cuda": (2**30,)}  # of all ranks in one group,
 _BESIDE_BYTES = {"cpu": (2**23, 2**20), "cuda": (2**26, 2**22)}
 _MEETING_BYTES = {"cpu": (2**20, 2**16), "cuda": ()}  # on a GPU collectives wait in a stream, not for the host
 _FAMILIES = (
-    ("launch", ("launch",)), ("memory", ("copy", "add_into")), ("matmul", _MATMUL_FAMILIES), ("bytes", _BYTE_FAMILIES),
+    ("launch", ("launch",)), ("memory", ("copy", "add_into")), ("matmul", _MATMUL_FAMILIES), ("plain", ("matmul_plain",)), ("bytes", _BYTE_FAMILIES),
     ("table", _TABLE_FAMILIES), ("loss", _LOSS_FAMILIES), ("adamw", ("adamw", "adamw_fused")), ("attention", _ATTENTION_FAMILIES),
     ("conv", _CONV_FAMILIES), ("sustained", (SUSTAINED,)),
 )  # fmt: skip

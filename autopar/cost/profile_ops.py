@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
-from ..graph.cpu_matmul import multiply
+from ..graph.cpu_matmul import multiply, multiply_rows
 from ..graph.tensor import DTYPE_BYTES
 from .profile_grid import OpJob
 from .rows import SUSTAINED
@@ -54,7 +54,7 @@ def _matmul(torch: Any, job: OpJob, normal: Any) -> Run:
         w = normal(n, k)
         return lambda: multiply(torch, dy, w.t())
     x = normal(m, k)
-    return lambda: torch.mm(dy.t(), x)
+    return (lambda: torch.mm(dy.t(), x)) if job.family == "matmul_plain" else (lambda: multiply_rows(torch, dy, x))
 
 
 def _attention(torch: Any, job: OpJob, normal: Any) -> Run:

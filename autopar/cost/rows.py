@@ -8,6 +8,7 @@ What `shape` means, by family (dtype: of the operands):
 
     matmul, matmul_input_grad, matmul_weight_grad   (m, n, k) of the FORWARD matmul y[m, n] = x[m, k] w[n, k]^T; the gradients are
                                                     dx = dy w and dw = dy^T x
+    matmul_plain                                    (m, n, k) of the weight's gradient by torch's own call, as all products but those of linears are
     matmul_sustained                                (m, n, k) of one that runs for seconds without a pause, as its board's power lets it; of GPUs
     attention, attention_full, and .._backward      (batch x heads, sequence, dim of a head); causal, or without a mask
     conv, conv_input_grad, conv_weight_grad         (batch, channels in, channels out, height = width, kernel); stride 1, same padding
@@ -34,7 +35,7 @@ _BYTES, _TABLE, _MATMUL = ("bytes",), ("rows", "columns"), ("m", "n", "k")
 _ATTENTION, _CONV = ("batch x heads", "sequence", "dim"), ("batch", "channels in", "channels out", "side", "kernel")
 SUSTAINED = "matmul_sustained"  # for seconds without a pause
 SHAPE_NAMES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("matmul", "matmul_input_grad", "matmul_weight_grad", SUSTAINED), _MATMUL),
+    **dict.fromkeys(("matmul", "matmul_input_grad", "matmul_weight_grad", "matmul_plain", SUSTAINED), _MATMUL),
     **dict.fromkeys(("attention", "attention_backward", "attention_full", "attention_full_backward"), _ATTENTION),
     **dict.fromkeys(("conv", "conv_input_grad", "conv_weight_grad"), _CONV),
     **dict.fromkeys(("copy", "add_into", "pointwise", "gelu", "gelu_backward", "cast"), _BYTES),

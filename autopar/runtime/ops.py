@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from ..graph.cpu_matmul import multiply, runs_onednn
+from ..graph.cpu_matmul import multiply, multiply_rows, runs_onednn
 from ..graph.gpu_matmul import even_columns, input_grad_apart, multiply_apart, weight_grad_apart
 from ..graph.strides import READS_PACKED
 from .attention import attention, attention_backward, row_numbers
@@ -55,8 +55,7 @@ def linear_weight_grad(grad: torch.Tensor, input: torch.Tensor, transposed: bool
     even = even_columns(torch, grad, grad.shape[-1])
     if even:
         return _weight_grad_apart(grad, input, even, grad.new_empty(_weight_shape(grad, input, transposed)), transposed)
-    flat_grad, flat_input = grad.reshape(-1, grad.shape[-1]), input.reshape(-1, input.shape[-1])
-    return flat_input.t().mm(flat_grad) if transposed else flat_grad.t().mm(flat_input)
+    return multiply_rows(torch, *_rows_and_cols(grad, input, transposed))
 
 
 def linear_weight_grad_into(grad: torch.Tensor, input: torch.Tensor, bucket: Bucket, place: int, transposed: bool = False) -> torch.Tensor:
@@ -64,13 +63,22 @@ def linear_weight_grad_into(grad: torch.Tensor, input: torch.Tensor, bucket: Buc
     even = even_columns(torch, grad, grad.shape[-1])
     if even:
         return _weight_grad_apart(grad, input, even, bucket[place], transposed)
-    rows, cols = (input, grad) if transposed else (grad, input)
-    return torch.mm(rows.reshape(-1, rows.shape[-1]).t(), cols.reshape(-1, cols.shape[-1]), out=bucket[place])
+    room = bucket.find_room(place)
+    made = multiply_rows(torch, *_rows_and_cols(grad, input, transposed), out=room)
+    if room is None:
+        bucket.settle(place, made)
+    return made
 
 
 def _weight_grad_apart(grad: torch.Tensor, input: torch.Tensor, even: int, whole: torch.Tensor, transposed: bool) -> torch.Tensor:
     weight_grad_apart(torch, grad, input.reshape(-1, input.shape[-1]), even, whole.t() if transposed else whole)
     return whole
+
+
+def _rows_and_cols(grad: torch.Tensor, input: torch.Tensor, transposed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """As matrices, what the weight's gradient has a row of each of, and a column."""
+    rows, cols = (input, grad) if transposed else (grad, input)
+    return rows.reshape(-1, rows.shape[-1]), cols.reshape(-1, cols.shape[-1])
 
 
 def _weight_shape(grad: torch.Tensor, input: torch.Tensor, transposed: bool) -> tuple[int, int]:
@@ -119,8 +127,7 @@ def accumulate_weight_grad(sums: dict[str, torch.Tensor], name: str, grad: torch
     if name not in sums:
         sums[name] = linear_weight_grad(grad, input, transposed)
         return
-    rows, cols = (input, grad) if transposed else (grad, input)
-    sums[name].addmm_(rows.reshape(-1, rows.shape[-1]).t(), cols.reshape(-1, cols.shape[-1]))
+    multiply_rows(torch, *_rows_and_cols(grad, input, transposed), out=sums[name], add=True)
 
 
 def accumulate_embedding(

@@ -141,6 +141,14 @@ class Bucket:
             self._views[place] = self.flat.new_empty(self._alone[place])
         return self._views[place]
 
+    def find_room(self, place: int) -> Tensor | None:
+        """Where the tensor lies; None where it goes alone and has no room yet: what is made may become it (`settle`)."""
+        return self._views.get(place)
+
+    def settle(self, place: int, made: Tensor) -> None:
+        """What goes alone, as it was made: packed."""
+        self._views[place] = made
+
 
 def pack_around(xs: Sequence[Tensor], own: Sequence[int], bucket: Bucket | None = None) -> list[tuple[Tensor, dict[int, Tensor]]]:
     """What travels, flat, and of each the tensors in it by their places in `xs`: first what goes alone, no copy unless it has gaps, then the rest, packed.

@@ -31,13 +31,13 @@ def test_every_family_runs_in_every_dtype_of_its_grid():
 
 
 @pytest.mark.parametrize(
-    "family", ["matmul", "matmul_input_grad", "matmul_weight_grad", "conv_input_grad", "conv_weight_grad", "cross_entropy_backward"]
+    "family", ["matmul", "matmul_input_grad", "matmul_weight_grad", "matmul_plain", "conv_input_grad", "conv_weight_grad", "cross_entropy_backward"]
 )
 def test_ops_give_what_they_are_named_for(family):
     import torch
 
     shapes = {
-        "matmul": ((5, 6, 7), (5, 6)), "matmul_input_grad": ((5, 6, 7), (5, 7)), "matmul_weight_grad": ((5, 6, 7), (6, 7)),
+        "matmul": ((5, 6, 7), (5, 6)), "matmul_input_grad": ((5, 6, 7), (5, 7)), "matmul_weight_grad": ((5, 6, 7), (6, 7)), "matmul_plain": ((5, 6, 7), (6, 7)),
         "conv_input_grad": ((2, 3, 4, 8, 3), (2, 3, 8, 8)), "conv_weight_grad": ((2, 3, 4, 8, 3), (4, 3, 3, 3)),
         "cross_entropy_backward": ((4, 9), (4, 9)),
     }  # fmt: skip

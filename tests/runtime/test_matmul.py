@@ -1,4 +1,4 @@
-"""Linears and the gradients of their inputs by either library, whatever the strides of what they read."""
+"""Linears and their gradients by either library, whatever the strides of what they read."""
 
 import random
 
@@ -7,7 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from autopar.graph import cpu_matmul, machine  # noqa: E402
-from autopar.runtime.ops import linear, linear_input_grad  # noqa: E402
+from autopar.runtime.ops import accumulate_weight_grad, linear, linear_input_grad, linear_weight_grad, linear_weight_grad_into  # noqa: E402
+from autopar.runtime.pending import Bucket  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -25,8 +26,9 @@ def by_onednn(monkeypatch):
         counted.append(1)
         return kernel(x, weight, bias, *others)
 
-    monkeypatch.setattr(cpu_matmul, "LEAST_FLOPS", 0)
-    monkeypatch.setattr(cpu_matmul, "LEAST_DIM", 1)
+    for name in ("LEAST_FLOPS", "LEAST_WIDE_FLOPS", "LEAST_GRAD_FLOPS", "LEAST_DIM", "LEAST_SUMMED"):
+        monkeypatch.setattr(cpu_matmul, name, 1)
+    monkeypatch.setattr(cpu_matmul, "BLOCK_BYTES", 256)
     monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "AuthenticAMD")
     monkeypatch.setattr(cpu_matmul, "processor_has", lambda feature: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counting)
@@ -61,6 +63,44 @@ def test_as_in_float64_whatever_the_strides(by_onednn, seed):
         torch.testing.assert_close(back.double(), wanted, rtol=1e-5, atol=1e-4)
         assert found.is_contiguous() and back.is_contiguous()
     assert len(by_onednn) == 120, "float64 is torch's"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@torch.no_grad()
+def test_weights_gradients_wherever_they_are_wanted(by_onednn, seed):
+    """In memory of their own, at a place of a bucket, and added to a sum, in blocks of some rows and in one."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    for _ in range(40):
+        rows, inner, cols = [rng.randint(1, 5) for _ in range(rng.randint(1, 3))], rng.randint(1, 40), rng.randint(1, 40)
+        transposed = rng.random() < 0.5
+        grad, x = draw(rng, *rows, cols), draw(rng, *rows, inner)
+        wanted = linear_weight_grad(grad.double(), x.double(), transposed)
+        before = len(by_onednn)
+        found = linear_weight_grad(grad, x, transposed)
+        blocks = len(by_onednn) - before
+        assert found.is_contiguous() and blocks > (wanted.numel() > 64 and max(wanted.shape) > 1), "of 64 numbers"
+        bucket = Bucket([wanted.shape, wanted.shape], torch.float32, (), torch.device("cpu"))
+        bucket[0].fill_(7.0)
+        linear_weight_grad_into(grad, x, bucket, 1, transposed)
+        sums = {}
+        accumulate_weight_grad(sums, "w", grad, x, transposed)
+        accumulate_weight_grad(sums, "w", grad, x, transposed)
+        assert len(by_onednn) - before == 4 * blocks
+        for made, times in ((found, 1), (bucket[1], 1), (sums["w"], 2)):
+            torch.testing.assert_close(made.double(), times * wanted, rtol=1e-5, atol=1e-4)
+        assert (bucket[0] == 7.0).all()
+
+
+def test_weights_gradients_are_onednns_where_units_are_wide(monkeypatch):
+    monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "AuthenticAMD")
+    for flags, forward, small, gradient in (({"avx512f", "avx_vnni"}, True, True, True), ({"avx512f"}, True, False, False), ({"avx_vnni"}, False, False, False)):
+        monkeypatch.setattr(cpu_matmul, "processor_has", flags.__contains__)
+        asked = cpu_matmul.runs_onednn("float32", 512, 512, 512), cpu_matmul.runs_onednn("float32", 256, 256, 256), cpu_matmul.grads_by_onednn("float32", 512, 512, 512)
+        assert asked == (forward, small, gradient)
+    monkeypatch.setattr(cpu_matmul, "processor_has", lambda feature: True)
+    assert not cpu_matmul.grads_by_onednn("float32", 16, 4096, 4096), "few rows to sum over"
+    assert not cpu_matmul.grads_by_onednn("float64", 512, 512, 512) and not cpu_matmul.grads_by_onednn("float32", 64, 64, 64)
 
 
 def test_small_products_other_dtypes_and_other_makers_are_torchs(monkeypatch):
