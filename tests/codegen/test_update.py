@@ -34,6 +34,7 @@ from autopar.trace import Workload, trace_step  # noqa: E402
 from autopar.verify import describe_failure, verify_workload  # noqa: E402
 
 from .interpreter import read_numbers  # noqa: E402
+from .random_updates import difference  # noqa: E402
 from .update_numbers import CASES, Block, Clipped, Lamb, Lion, Own, Scaler  # noqa: E402
 
 TOLERANCE = {"fp32": 5e-6, "bf16": 2e-2}
@@ -105,15 +106,39 @@ class Averaged(Own):
         state["before"].add_(old.tanh() * p.norm())
 
 
-def test_what_reads_a_state_afterwards_reads_what_it_was():
+class Turned(Own):
+    """What is made of a state's old version leaves its kernel for a matmul, when the state has its new one."""
+
+    names = ("before",)
+
+    def update(self, p, state, lr):
+        change = p.grad - state["before"]
+        state["before"].copy_(p.grad)
+        p.sub_(change if p.dim() < 2 else change @ (change.t() @ change), alpha=lr)
+
+
+class Exchanged(Own):
+    """Each of two states becomes what the other was, the parameter what neither is any more."""
+
+    names = ("one", "two")
+
+    def update(self, p, state, lr):
+        one, two = state["one"] + p.grad, state["two"] - 2 * p.grad
+        p.lerp_(state["one"] * state["two"], lr)
+        state["one"].copy_(two * 0.5)
+        state["two"].copy_(one * 0.5)
+
+
+@pytest.mark.parametrize("made", [Averaged, Turned, Exchanged])
+def test_what_reads_a_state_afterwards_reads_what_it_was(made):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 6))
     x, y = torch.randn(4, 6), torch.randn(4, 6)
     plain = copy.deepcopy(model)
-    files = compile_workload(Workload(model, (x,), (y,), nn.functional.mse_loss, Averaged), "cpu:1", Options(price=False), cache_path=None).files
+    files = compile_workload(Workload(model, (x,), (y,), nn.functional.mse_loss, made), "cpu:1", Options(price=False), cache_path=None).files
     executable = Executable(None, files, solo_comm(), {})
     executable.state.update(initial_state(executable.program, 0, {name: t.detach().clone() for name, t in model.state_dict().items()}))
-    optimizer = Averaged(plain.parameters())
+    optimizer = made(plain.parameters())
     for _ in range(3):
         executable.step(x, y)
         optimizer.zero_grad()
@@ -121,7 +146,13 @@ def test_what_reads_a_state_afterwards_reads_what_it_was():
         optimizer.step()
     for name, p in plain.named_parameters():
         torch.testing.assert_close(executable.state[name], p.detach())
-        torch.testing.assert_close(executable.state[f"before:{name}"], optimizer.state[p]["before"])
+        for key in made.names:
+            torch.testing.assert_close(executable.state[f"{key}:{name}"], optimizer.state[p][key])
+
+
+@pytest.mark.parametrize("seed", [38, 47, 60, 61, 62, 63])
+def test_random_updates_are_plain_pytorchs(seed):
+    assert difference(seed) < 1e-9
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, functools.partial(torch.optim.SGD, momentum=0.9)], ids=["AdamW", "SGD"])

@@ -5,7 +5,7 @@ after its last use, and a state is rewritten as soon as its old version has been
 
 What an op makes takes the place of what it is the last to read, where the kernel itself made that and nothing is a view of it: `x.mul_(c)`. So ops that run one after the other hold no more
 beside the kernel's arguments, which are all there until it is over, than they would by themselves. The old version of a state that the kernel rewrites is such a place, too, so an optimizer's update
-needs no more passes than torch's own.
+needs no more passes than torch's own; but not for what the kernel returns or another state becomes, which would be that state's new version by then.
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ class _Printer:
         ours = old in states if old in self.graph.inputs else not self._may_be_its_input(old)
         alike = (self.values[old].shape, self.values[old].dtype) == (self.values[new].shape, self.values[new].dtype)
         free = old not in self.results and old not in self.waiting and old not in self.into and old not in self.shared
-        return ours and alike and free and self.last[old] <= place and node.inputs.count(old) == 1
+        home = self.texts.get(old, old)
+        stays = home not in states or new not in self.results and self.into.get(new, home) == home
+        return ours and alike and free and stays and self.last[old] <= place and node.inputs.count(old) == 1
 
     def _may_be_its_input(self, name: str) -> bool:
         """True for what a conversion to its own dtype made: torch then gives back what it got."""
@@ -130,11 +132,9 @@ class _Printer:
         first = get_arg(node, key)
         assert isinstance(first, Ref)
         old, new = node.inputs[first.index], node.outputs[0]
-        if place in self.lerps:
-            self._over(old, new, f"lerp_({self.texts[self.lerps[place][0]]}, {get_arg(node, 'alpha')!r})")
-            return
-        if place in self.products:
-            self._over(old, new, f"addcmul_({', '.join(self.texts[name] for name in self.graph.nodes[self.products[place]].inputs)})")
+        if place in self.lerps or place in self.products:
+            call, rest = self._merged_call(place, node)
+            self._over(old, new, f"{call}_({rest})")
             return
         names = [self.texts[name] for name in node.inputs]
         if node.op in BY_OUT or node.op in BY_OUT_OTHER and key == "other":
@@ -148,6 +148,12 @@ class _Printer:
                 rest.append(f"{name}={text}" if name in ("alpha", "value", "rounding_mode") else text)
         self._over(old, new, f"{node.op.split('.')[1]}_({', '.join(rest)})")
 
+    def _merged_call(self, place: int, node: Node) -> tuple[str, str]:
+        """The name of the op that two became, and what it is given behind `self`."""
+        if place in self.lerps:
+            return "lerp", f"{self.texts[self.lerps[place][0]]}, {get_arg(node, 'alpha')!r}"
+        return "addcmul", ", ".join(self.texts[name] for name in self.graph.nodes[self.products[place]].inputs)
+
     def _over(self, old: str, new: str, call: str, method: bool = True) -> None:
         """The line that puts `new` in the place of `old`: a method of it, or a function."""
         target = self.texts.pop(old)
@@ -157,7 +163,13 @@ class _Printer:
             self.holder[state] = new
 
     def _line(self, place: int, node: Node) -> None:
-        text = print_expression(node, [self.texts[name] for name in node.inputs], f"{self.graph.inputs[0]}.device")
+        if place in self.lerps or place in self.products:  # into memory of its own after all
+            first = get_arg(node, "self")
+            assert isinstance(first, Ref)
+            call, rest = self._merged_call(place, node)
+            text = f"torch.{call}({self.texts[node.inputs[first.index]]}, {rest})"
+        else:
+            text = print_expression(node, [self.texts[name] for name in node.inputs], f"{self.graph.inputs[0]}.device")
         read = {name for later in self.graph.nodes[place:] for name in later.inputs}
         targets = [name if name and (name in read or name in self.results or name in self.into) else "_" for name in node.outputs]
         self.lines.append(f"{', '.join(targets)} = {text}")
