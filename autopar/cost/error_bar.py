@@ -22,10 +22,11 @@ _BARS = {
 }  # preset -> (share, of what), priced by the tables
 _AT_LEVEL = {"H100-80GB": (0.106, "71 published steps on H100 in 16 bits at the level of one, half of them within 2.0 %")}
 _ASKING_S = 49e-6  # of a call, on the host of the H200 that was at hand: of a GPT of 209 calls 10.24 ms a step, of a mixture of experts of 831 calls 41.0 (benchmarks/gpu.py, runs 4 and 8)
+_MUCH_SENT = 0.05  # of a step: by how much it would be off, were its links half as fast as said
 _CPU = 0.13, "35 steps of a GPT and an MLP on 2 and 4 gloo ranks of two CPUs minutes after `autopar profile`, half of them within 6 %"
 
 
-def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0, unlike: Unlike = LIKE) -> tuple[float | None, str]:
+def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0, unlike: Unlike = LIKE, sent_s: float = 0.0) -> tuple[float | None, str]:
     """(share within which nine of ten measured steps were, of what); None: not known.
 
     Args:
@@ -33,6 +34,7 @@ def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0,
         calls: kernels and collectives that a rank's host asks for in a step.
         step_s: predicted, of the device. Where asking may take longer than that, nothing is known of the step: prices are of devices, and hosts differ.
         unlike: how the step is unlike those that were compared.
+        sent_s: of the step, what is sent beside no compute. Where that is much and nobody measured the links, nothing is known either: the steps that were compared went over NVLink and InfiniBand.
     """
     device = model.cluster.device
     if device.kind != "cpu" and calls * _ASKING_S > step_s:
@@ -51,7 +53,18 @@ def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0,
         return None, f"not known of steps on GPUs in {dtype}"
     if device.power_w is not None and device.power_w != device.board_power_w:
         return None, "not known of steps under a power limit"
-    return (None, unlike.why) if unlike.why else _of(bar, unlike)
+    why = unlike.why or _unlike_links(model, step_s, sent_s)
+    return (None, why) if why else _of(bar, unlike)
+
+
+def _unlike_links(model: CostModel, step_s: float, sent_s: float) -> str:
+    """The link that collectives of no table have, where they are much of the step; empty where there is none."""
+    cluster, links = model.cluster, model.links
+    unknown = [links.across.name] if cluster.num_hosts > 1 and not links.measured_across else []
+    unknown += [links.inside.name] if cluster.devices_per_host > 1 and not links.curves else []
+    if not unknown or sent_s <= _MUCH_SENT * step_s:
+        return ""
+    return f"not known of a step of which {sent_s / step_s:.0%} is communication where collectives are priced by formula, for nobody measured any over {' or '.join(unknown)}"
 
 
 def _unlike_measured(model: CostModel) -> str:

@@ -183,7 +183,7 @@ def estimate_program(
     total = fsum(by_dtype.values())
     busiest = max(by_dtype, key=by_dtype.__getitem__, default="float32")
     samples = count_samples(program)
-    error, compared = error_bar(model, busiest, _count_calls(program, seconds), step_s, _find_unlike(model, program, sites, signatures, strategies, seconds))
+    error, compared = error_bar(model, busiest, _count_calls(program, seconds), step_s, _find_unlike(model, program, sites, signatures, strategies, seconds), comm_s)
     return Cost(
         step_s=step_s,
         compute_s=step_s - comm_s,

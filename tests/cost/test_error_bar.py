@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.cluster import list_devices, parse_cluster
+from autopar.cluster import Link, list_devices, list_links, parse_cluster
 from autopar.cost.error_bar import error_bar
 from autopar.cost.measured_file import load_packaged
 from autopar.cost.model import build_cost_model
@@ -40,6 +40,19 @@ def test_steps_at_a_measured_level_have_an_error_of_their_own():
         model = build_cost_model(parse_cluster(f"8x{device}"), load_packaged(device))
         found, source = error_bar(model, "bfloat16")
         assert found == share and ("at the level of one" in source if share else source == f"not known of steps on {device} at a level of their own")
+
+
+def test_links_that_nobody_measured_leave_no_error_where_much_is_sent():
+    own = Link("own", 8e-6, 5e10, "mine")
+    for inside, across, sent, known in (("nvlink4", "ib-400", 0.9, True), ("nvlink4", own, 0.04, True), ("nvlink4", own, 0.06, False), ("nvlink4", "ethernet-100", 0.5, False), ("pcie5", "ib-400", 0.5, False)):
+        found_link = {link.name: link for link in list_links()}
+        inside, across = found_link.get(inside, inside), found_link.get(across, across)
+        for hosts in (1, 2):
+            cluster = replace(parse_cluster(f"{hosts}x8xH100-80GB"), inside=inside, across=across)
+            found, source = error_bar(build_cost_model(cluster), "bfloat16", step_s=1.0, sent_s=sent)
+            wanted = known or hosts == 1 and inside.name == "nvlink4"
+            assert (found is not None) is wanted, (inside.name, across.name, sent, hosts)
+            assert wanted or f"{sent:.0%} is communication" in source and (across.name in source or inside.name in source)
 
 
 def test_a_cpu_needs_its_profile():
