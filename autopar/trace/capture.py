@@ -102,9 +102,10 @@ def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
         try:
             return _try_step(workload, precision, compile_flag, cast_buffers)
         except AutoparError as error:
-            first_error = first_error or error
-            if "optimizer " in str(error)[:10]:
+            if "optimizer " in str(error)[:10]:  # so the model was right on this rung
+                first_error = error
                 break
+            first_error = first_error or error
     assert first_error is not None
     if precision in HALVES and any(word in str(first_error).lower() for word in ("bfloat16", "half", "dtype")):
         raise type(first_error)(f"{first_error} The step was traced in {precision}; where plain PyTorch in {precision} fails too, use precision fp32.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 
@@ -270,6 +271,25 @@ def test_optimizer_that_decides_on_data():
 def test_optimizer_adafactor_is_refused():
     with pytest.raises(TraceError, match=r"optimizer Adafactor: torch/optim/_adafactor.py:\d+: .*choose another optimizer"):
         trace_step(mlp(torch.optim.Adafactor))
+
+
+class Power(nn.Linear):
+    """Divides its weight by a vector that a float buffer holds, which follows the parameters' dtype only where it must."""
+
+    def __init__(self):
+        super().__init__(6, 6)
+        self.register_buffer("direction", torch.ones(6))
+
+    def forward(self, x):
+        return F.linear(x, self.weight / torch.mv(self.weight, self.direction).norm(), self.bias)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_optimizer_is_blamed_where_the_model_was_right(precision):
+    workload = Workload(Power(), (torch.randn(4, 6),), (torch.randn(4, 6),), F.mse_loss, functools.partial(torch.optim.SGD, momentum=0.9, dampening=0.5))
+    with pytest.raises(TraceError, match="dampening=0.5 makes its first step different"):
+        trace_step(workload, precision)
+    trace_step(dataclasses.replace(workload, optimizer=torch.optim.AdamW), precision)
 
 
 def test_sgd_with_dampening_is_refused():
