@@ -60,7 +60,12 @@ _HARDWARE: tuple[tuple[str, str, Link | None], ...] = (
     ("B200", "B200", None),
     ("B300", "B300", None),
     ("MI300X", "MI300X", None),
+    ("MI355X", "MI355X", None),
+    ("L40S", "L40S", None),
+    ("RTX 4090", "RTX4090", None),
+    ("H100", "H100-PCIe", None),  # of those with PCIe alone
 )
+_CARDS = frozenset(("H100-PCIe", "L40S", "RTX4090"))  # presets whose devices have PCIe and nothing else
 
 
 _OFFLOADS = re.compile(r"(Opt|Par) Offl=Y|PA_CPU=Y|CPU offload True")
@@ -145,7 +150,8 @@ def precision_of(row: Row) -> str:
 def cluster_of(row: Row) -> Cluster:
     """The cluster of a row."""
     words = row.get("hardware")
-    found = next(((preset, across) for key, preset, across in _HARDWARE if key in words), None)
+    slot = "pcie" in words.lower() and not re.search("sxm|nvlink|[dh]gx", words.lower())
+    found = next(((preset, across) for key, preset, across in _HARDWARE if key in words and (preset in _CARDS if slot else preset != "H100-PCIe")), None)
     if found is None:
         raise NotExpressible(f"hardware {words!r}: no preset")
     preset, across = found

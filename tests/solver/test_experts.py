@@ -138,6 +138,8 @@ def test_the_experts_words(changes, asked):
         (constraints_of, {"ep": "4"}, "expert parallelism has no word among the constraints"),
         (constraints_of, {"dp": "", "tp": "", "pp": ""}, "no degree is printed"),
         (cluster_of, {"hardware": "TPU v4"}, "hardware 'TPU v4': no preset"),
+        (cluster_of, {"hardware": "A100-80GB PCIe"}, "hardware 'A100-80GB PCIe': no preset"),
+        (cluster_of, {"hardware": "H100"}, "hardware 'H100': no preset"),
         (cluster_of, {"n_gpus": "12"}, "12 devices on hosts of 8: only equal hosts are planned"),
         (sizes_of, {"layers": ""}, "layers is not printed"),
         (sizes_of, {"model": "Llama 9"}, "Llama 9 with 2 layers of 64: its feed-forward width is not printed"),
@@ -155,6 +157,10 @@ def test_clusters_of_the_table():
     assert dgx2.spec == "2x16xV100-32GB" and dgx2.across.bandwidth_bytes_per_s == 6.25e9
     assert dict(dgx2.device.flops_per_s)["bfloat16"] == 125e12
     p3 = cluster_of(row(hardware="V100-16GB AWS p3.16xlarge, 25 Gb/s between nodes", n_gpus="16"))
+    for words, spec in {
+        "H100-80GB": "2x8xH100-80GB", "H100-80GB PCIe": "2x8xH100-PCIe", "NVIDIA H100 PCIe": "2x8xH100-PCIe", "H100-80GB SXM, PCIe Gen5 to its NICs": "2x8xH100-80GB", "L40S PCIe": "2x8xL40S", "RTX 4090 24GB": "2x8xRTX4090",
+    }.items():
+        assert cluster_of(row(hardware=words, n_gpus="16")).spec == spec
     assert p3.spec == "2x8xV100-16GB" and p3.across.bandwidth_bytes_per_s == pytest.approx(0.390625e9)
 
 
