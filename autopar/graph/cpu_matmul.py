@@ -21,19 +21,21 @@ gradient also oneDNN's in blocks, as it is made:
     the same with AVX-VNNI (Zen 5), whose units have all 512 bits, 2026-11-28
     512 x 384 x 384     forward 1.40, 0.62     input's gradient 1.34, 0.59     weight's gradient 1.31, 0.66, 0.74
     512 x 1536 x 384            5.62, 2.49                      5.44, 2.37                       5.24, 2.38, 2.55
-    512 x 384 x 8192            32.1, 13.8                      29.4, 14.3                       30.3, 15.8, 16.0
-    256 x 1024 x 2048           10.1, 4.52                      9.95, 4.73                       9.40, 4.54, 5.34
+    512 x 384 x 8192            32.1, 13.8                      29.4, 14.3                       30.3, 15.8, 16.7
+    256 x 1024 x 2048           10.1, 4.52                      9.95, 4.73                       9.40, 4.54, 5.67
     16 x 4096 x 4096            8.87, 4.94                      8.86, 7.24                       8.13, 25.1
     64 x 1024 x 1024                                                                             1.24, 0.56, 0.87
-    1024 x 768 x 3072           43.9, 20.6                      43.3, 23.3                       44.9, 21.0, 22.3
-    4096 x 256 x 256            4.76, 2.18                      4.81, 2.06                       5.24, 2.87, 3.01
+    1024 x 768 x 3072           43.9, 20.6                      43.3, 23.3                       44.9, 21.0, 22.7
+    4096 x 256 x 256            4.76, 2.18                      4.81, 2.06                       5.24, 2.87, 2.92
+    8192 x 768 x 3072                                                                             360, -, 183
+    65536 x 256 x 64                                                                             23.5, -, 15.0
     256 x 256 x 256            0.314, 0.150                    0.313, 0.148                     0.307, 0.168
     64 x 256 x 256             0.081, 0.050                    0.081, 0.046                     0.080, 0.055
     512 x 64 x 256             0.157, 0.079                    0.157, 0.076                     0.186, 0.131 (two threads 0.103, 0.141)
     128 x 128 x 128            0.041, 0.029                    0.040, 0.029                     0.042, 0.037
 
 With two threads it is the same where nothing is said. So with such units smaller products are oneDNN's, and weights' gradients, too, which without them gain nothing that copies would leave. A gradient as one product copies all of `grad`
-(32 MiB beside a head of 8,192 words and 1,024 tokens), in blocks at most 3 MiB, wherever it is written; that is in no plan. Without AVX-512 both run
+(32 MiB beside a head of 8,192 words and 1,024 tokens), in blocks 1 to 5 (up to 4,096 columns), wherever it is written; that is in no plan. Without AVX-512 both run
 AVX2, and MKL's is the faster (AMD EPYC 7003, 2026-11-27, 30 products of 16 to 512 rows and weights of 256 x 1024 to 4096 x 1024: oneDNN takes 0.75 to 1.22 of its time forward, median 1.04, and 0.95 to 1.60 of it for the gradient of the
 input, median 1.17). Nobody measured Intel's processors.
 """
@@ -47,6 +49,8 @@ from .machine import processor_has, processor_maker
 LEAST_FLOPS, LEAST_WIDE_FLOPS, LEAST_GRAD_FLOPS = 1 << 26, 1 << 24, 1 << 25  # of a product, below which finding the kernel takes what it saves: on a processor, on one with wide units, of a weight's gradient there
 LEAST_DIM, LEAST_SUMMED = 16, 32  # of its rows, inner and columns (a product by a vector is torch's); of the rows that a weight's gradient sums over
 SWAPPED = 4  # times as wide, and it is cut itself, for all that its blocks are then written along columns
+AT_ONCE = 1024  # rows that a weight's gradient sums at once: with all of many, what is cut would have few columns, for each of which the other operand is read again
+LEAST_BLOCK = 128  # columns of what is cut
 BLOCK_BYTES = 1 << 19  # of a weight's gradient that are made at once, and half of what is copied for them: oneDNN's call copies what it reads along columns, and writes memory of its own
 
 
@@ -85,16 +89,18 @@ def multiply_rows(torch: Any, left: Any, right: Any, out: Any = None, add: bool 
     """
     if _is_torchs(torch, left) or not grads_by_onednn("float32", *left.shape, right.shape[1]):
         return out.addmm_(left.t(), right) if add else torch.mm(left.t(), right) if out is None else torch.mm(left.t(), right, out=out)
-    count = max(-(-4 * left.shape[1] * right.shape[1] // BLOCK_BYTES), -(-4 * max(left.numel(), right.numel()) // (2 * BLOCK_BYTES)))
-    if out is None and count == 1:
+    swapped = right.shape[1] > SWAPPED * left.shape[1]  # else what is wide would be read for every few rows of the narrow one
+    wide, other = (right, left) if swapped else (left, right)
+    step = max(LEAST_BLOCK, min(BLOCK_BYTES // (4 * other.shape[1]), BLOCK_BYTES // (2 * min(AT_ONCE, wide.shape[0]))))
+    if out is None and wide.shape[0] <= AT_ONCE and wide.shape[1] <= step:
         return _ask_onednn(torch, left.t(), right.t())
     out = left.new_empty(left.shape[1], right.shape[1]) if out is None else out
-    swapped = right.shape[1] > SWAPPED * left.shape[1]  # else what is wide would be read for every few rows of the narrow one
-    wide, other, blocks = (right, left, out.t()) if swapped else (left, right, out)
-    other = _packed(other.t())
-    for part, block in zip(wide.chunk(count, dim=1), blocks.chunk(count)):
-        found = _ask_onednn(torch, part.contiguous().t(), other)
-        block.add_(found) if add else block.copy_(found)
+    blocks = (out.t() if swapped else out).split(step)
+    for first, rows, others in zip(range(0, wide.shape[0], AT_ONCE), wide.split(AT_ONCE), other.split(AT_ONCE)):
+        packed = _packed(others.t())
+        for part, block in zip(rows.split(step, dim=1), blocks):
+            found = _ask_onednn(torch, part.contiguous().t(), packed)
+            block.add_(found) if add or first else block.copy_(found)
     return out
 
 

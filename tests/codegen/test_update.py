@@ -129,7 +129,21 @@ class Exchanged(Own):
         state["two"].copy_(one * 0.5)
 
 
-@pytest.mark.parametrize("made", [Averaged, Turned, Exchanged])
+class Handed(Own):
+    """What two of the states become is a weighted and a scaled sum that begins in the place of another."""
+
+    names = ("one", "two", "three")
+
+    def update(self, p, state, lr):
+        share = p.norm().tanh()
+        early, late = (state["one"] * 0.5).lerp(p.grad, 0.1), state["two"] * 0.5
+        state["one"].copy_(p.grad.tanh())
+        state["two"].copy_(early)
+        state["three"].copy_(late + p.grad * share)
+        p.sub_(state["three"], alpha=lr)
+
+
+@pytest.mark.parametrize("made", [Averaged, Turned, Exchanged, Handed])
 def test_what_reads_a_state_afterwards_reads_what_it_was(made):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 6))

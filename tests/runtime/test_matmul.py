@@ -28,7 +28,8 @@ def by_onednn(monkeypatch):
 
     for name in ("LEAST_FLOPS", "LEAST_WIDE_FLOPS", "LEAST_GRAD_FLOPS", "LEAST_DIM", "LEAST_SUMMED"):
         monkeypatch.setattr(cpu_matmul, name, 1)
-    monkeypatch.setattr(cpu_matmul, "BLOCK_BYTES", 256)
+    for name, least in (("BLOCK_BYTES", 256), ("AT_ONCE", 7), ("LEAST_BLOCK", 2)):
+        monkeypatch.setattr(cpu_matmul, name, least)
     monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "AuthenticAMD")
     monkeypatch.setattr(cpu_matmul, "processor_has", lambda feature: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counting)

@@ -44,8 +44,11 @@ class _Printer:
         self.holder: dict[str, str] = {}  # state -> the value that is in its place meanwhile
         self.waiting: dict[str, str] = {}  # new version -> the state that it is to replace
         self.lines: list[str] = []
-        self.lerps = self._find_lerps() if kernel.any_shape else {}
-        self.products = self._find_products() if kernel.any_shape else {}
+        self.lerps: dict[int, tuple[str, int]] = {}
+        self.products: dict[int, int] = {}
+        if kernel.any_shape:
+            self.lerps = self._find_lerps()
+            self.products = self._find_products()
         self.merged = {*(difference for _, difference in self.lerps.values()), *self.products.values()}
 
     def text(self) -> tuple[list[str], list[str]]:
@@ -108,8 +111,9 @@ class _Printer:
         return found
 
     def _takes_place(self, place: int, node: Node) -> str:
-        """The operand that the op may write over: `self`, or the other one of two that may change places; "": none."""
-        return next((key for key in list_replaceable(node) if self._may_go(place, node, get_arg(node, key))), "")
+        """The operand that the op may write over: `self`, or the other one of two that may change places, but for what two became; "": none."""
+        keys = ("self",) if place in self.lerps or place in self.products else list_replaceable(node)
+        return next((key for key in keys if self._may_go(place, node, get_arg(node, key))), "")
 
     def _may_go(self, place: int, node: Node, operand: Arg) -> bool:
         if not isinstance(operand, Ref):
