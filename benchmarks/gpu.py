@@ -47,6 +47,7 @@ from autopar.options import Options  # noqa: E402
 from autopar.runtime import Executable, initial_state, start_process_group, state_of_module  # noqa: E402
 from autopar.trace import Workload  # noqa: E402
 from benchmarks import llama  # noqa: E402
+from benchmarks.device_time import list_device_time  # noqa: E402
 from benchmarks.gpu_models import MODELS  # noqa: E402
 from benchmarks.kernels import Measured, measure_copy, measure_kernels  # noqa: E402
 from benchmarks.peers import single_peers  # noqa: E402
@@ -69,6 +70,7 @@ class Setting:
         cluster: as `autopar plan --cluster` takes it.
         memory_bytes: of the device.
         backend: of torch.compile.
+        where: say which kernels each contender's time goes to.
     """
 
     device: torch.device
@@ -81,6 +83,7 @@ class Setting:
     copy_bytes: int
     rounds: int
     steps: int
+    where: bool = False
 
 
 def dry_setting() -> Setting:
@@ -148,6 +151,7 @@ class Case:
     rows: tuple[Row, ...]
     kernels: tuple[Measured, ...]
     missing: tuple[str, ...]
+    where: tuple[str, ...] = ()
 
     def step_s(self, word: str) -> float:
         return next(row.step_s for row in self.rows if word in row.name)
@@ -175,12 +179,13 @@ def measure_case(name: str, build: Callable[[int], Workload], batch: int | None,
     _check_losses(losses, name)
     times = time_rounds(runs, setting.steps, lambda: _settle(setting), lambda: _settle(setting), lambda done, took: done < setting.rounds)
     rows = tuple(Row(who, median(t.seconds), spread(t.seconds), peaks[who]) for who, t in times.items())
+    where = tuple(f"{who}: {line}" for who in runs for line in list_device_time(runs[who])) if setting.where else ()
     namespace = executables["autopar"].program.step.__globals__
     kernels = next((value for key, value in namespace.items() if isinstance(value, ModuleType) and "kernels" in key), None)
     if kernels is None:
-        return Case(name, {**sizes, "batch": batch}, rows, (), ("the emitted program has no kernels.py",))
+        return Case(name, {**sizes, "batch": batch}, rows, (), ("the emitted program has no kernels.py",), where)
     measured, missing = measure_kernels(kernels, namespace, runs["autopar"], setting.device)
-    return Case(name, {**sizes, "batch": batch}, rows, tuple(measured), tuple(missing))
+    return Case(name, {**sizes, "batch": batch}, rows, tuple(measured), tuple(missing), where)
 
 
 @torch.no_grad()
@@ -257,6 +262,7 @@ def print_case(case: Case, copy_bytes_per_s: float) -> Iterable[str]:
         share = kernel.bytes_per_s / copy_bytes_per_s
         yield f"  {kernel.name:28} {kernel.num_bytes / 2**20:9.3g} MiB in {kernel.seconds * 1e6:9.1f} us: {kernel.bytes_per_s / 1e9:8.3g} GB/s, {share:.1%} of copy, {kernel.copy_s / kernel.seconds:.1%} of one as large"
     yield from (f"  kernels: {line}" for line in case.missing)
+    yield from (f"  {line}" for line in case.where)
 
 
 def print_aims(cases: list[Case], copy_bytes_per_s: float) -> Iterable[str]:
@@ -277,6 +283,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, help="of llama-blocks; default: what fills a quarter of the memory, which takes some seconds to find")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=5, help="of each contender in each round")
+    parser.add_argument("--where", action="store_true", help="list the kernels that each contender's time goes to; not with --dry-run")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU at tiny sizes")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     asked = parser.parse_args(words)
@@ -287,6 +294,7 @@ def main(words: list[str] | None = None) -> None:
         raise SystemExit(2)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which weighs on the CPU, else tells of itself on stderr
     setting = dry_setting() if asked.dry_run else cuda_setting(asked.cluster, asked.rounds, asked.steps)
+    setting = replace(setting, where=asked.where and not asked.dry_run)
     name = "cpu" if setting.device.type == "cpu" else torch.cuda.get_device_name(setting.device)
     machine = describe_machine(name, str(torch.__version__))
     copying = measure_copy(setting.copy_bytes, setting.device)
