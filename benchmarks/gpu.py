@@ -9,6 +9,7 @@ and moments float32, and the loss reads float32, for all alike: the peers hold t
 that each is weighed (`benchmarks.weigh`), and its first losses are compared.
 
     step, spread          median over the rounds, and interquartile range over it
+    ready                 seconds until its first four steps were done: planning, compiling, finding sizes of blocks
     peak                  bytes of the caching allocator during a step, states and batch with them
     / compile, / eager    step over theirs (aims: at most 1.0 and 0.75)
     of copy               bandwidth of a kernel of the emitted `kernels.py` over that of a copy of 1 GiB on this device (aim: at least 85 %; `benchmarks.kernels`), and over that
@@ -26,6 +27,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -140,6 +142,7 @@ class Row:
     step_s: float
     spread: float
     peak_bytes: int
+    ready_s: float
 
 
 @dataclass(frozen=True)
@@ -169,16 +172,22 @@ def measure_case(name: str, build: Callable[[int], Workload], batch: int | None,
     torch.manual_seed(0)
     workload = build(batch)
     _round_weights(workload.model)
-    executables = {"autopar": _compile(workload, setting)} | ({"autopar, CUDA graph": _compile(workload, setting, cuda_graph=True)} if graph and setting.device.type == "cuda" else {})
+    losses, peaks, ready = {}, {}, {}
+    executables = {}
+    for who in ("autopar", *(("autopar, CUDA graph",) if graph and setting.device.type == "cuda" else ())):
+        began = time.perf_counter()
+        executables[who] = _compile(workload, setting, cuda_graph=who != "autopar")
+        ready[who] = time.perf_counter() - began
     emitted = {who: functools.partial(_emitted, executable, workload, setting) for who, executable in executables.items()}
     builders: dict[str, Callable[[], Step]] = {**emitted, **_peers(workload, setting)}
     runs: dict[str, Step] = {}
-    losses, peaks = {}, {}
     for who, build_step in builders.items():
+        began = time.perf_counter()
         runs[who], losses[who], peaks[who] = weigh(build_step, WEIGHED_STEPS, setting.device)
+        ready[who] = ready.get(who, 0.0) + time.perf_counter() - began
     _check_losses(losses, name)
     times = time_rounds(runs, setting.steps, lambda: _settle(setting), lambda: _settle(setting), lambda done, took: done < setting.rounds)
-    rows = tuple(Row(who, median(t.seconds), spread(t.seconds), peaks[who]) for who, t in times.items())
+    rows = tuple(Row(who, median(t.seconds), spread(t.seconds), peaks[who], ready[who]) for who, t in times.items())
     where = tuple(f"{who}: {line}" for who in runs for line in list_device_time(runs[who])) if setting.where else ()
     namespace = executables["autopar"].program.step.__globals__
     kernels = next((value for key, value in namespace.items() if isinstance(value, ModuleType) and "kernels" in key), None)
@@ -252,10 +261,10 @@ def _check_losses(losses: dict[str, list[float]], where: str) -> None:
 def print_case(case: Case, copy_bytes_per_s: float) -> Iterable[str]:
     """The lines of one model."""
     yield f"{case.model}: {','.join(f'{k}={v}' for k, v in case.sizes.items())}"
-    yield f"  {'':28} {'step ms':>9} {'spread':>7} {'peak GiB':>9} {'/ compile':>10} {'/ eager':>8}"
+    yield f"  {'':28} {'step ms':>9} {'spread':>7} {'peak GiB':>9} {'ready s':>8} {'/ compile':>10} {'/ eager':>8}"
     for row in case.rows:
         yield (
-            f"  {row.name:28} {row.step_s * 1e3:9.2f} {row.spread:7.1%} {row.peak_bytes / 2**30:9.3g} {row.step_s / case.step_s('compile'):10.3f}"
+            f"  {row.name:28} {row.step_s * 1e3:9.2f} {row.spread:7.1%} {row.peak_bytes / 2**30:9.3g} {row.ready_s:8.1f} {row.step_s / case.step_s('compile'):10.3f}"
             f" {row.step_s / case.step_s('eager'):8.3f}"
         )
     for kernel in case.kernels:
