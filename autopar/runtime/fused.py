@@ -28,6 +28,7 @@ from ..graph.view_strides import alike
 from .adam import adam  # noqa: F401  called by kernels
 from .block_table import BlockTable, candidates, loop_candidates, table_of
 from .clock import clock_of
+from .straight import straight
 
 try:
     import triton
@@ -332,7 +333,8 @@ class Launch:
     def _prepare(self, grid: Grid, sizes: Mapping[str, int], device: torch.device) -> Callable[[Sequence[Tensor]], list[Any]]:
         """A function of what is taken: all that is the same at every launch is settled here, as the host asks for some hundred of them in a step."""
         programs, sizes = self._programs(grid, sizes)
-        launch, count, rows = self._kernel[programs], sizes.get("PROGRAMS", 1), [grid.rows] if grid.any_size else []
+        count, rows = sizes.get("PROGRAMS", 1), [grid.rows] if grid.any_size else []
+        launch = straight(self._kernel, programs, rows, sizes, device)
         made_as = [(None if out.shape is None else tuple(out.shape), _dtype_of(out, device), out.strides) for out in self._outs]
         plain = [(place, *how) for place, (out, how) in enumerate(zip(self._outs, made_as)) if not out.width]
         sums = [
@@ -347,9 +349,9 @@ class Launch:
             left = []
             for shape, dtype, places, _ in sums:
                 left.append(torch.empty(shape, dtype=dtype, device=device))
-                for place, part in zip(places, left[-1].unbind()):
+                for place, part in zip(places, left[-1].unbind() if len(places) > 1 else left[-1:]):
                     made[place] = part
-            launch(*taken, *made, *rows, **sizes)
+            launch(*taken, *made)
             for (_, _, places, add), parts in zip(sums, left):
                 for place, total in zip(places, add(parts)):
                     shape = made_as[place][0]
@@ -544,14 +546,14 @@ def _adder(count: int, programs: int, width: int, dtype: torch.dtype, out: Out, 
     pitch = -(-width // 16) * 16
     cols = min(_PART_COLS, power_of_two(width))
     waits = _can_wait(device)
-    launch = add_parts[(-(-width // cols), count)]
     sizes = {"ROWS": min(_PART_ELEMENTS // cols, power_of_two(programs)), "COLS": cols, "WAITS": waits, "KIND": out.kind, "NONE": identity_of(out.kind, dtype)}
     sizes |= {"launch_pdl": True} if waits else {}
+    launch = straight(add_parts, (-(-width // cols), count), [programs, width, pitch], sizes, device)
 
     def add(parts: Tensor) -> Sequence[Tensor]:
-        sums = torch.empty((count, pitch), dtype=out.dtype, device=device)
-        launch(parts, sums, programs, width, pitch, **sizes)
-        rows = sums.unbind()
+        sums = torch.empty((count, pitch) if count > 1 else pitch, dtype=out.dtype, device=device)
+        launch(parts, sums)
+        rows = sums.unbind() if count > 1 else (sums,)
         return rows if pitch == width else [row[:width] for row in rows]
 
     return add
@@ -574,4 +576,10 @@ def _strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, d
 
 def on_device(device: torch.device) -> Any:
     """Launches go there."""
-    return _HERE if device.type != "cuda" or device.index == torch.cuda.current_device() else torch.cuda.device(device)
+    return _HERE if device.type != "cuda" or _is_only() or device.index == torch.cuda.current_device() else torch.cuda.device(device)
+
+
+@functools.cache
+def _is_only() -> bool:
+    """True where this process sees one GPU."""
+    return torch.cuda.device_count() == 1

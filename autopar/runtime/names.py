@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 
@@ -14,15 +15,16 @@ _CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 def expand_names(*patterns: str) -> list[str]:
     """All names that the patterns stand for, pattern by pattern, numbers ascending, for each number its choices: `h.{0..1}{.w,.b}` -> `h.0.w`, `h.0.b`, `h.1.w`, `h.1.b`."""
-    names = []
-    for pattern in patterns:
-        match = _RANGE.search(pattern) or _CHOICE.search(pattern)
-        if match is None:
-            names.append(pattern)
-            continue
-        ways = match.group(1).split(",") if match.re is _CHOICE else range(int(match.group(1)), int(match.group(2)) + 1)
-        names += expand_names(*(f"{pattern[: match.start()]}{way}{pattern[match.end() :]}" for way in ways))
-    return names
+    return [name for pattern in patterns for name in _expand(pattern)]
+
+
+@functools.cache  # the update asks for the same names at each step
+def _expand(pattern: str) -> tuple[str, ...]:
+    match = _RANGE.search(pattern) or _CHOICE.search(pattern)
+    if match is None:
+        return (pattern,)
+    ways = match.group(1).split(",") if match.re is _CHOICE else range(int(match.group(1)), int(match.group(2)) + 1)
+    return tuple(name for way in ways for name in _expand(f"{pattern[: match.start()]}{way}{pattern[match.end() :]}"))
 
 
 def expand_states(folded: Mapping[str, State]) -> dict[str, State]:

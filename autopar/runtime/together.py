@@ -27,8 +27,8 @@ from ..errors import InputError
 from .adam import adam_all, runs_adam  # noqa: F401  called by kernels
 from .fused import Grid, along, block_sizes, blocks, identity_of, in_pieces, jit, more, num_ranks, on_device, tl
 from .lists import columns, pack
+from .straight import ALIGNED
 
-ALIGNED = 16  # bytes of addresses, and elements: of multiples of it loads are as wide as the device has them
 _SUM_BLOCK = 1024  # parts that `add_up` holds at once
 _MOST_TABLES = 64  # one for each lot of parameters and each of the places where its gradients come to lie
 
@@ -87,18 +87,19 @@ class Together:
         if not lists[0]:
             return pack([[] for _ in self._made])
         dense = [[x.contiguous() for x in one] for one in lists]
-        if any(x.data_ptr() != d.data_ptr() for number in self._written for x, d in zip(lists[number], dense[number])):
+        if any(x is not d for number in self._written for x, d in zip(lists[number], dense[number])):
             raise ValueError(f"{self._kernel.__name__}: a state that is rewritten in place is not dense")
+        addresses = [[x.data_ptr() for x in one] for one in dense]
         with on_device(dense[0][0].device):
             if self._wide is None:
-                return pack(self._launch({"ROWS": 1, "num_warps": 1}, dense, 1))
+                return pack(self._launch({"ROWS": 1, "num_warps": 1}, dense, addresses, 1))
             blocks = self._blocks(dense)
-            groups = self._by_alignment(dense)
+            groups = self._by_alignment(dense, addresses)
             if len(groups) == 1:
-                return pack(self._launch(blocks, dense, *groups))
+                return pack(self._launch(blocks, dense, addresses, *groups))
             results: list[list[Any]] = [[None] * len(lists[0]) for _ in self._made]
             for align, places in groups.items():
-                made = self._launch(blocks, [[one[k] for k in places] for one in dense], align)
+                made = self._launch(blocks, *([[one[k] for k in places] for one in of] for of in (dense, addresses)), align)
                 for whole, found in zip(results, made):
                     for place, x in zip(places, found):
                         whole[place] = x
@@ -118,16 +119,15 @@ class Together:
             table.copy_(rows)
         self._unfilled = []
 
-    def _by_alignment(self, lists: Sequence[Sequence[Tensor]]) -> dict[int, list[int]]:
-        """Which parameters may be loaded as wide as the device can: addresses and sizes are multiples of `ALIGNED`. The others have a launch of their own."""
+    def _by_alignment(self, lists: Sequence[Sequence[Tensor]], addresses: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+        """Which parameters may be loaded as wide as the device can: addresses (bytes) and sizes (elements) are multiples of `ALIGNED`. The others have a launch of their own."""
         found: dict[int, list[int]] = {}
-        wide = [one for one in lists if one[0].dim()]
-        for place, tensors in enumerate(zip(*wide)):
-            even = tensors[0].numel() % ALIGNED == 0 and all(x.data_ptr() % ALIGNED == 0 for x in tensors)
-            found.setdefault(ALIGNED if even else 1, []).append(place)
+        wide = [of for one, of in zip(lists, addresses) if one[0].dim()]
+        for place, numbers in enumerate(zip([x.numel() for x in lists[self._wide]], *wide)):
+            found.setdefault(1 if any([n % ALIGNED for n in numbers]) else ALIGNED, []).append(place)
         return found
 
-    def _launch(self, blocks: dict[str, int], lists: Sequence[Sequence[Tensor]], align: int) -> list[list[Tensor]]:
+    def _launch(self, blocks: dict[str, int], lists: Sequence[Sequence[Tensor]], addresses: Sequence[Sequence[int]], align: int) -> list[list[Tensor]]:
         device, count = lists[0][0].device, len(lists[0])
         shapes = [torch.Size()] * count if self._wide is None else [x.shape for x in lists[self._wide]]
         sizes = tuple(shape.numel() for shape in shapes)
@@ -141,9 +141,8 @@ class Together:
             results.append(list(numbers.unbind()))
             if made.part_dtype is not None:
                 sums.append((torch.empty(len(parts), dtype=made.part_dtype, device=device), numbers, made.kind))
-        told = [*lists, *(found for found, made in zip(results, self._made) if made.part_dtype is None)]
-        addresses = [[x.data_ptr() for x in one] for one in told]
-        table = self._table_of(tuple(zip(sizes, *addresses)), device)
+        made_at = [[x.data_ptr() for x in found] for found, made in zip(results, self._made) if made.part_dtype is None]
+        table = self._table_of(tuple(zip(sizes, *addresses, *made_at)), device)
         if len(parts):
             self._kernel[(len(parts),)](parts, table, *(part for part, *_ in sums), ALIGN=align, **blocks)
         for part, numbers, kind in sums:
@@ -156,14 +155,17 @@ class Together:
         largest = sizes.index(max(sizes))
         one = [tensors[largest] for tensors in lists]
 
+        def groups_of(taken: Sequence[Tensor]) -> tuple[list[list[Tensor]], list[list[int]], int]:
+            alone, addresses = [[x] for x in taken], [[x.data_ptr()] for x in taken]
+            [align] = self._by_alignment(alone, addresses)
+            return alone, addresses, align
+
         def run(sizes: dict[str, int], taken: Sequence[Tensor]) -> None:
-            alone = [[x] for x in taken]
-            self._launch(sizes, alone, *self._by_alignment(alone))
+            self._launch(sizes, *groups_of(taken))
 
         def compile_sizes(sizes: dict[str, int]) -> None:
             sums = [made.part_dtype for made in self._made if made.part_dtype is not None]
-            [align] = self._by_alignment([[x] for x in one])
-            self._kernel.warmup(torch.int64, torch.int64, *sums, grid=(1,), ALIGN=align, **sizes)
+            self._kernel.warmup(torch.int64, torch.int64, *sums, grid=(1,), ALIGN=groups_of(one)[2], **sizes)
 
         if any(made.part_dtype is not None for made in self._made) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
             return blocks(Grid("flat", max(sizes)))

@@ -32,6 +32,7 @@ from .norms import NORM_RULES, Effects
 from .many_uses import join_uses
 from .pieces import join_pieces
 from .random_ops import RANDOM_RULES
+from .turned import turn_parts
 from .views import Handles, View, strided_steps, tensor_spec, view_steps
 from .vocabulary import VOCABULARY_RULES
 
@@ -100,7 +101,9 @@ class _Lowering:
             self.inputs[RANDOM_STATE] = self.draft.counter_entry
             updates[RANDOM_STATE] = self.draft.close_count()
         join_pieces(self.draft)
-        join_uses(self.draft, [*updates.values(), *outputs, *grads.values(), *([loss] if loss is not None else [])])
+        roots = [*updates.values(), *outputs, *grads.values(), *([loss] if loss is not None else [])]
+        turn_parts(self.draft, roots)
+        join_uses(self.draft, roots)
         owners = self._owners(captured)
         graph = finish_graph(name, self.draft, self.inputs, updates, loss, outputs, grads, owners)
         return remake_graph(graph), self.constants
