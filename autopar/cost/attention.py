@@ -3,7 +3,8 @@
 In: a device's `MatmulRates` and local sizes. Out: seconds of one pass of softmax(q k^T) v. Vectorised over sizes, pure, torch-free. No
 dropout: that is an op of its own where kernels are unfused, and nearly free where they are fused.
 
-Fused kernels (`attention_table.ROWS`: flash1, flash2, flash3, cudnn, and efficient, torch's memory-efficient one; triton, by its relation to flash2):
+Fused kernels (`attention_table.ROWS`: flash1, flash2, flash3, cudnn, and efficient, torch's memory-efficient one; triton and cudnn_masked, by their relation to flash2
+and cudnn):
 
     pairs   = batch x heads x (query x keys, or what a causal mask leaves visible); 4 head_dim FLOPs each forward, 10 backward. Of queries that
               begin at row f of the sequence row f + i sees f + i keys: where the sequence is split, the last rank has the most, and keys behind its
@@ -47,13 +48,13 @@ _FUSED = {
     "V100": ("A100", ("efficient",)),
     "A100-40GB": ("A100", ("flash1", "flash2", "efficient", "triton")),
     "A100-80GB": ("A100", ("flash1", "flash2", "efficient", "triton")),
-    "H100-80GB": ("H100", ("flash2", "flash3", "cudnn", "triton")),
-    "H100-PCIe": ("H100", ("flash2", "flash3", "cudnn")),
-    "H200": ("H100", ("flash2", "flash3", "cudnn")),
-    "B200": ("B200", ("flash2", "cudnn")),
-    "B300": ("B200", ("flash2", "cudnn")),
-    "GB200": ("B200", ("flash2", "cudnn")),
-    "GB300": ("B200", ("flash2", "cudnn")),
+    "H100-80GB": ("H100", ("flash2", "flash3", "cudnn", "cudnn_masked", "triton")),
+    "H100-PCIe": ("H100", ("flash2", "flash3", "cudnn", "cudnn_masked")),
+    "H200": ("H100", ("flash2", "flash3", "cudnn", "cudnn_masked")),
+    "B200": ("B200", ("flash2", "cudnn", "cudnn_masked")),
+    "B300": ("B200", ("flash2", "cudnn", "cudnn_masked")),
+    "GB200": ("B200", ("flash2", "cudnn", "cudnn_masked")),
+    "GB300": ("B200", ("flash2", "cudnn", "cudnn_masked")),
     "MI300X": ("A100", ("flash2",)),
     "MI355X": ("A100", ("flash2",)),
     "L40S": ("A100", ("flash1", "flash2", "efficient")),
@@ -61,8 +62,10 @@ _FUSED = {
 }
 _UNFUSED = ("unfused", "fused_softmax")
 # FlashAttention's first algorithm in Triton, beside flash2: 1.3 to 1.5 times its seconds forward, around 2 times backward (arXiv:2307.08691 section 4.1, on
-# A100). The same is assumed on H100, for Triton of that time has no instructions of Hopper, as flash2 has none. kernel -> (of whose seconds, forward, backward)
-_SLOWER = {"triton": ("flash2", 1.4, 2.0)}
+# A100). The same is assumed on H100, for Triton of that time has no instructions of Hopper, as flash2 has none. cuDNN's with a mask
+# that is added, over its table without: one shape on an H200 (cuDNN 9.19, 384 heads of 64, 512 x 512, bf16: 131 and 289 us; docs/benchmarks.md, run 9). kernel -> (of whose seconds, forward, backward)
+_SLOWER = {"triton": ("flash2", 1.4, 2.0), "cudnn_masked": ("cudnn", 1.6, 1.12)}
+MASKED = {"cudnn": "cudnn_masked"}  # with a mask; where another kernel is taken without, it is the memory-efficient one
 # Where one head dim was published, others relate to it as in this kernel.
 _SIBLING = {("A100", "efficient"): ("A100", "flash2"), ("B200", "cudnn"): ("H100", "cudnn"), ("B200", "flash2"): ("H100", "flash2")}
 

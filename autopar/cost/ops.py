@@ -29,7 +29,7 @@ from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
 from ..graph.turns import RECEIVE, SEND
 from ..graph.work import moved_bytes
-from .attention import attention_seconds, list_attention_kernels, visible_pairs
+from .attention import MASKED, attention_seconds, list_attention_kernels, visible_pairs
 from .collectives import collective_way, way_seconds
 from .convolution import CONVOLUTIONS, Sizes, Windows, convolution_seconds, find_windows, least_convolution_seconds, local_sizes
 from .lookup import Reach
@@ -298,7 +298,7 @@ def _attention_seconds(model: CostModel, rates: MatmulRates, packet: str, site: 
     dim = query[3]
     kernel = model.attention
     if "attn_mask" in input_names(site.node):
-        kernel = "efficient"
+        kernel = MASKED.get(kernel, "efficient")
     if dtype not in _HALF or dim > _MAX_HEAD_DIM or kernel not in list_attention_kernels(rates):
         kernel = "unfused"
     local, first = _local_rows(model, site, elements)
