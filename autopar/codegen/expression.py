@@ -28,7 +28,10 @@ _METHODS = {
     "aten.squeeze.dim": ("dim",),
     "aten.select.int": ("dim", "index"),
 }
-_CAREFUL = {"aten.native_layer_norm_backward.default": "ops.layer_norm_backward", "aten._grouped_mm.default": "ops.grouped_mm"}  # of strides
+_CAREFUL = {
+    "aten.native_layer_norm_backward.default": "ops.layer_norm_backward", "aten._grouped_mm.default": "ops.grouped_mm",  # of strides
+    "aten.index.Tensor": "ops.index", "aten.index_put.default": "ops.index_put",  # of a CPU's time
+}  # fmt: skip
 _RESHAPES = ("aten.view.default", "aten._unsafe_view.default")  # a shard need not be contiguous
 _UNARY = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "neg", "reciprocal", "abs", "sin", "cos")
 _IDENTIFIER = re.compile(r"\W+")

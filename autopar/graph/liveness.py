@@ -3,7 +3,7 @@
 In: a graph, whole or a program's local one. Out: for each value that owns bytes the first and last node at which they are held. The
 law of memory that cost and emitted code share (the solver's own counts what is written or added in place as tensors of their own: what fits by it fits):
 
-* states and the batch are held the whole step; a view owns nothing and keeps its base, but for a copy of what was expanded (`graph.view_strides`);
+* states and the batch are held the whole step; a view owns nothing and keeps its base, but for what must be a copy (`graph.view_strides`);
 * the new version of a state is written into the state's own storage as soon as the old version has been read for the last time, so
   it owns bytes only from where it is made until then;
 * everything else is held from the node that makes it until the last node that reads it; the loss and outputs until the end;

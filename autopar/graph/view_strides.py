@@ -1,7 +1,8 @@
-"""Strides of views: how a view lies where that which it views lies row by row or otherwise, and which views of what was expanded must be copies.
+"""Strides of views: how a view lies where that which it views lies row by row or otherwise, and which views must be copies.
 
 In: nodes of a graph and the strides of what they read. Out: strides, and names of values. A tensor in another shape is a view as long as its strides say so; what was expanded (keys that several
-heads share, weights that meet each sample of a batch) has one element in many places, so in another shape it is as many elements, which a library's op reads and the backward pass keeps.
+heads share, weights that meet each sample of a batch) has one element in many places, so in another shape it is as many elements, which a library's op reads and the backward pass keeps. Of what is turned
+(`permute`) that is known where what it turns surely lies row by row: a weight, the batch, what a matmul or a lookup makes. A pointwise op leaves its result as its operands lie, and attention as its library wants.
 """
 
 from __future__ import annotations
@@ -17,26 +18,29 @@ Strides = tuple[int, ...]
 _SAME = ("reshape", "view", "_unsafe_view", "unsqueeze", "squeeze", "view_as")
 VIEWS = frozenset(f"aten.{word}" for word in (*_SAME, "alias", "detach", "permute", "transpose", "t", "expand", "slice", "select"))
 _LIBRARIES = ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.convolution", "autopar.linear", "autopar.attention")  # with their gradients; kernels of ours read what is there
+_PACKED = frozenset(("aten.mm", "aten.bmm", "autopar.linear", "autopar.linear_input_grad", "autopar.linear_weight_grad", "autopar.embedding"))  # leave their results row by row
 
 
 @kept
 def find_copied(graph: Graph) -> frozenset[str]:
-    """Views of what was expanded that must be copies, and that a matmul, a convolution or attention reads, itself or through further views."""
-    if all(packet_of(node.op) != "aten.expand" for node in graph.nodes):
-        return frozenset()
+    """Views of what was expanded, or of what surely lies row by row, that must be copies, and that a matmul, a convolution or attention reads, itself or through further views."""
     strides = list_strides(graph)
+    sure = {*graph.inputs}  # lies row by row, or is a view of what does
     copied: dict[str, str] = {}  # a copy, or a view of it -> the copy
     read: set[str] = set()
     for node in graph.nodes:
         packet = packet_of(node.op)
         if packet not in VIEWS:
             read |= {copied[name] for name in node.inputs if name in copied} if packet.startswith(_LIBRARIES) else set()
+            sure.update(node.outputs if packet in _PACKED else ())
             continue
         (first, *_), (out,) = node.inputs, node.outputs
-        if out not in strides and 0 in strides.get(first, ()):
+        if out not in strides and (first in sure or 0 in strides.get(first, ())):
             copied[out] = out
         elif first in copied:
             copied[out] = copied[first]
+        if first in sure:
+            sure.add(out)
     return frozenset(read)
 
 

@@ -14,6 +14,8 @@ from ..graph.cpu_matmul import multiply, multiply_rows, runs_onednn
 from ..graph.gpu_matmul import even_columns, input_grad_apart, multiply_apart, weight_grad_apart
 from ..graph.strides import READS_PACKED
 from .attention import attention, attention_backward, row_numbers
+from .indexing import index as index
+from .indexing import index_put as index_put
 from .lists import columns as columns
 from .parcels import as_they_come as as_they_come
 from .parcels import lots as lots
@@ -172,6 +174,8 @@ _OWN = {
     "autopar.accumulate": _start_sum,
     "autopar.collect": lambda x, dim, count: torch.cat([x] * count, dim),
     "aten._grouped_mm.default": grouped_mm,
+    "aten.index.Tensor": index,
+    "aten.index_put.default": index_put,
     "aten.view.default": lambda self, size: self.reshape(size),
     "aten._unsafe_view.default": lambda self, size: self.reshape(size),
     "aten.native_layer_norm_backward.default": layer_norm_backward,

@@ -142,3 +142,35 @@ def test_a_copy_of_what_was_expanded_owns_its_bytes(groups, reader):
     graph = make_graph((value("x", thin, Kind.BATCH), value("q", (12, 5, 7), Kind.BATCH)), steps)
     ranges = {name: span for name, span in live_ranges(graph).items() if name in "kert"}
     assert ranges == ({"k": (0, 2), "r": (2, 4)} if groups == 2 and reader == "aten.bmm.default" else {"k": (0, 4)})
+
+
+@pytest.mark.parametrize("maker, surely", [("autopar.linear", True), ("aten.bmm.default", True), ("aten.neg.default", False), ("autopar.attention", False), ("", True)])
+@pytest.mark.parametrize("reader", ["aten.bmm.default", "aten.mul.Tensor"])
+def test_a_copy_of_what_is_turned_owns_its_bytes(maker, surely, reader):
+    """Heads apart, one of queries, keys and values, and in another shape: a copy, known as one of what surely lies row by row. The whole is let go where the copy is made."""
+    whole, turned, part, flat = (4, 5, 3, 2, 7), (3, 4, 2, 5, 7), (4, 2, 5, 7), (8, 5, 7)
+    steps = [(node(maker, ("x",), "h"), value("h", whole))] if maker else []
+    steps += [
+        (node("aten.permute.default", ("h" if maker else "x",), "p", dims=(2, 0, 3, 1, 4)), value("p", turned)),
+        (node("aten.select.int", ("p",), "s", dim=0, index=1), value("s", part)),
+        (node("aten.view.default", ("s",), "v", size=flat), value("v", flat)),
+        (node(reader, ("q", "v"), "y"), value("y", (8, 5, 5))),
+        (node("aten.exp.default", ("y",), "z"), value("z", (8, 5, 5))),
+    ]
+    graph = make_graph((value("x", whole, Kind.BATCH), value("q", flat, Kind.BATCH)), steps)
+    ranges = {name: span for name, span in live_ranges(graph).items() if name in "hpsv"}
+    at = len(steps) - 3
+    copied = {"v": (at, at + 1)} if surely and reader == "aten.bmm.default" else {}
+    assert ranges == copied | ({"h": (0, at if copied else at + 1)} if maker else {})
+
+
+def test_what_is_turned_back_is_no_copy():
+    steps = [
+        (node("autopar.linear", ("x",), "h"), value("h", (4, 5, 6))),
+        (node("aten.permute.default", ("h",), "p", dims=(1, 0, 2)), value("p", (5, 4, 6))),
+        (node("aten.permute.default", ("p",), "b", dims=(1, 0, 2)), value("b", (4, 5, 6))),
+        (node("aten.view.default", ("b",), "v", size=(20, 6)), value("v", (20, 6))),
+        (node("aten.mm.default", ("v", "w"), "y"), value("y", (20, 6))),
+    ]
+    graph = make_graph((value("x", (4, 5, 6), Kind.BATCH), value("w", (6, 6), Kind.PARAM)), steps)
+    assert "v" not in live_ranges(graph) and live_ranges(graph)["h"] == (0, 4)
