@@ -12,7 +12,8 @@ the formula's do not.
                        across: the smaller of the inside figure and the NICs that the group drives, times what the nearest group on a like
                        network reached of that
     latency            of NCCL's model: its base, and hops of a ring or a tree (`_latency`)
-    no curve           latency + bytes / bandwidth with the link's own figures: the faster of ring and tree, pairwise exchange
+    no curve           latency + bytes / bandwidth with the link's own figures: the faster of ring and tree, pairwise exchange; between what presets come to that are no
+                       faster and no slower
 
 Laws between presets, for the same group and kind at any size, within 2 % (`_ordered_way`; the order of links: `cost.link_order`):
 
@@ -54,7 +55,7 @@ from .curves import (
     smooth_points,
     wait_bytes,
 )
-from .link_order import faster_tables, is_as_fast, is_preset, slower_tables
+from .link_order import faster_tables, is_as_fast, is_preset, slower_tables, tables_below
 
 Line = tuple[float, float]  # seconds, seconds per byte
 
@@ -77,7 +78,8 @@ class Way:
     """How one group does one kind: all that is left to say is bytes.
 
     Args:
-        knots, lines: the larger counts of the curve and the fastest line; formulas have lines, and of presets a curve of faster links that they do not undercut.
+        knots, lines: the larger counts of the curve and the fastest line; formulas have lines, and a curve of faster links that they do not undercut.
+        most: curves of slower links that neither exceeds.
         low_bytes, high_bytes: between them it was measured, at this group or at the one that stands for it.
         stretch: how many times the group or the network differs from the measured one; 1: measured; infinity: no row.
     """
@@ -88,6 +90,7 @@ class Way:
     high_bytes: float
     stretch: float
     source: str
+    most: tuple[Knots, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +133,12 @@ def explain_collective(
     return seconds, way.source, max(outside, way.stretch)
 
 
-def way_seconds(way: Way, sizes: np.ndarray | float) -> np.ndarray:
-    """Seconds per entry of `sizes` (bytes)."""
+def way_seconds(way: Way, sizes: np.ndarray | float, start_s: float = 0.0) -> np.ndarray:
+    """Seconds per entry of `sizes` (bytes). `start_s`: of a kernel, which curves have in them and formulas do not."""
     sizes = np.asarray(sizes, dtype=float)
     curve = knots_seconds(way.knots, sizes) if way.knots is not None else 0.0
-    return np.maximum(curve, np.minimum.reduce([fixed + per_byte * sizes for fixed, per_byte in way.lines]) if way.lines else 0.0)
+    seconds = np.maximum(curve, np.minimum.reduce([start_s + fixed + per_byte * sizes for fixed, per_byte in way.lines]) if way.lines else 0.0)
+    return np.minimum.reduce([seconds, *(knots_seconds(knots, sizes) for knots in way.most)])
 
 
 @lru_cache(maxsize=2**14)
@@ -174,7 +178,7 @@ def _own_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
 
 @lru_cache(maxsize=2**14)
 def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
-    """No slower than over slower links and, over those that no curve stands for, no faster than over faster ones; across hosts half of an all_reduce no slower than the whole.
+    """No slower than over slower links and, over those that no curve stands for or that are the user's own, no faster than over faster ones; across hosts half of an all_reduce no slower than the whole.
 
     Rows of the group itself stand.
     """
@@ -184,7 +188,8 @@ def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
         curves = [_ordered_way(faster, kind, group).knots for faster in faster_tables(table, across)]
         for least in curves:
             way = way if least is None else replace(way, knots=least if way.knots is None else raise_knots(way.knots, least, inf))
-        return way
+        most = [_ordered_way(slower, kind, group).knots for slower in tables_below(table, across)]
+        return replace(way, most=tuple(knots for knots in most if knots is not None))
     slower = [_placed_way(other, kind, group)[0].knots for other in slower_tables(table, across)]
     slower = [Knots(knots.log_bytes, knots.log_seconds + (_SLACK if across else 0.0)) for knots in slower if knots is not None]
     least = cap_knots(way.knots, slower, rows_from)

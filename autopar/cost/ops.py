@@ -123,7 +123,7 @@ def receive_seconds(model: CostModel, num_bytes: float) -> float:
     if not model.stage_per_host:
         return 0.0
     way = collective_way(model.links, "send_recv", 2, model.stage_per_host)
-    return float(way_seconds(way, num_bytes)) + (model.launch_s if way.knots is None else 0.0)
+    return float(way_seconds(way, num_bytes, model.launch_s))
 
 
 def estimate_node_s(

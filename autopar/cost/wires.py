@@ -196,7 +196,7 @@ def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, tran
 
 def _way_s(model: CostModel, way: Way, sizes: np.ndarray) -> np.ndarray:
     """A measured curve has the start of its kernel in it."""
-    return way_seconds(way, sizes) + (model.launch_s if way.knots is None else 0.0)
+    return way_seconds(way, sizes, model.launch_s)
 
 
 Ends = tuple[tuple[int, int], tuple[int, int]]  # (from_dim, from_stride), (to_dim, to_stride) of a step; -1 where there is none

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autopar.cluster import Link, list_devices, parse_cluster
+from autopar.cluster import Link, list_devices, list_links, parse_cluster
 from autopar.cost.collectives import collective_seconds, collective_way, explain_collective, way_seconds
 from autopar.cost.comm_table import comm_table, is_mesh
 from autopar.cost.curves import (
@@ -288,3 +288,27 @@ def test_small_messages_of_few_ranks_are_no_longer_random():
     assert float(collective_seconds(a100, "all_reduce", 2, 2, 1e4)) < 16.1e-6 < float(collective_seconds(a100, "all_reduce", 2, 1, 1e4))
     source = explain_collective(a100, "all_reduce", 2, 2, 1e5)[1]
     assert source.startswith("measured: microsoft/vidur") and "; small messages no more than microsoft/vidur" in source
+
+
+KINDS_OF = [(kind, *sizes) for kind in KINDS for sizes in ((2, 2), (8, 8), (32, 8), (64, 8)) if kind != "send_recv" or sizes[0] != 32]
+
+
+@pytest.mark.parametrize("device, inside, across", [("H100-80GB", "nvlink4", "ib-400"), ("A100-80GB", "nvlink3", "efa-100"), ("B200", "nvlink5", "ib-800")])
+def test_a_link_of_ones_own_is_between_the_presets_that_its_figures_are_between(device, inside, across):
+    """With a preset's figures it is that preset; with half the bandwidth it is not faster, with more latency neither, with twice the bandwidth not slower."""
+    presets = {link.name: link for link in list_links()}
+
+    def own(name, **figures):
+        return replace(presets[name], name="own", source="mine", **figures)
+
+    def seconds(one, other, kind, ranks, per_host):
+        return collective_seconds(comm_table(device, one, other), kind, ranks, per_host, np.exp2(np.arange(10, 33.0)))
+
+    width = presets[inside].bandwidth_bytes_per_s
+    for case in KINDS_OF:
+        named = seconds(inside, across, *case)
+        assert seconds(own(inside), own(across), *case) == pytest.approx(named, rel=0.02)
+        assert seconds(own(inside), across, *case) == pytest.approx(named, rel=0.02)
+        assert (seconds(own(inside, bandwidth_bytes_per_s=width / 2), across, *case) >= named * 0.98).all()
+        assert (seconds(own(inside, latency_s=9e-6), own(across, latency_s=4e-5), *case) >= named * 0.98).all()
+        assert (seconds(own(inside, bandwidth_bytes_per_s=2 * width), across, *case) <= named * 1.02).all()
