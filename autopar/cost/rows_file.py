@@ -76,9 +76,8 @@ def load_profile(path: str | os.PathLike[str], machine: Machine | None = None) -
         raise ClusterError(f"{path}: not a profile: {error}; {_AGAIN}") from None
     try:
         rows = _parse_rows(data)
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise ClusterError(f"{path}: not a profile: {what}; {_AGAIN}") from None
+    except (TypeError, ValueError) as error:
+        raise ClusterError(f"{path}: not a profile: {error}; {_AGAIN}") from None
     if machine is not None and (differing := machine_difference(machine, rows.machine, ("device", "processor", "cores"))):
         raise ClusterError(f"{path}: a profile of another machine: {differing}; {_AGAIN}")
     return rows
@@ -94,9 +93,8 @@ def _parse_rows(data: object) -> ProfileRows:
     found = data.get("format") if isinstance(data, dict) else type(data).__name__
     if not isinstance(data, dict) or found != FORMAT:
         raise ValueError(f"expected format {FORMAT!r}, found {found!r}" + (" of an earlier autopar" if found in _EARLIER else ""))
-    machine = data["machine"]
-    if not isinstance(machine, dict):
-        raise ValueError(f"machine: expected an object, found {machine!r}")
+    data = _Object(data, "")
+    machine = _object(data["machine"], "machine")
     who = Machine(
         *(_text(machine, f.name, "machine") if f.name != "cores" else _whole(machine, "cores", "machine") for f in fields(Machine))
     )
@@ -172,10 +170,21 @@ def _figures(row: dict, where: str) -> tuple[float | None, float, int, str, str]
     return seconds, float(spread), _whole(row, "repeats", where), _text(row, "date", where), ""
 
 
-def _object(row: object, where: str) -> dict:
+class _Object(dict):
+    """An object of the file that says where it is when it lacks something."""
+
+    def __init__(self, row: dict, where: str) -> None:
+        super().__init__(row)
+        self._where = where
+
+    def __missing__(self, name: str) -> object:
+        raise ValueError(f"{self._where}{name}: expected, and not there")
+
+
+def _object(row: object, where: str) -> _Object:
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected an object, found {row!r}")
-    return row
+    return _Object(row, f"{where}.")
 
 
 def _list(data: dict, name: str) -> list:
