@@ -111,7 +111,7 @@ def test_a_batch_that_is_asked_for_is_that_of_the_llama(monkeypatch, capsys, wor
     def measure_case(name, build, batch, sizes, setting, graph):
         asked[name] = batch
         graphs.add(graph)
-        return gpu.Case(name, {**sizes, "batch": batch}, tuple(gpu.Row(who, 1.0, 0.0, 1) for who in ("autopar", "eager", "compile")), (), ())
+        return gpu.Case(name, {**sizes, "batch": batch}, tuple(gpu.Row(who, 1.0, 0.0, 1, 2.0) for who in ("autopar", "eager", "compile")), (), ())
 
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
     monkeypatch.setattr(gpu, "measure_case", measure_case)
@@ -128,7 +128,7 @@ def test_weights_begin_as_bf16_holds_them():
 
 
 def test_a_kernel_is_shown_beside_both_copies():
-    case = gpu.Case("gpt2-medium", {"batch": 2}, tuple(gpu.Row(who, 1.0, 0.0, 1) for who in ("autopar", "eager", "compile")), (Measured("norm", "layer_norm", 2**20, 2e-6, 1.8e-6),), ())
+    case = gpu.Case("gpt2-medium", {"batch": 2}, tuple(gpu.Row(who, 1.0, 0.0, 1, 2.0) for who in ("autopar", "eager", "compile")), (Measured("norm", "layer_norm", 2**20, 2e-6, 1.8e-6),), ())
     text = "\n".join(gpu.print_case(case, 2**20 / 1e-6))
     assert "50.0% of copy, 90.0% of one as large" in text
     assert list(gpu.print_aims([case], 2**20 / 1e-6))[-1] == "kernels at 85% of a copy of 1 GiB: 0 of 1; of one of as many bytes: 1"
