@@ -108,13 +108,13 @@ def list_sources(lanes: Lanes) -> dict[Item, tuple[int, int]]:
 
 
 def _held_until(graph: Graph) -> list[int]:
-    """For each node: until when a copy of its first input is held (longer than the node itself where it makes views of it)."""
-    until = list(range(len(graph.nodes)))
+    """For each node: until when a copy of its first input is held (longer than the node itself where it makes views of it that are no copies)."""
+    until, copied = list(range(len(graph.nodes))), find_copied(graph)
     reach = {name: len(graph.nodes) for name in (*graph.outputs, graph.loss) if name}  # what leaves the step is held to its end
     for i in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[i]
         if is_view(node.op):
-            until[i] = max([i, *(reach.get(o, i) for o in node.outputs if o)])
+            until[i] = max([i, *(reach.get(o, i) for o in node.outputs if o and o not in copied)])
         for k, name in enumerate(node.inputs):
             reach[name] = max(reach.get(name, i), until[i] if k == 0 else i)
     return until
@@ -274,7 +274,8 @@ def _holds(
 
 
 def _list_vias(lanes: Lanes, choosers: tuple[Chooser, ...]) -> dict[str, dict[str, tuple[tuple[int, int], ...]]]:
-    """For each value with copies the views of it that have copies: pairs of (its sharding, theirs), as the views' strategies have them."""
+    """For each value with copies the views of it that have copies, but for those that own bytes: pairs of (its sharding, theirs), as the views' strategies have them."""
+    own = find_copied(lanes.graph)
     found: dict[str, dict[str, tuple[tuple[int, int], ...]]] = defaultdict(dict)
     roots: dict[str, str] = {}
     for node in lanes.graph.nodes:
@@ -284,7 +285,7 @@ def _list_vias(lanes: Lanes, choosers: tuple[Chooser, ...]) -> dict[str, dict[st
         chooser, viewed = choosers[ports.chooser], node.inputs[0]
         root = roots.get(viewed, viewed)
         for k, out in enumerate(o for o in node.outputs if o):
-            if out not in lanes.copies:
+            if out not in lanes.copies or out in own:
                 continue
             step = set(zip(chooser.wants[ports.inputs].tolist(), chooser.makes[ports.outputs + k].tolist()))
             before = found[root].get(viewed)
