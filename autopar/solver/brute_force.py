@@ -199,15 +199,15 @@ class _Trial:
         return last
 
     def _view_ends(self) -> list[int]:
-        """For each node: the moment of the last read of the views that it makes of its first input, through further views; views may leave."""
-        uses, nodes = use_table(self.graph), self.graph.nodes
+        """For each node: the moment of the last read of the views that it makes of its first input, through further views, but for those that are copies; views may leave."""
+        uses, nodes, copied = use_table(self.graph), self.graph.nodes, find_copied(self.graph)
         leaves = {new: self._leaves(self.made[new]) for _, new in self.graph.updates}
         leaves |= {name: self.end for name in (self.graph.loss, *self.graph.outputs)}
 
         def last(index: int) -> int:
             ends = [3 * index + RUNS]
             if is_view(nodes[index].op):
-                for out in (o for o in nodes[index].outputs if o):
+                for out in (o for o in nodes[index].outputs if o and o not in copied):
                     ends += [leaves.get(out, -1), *(last(i) if k == 0 else 3 * i + RUNS for i, k in uses[out])]
             return max(ends)
 
