@@ -1,6 +1,6 @@
 """Where the device's time of a step goes: its kernels, by torch's profiler.
 
-In: a step that runs on a CUDA device. Out: lines; how long a step took, how long the device was busy in it, and the kernels that took most of that.
+In: a step that runs on a CUDA device. Out: lines; how long the device was busy in a step, and the kernels that took most of that.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Timing several things beside each other: they take turns, so that what else the machine does falls on all alike. What Python collects is collected before, and left out
-of it until they are done: a look at all that a compiler left behind takes a tenth of a second, and falls on whoever makes the next list."""
+of it until they are done: a look at all that a compiler left behind would fall on whoever makes the next list."""
 
 from __future__ import annotations
 

@@ -84,3 +84,10 @@ def test_a_cpu_reads_and_adds_rows(monkeypatch):
     indexing.index_put(x, [numbers], torch.ones(2, 2, 5), False)
     indexing.index_put(x.long(), [numbers], torch.ones(2, 2, 5, dtype=torch.int64), True)
     assert ways == ["index_select", "index_add"]
+
+
+def test_halves_are_added_up_as_torch_rounds_them():
+    x, numbers, values = torch.tensor([[13.875]], dtype=torch.bfloat16), [torch.zeros(64, dtype=torch.int64)], torch.rand(64, 1, generator=torch.Generator().manual_seed(0)).bfloat16()
+    wanted = torch.ops.aten.index_put.default(x, numbers, values, True)
+    assert torch.equal(indexing.index_put(x, numbers, values, True), wanted)
+    assert not torch.equal(x.index_add(0, numbers[0], values), wanted), "the other way rounds otherwise"

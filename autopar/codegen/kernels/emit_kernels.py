@@ -24,7 +24,8 @@ _HEADER = '''"""The fused kernels of the program beside this file: one function 
 
 Each function runs its ops as they are written in its body, in plain torch; on a device that runs Triton it launches the function above it instead, which writes
 each result once and reads each element once, or twice where a sum over its row has to be known first and the row is too wide to be kept. Indices count elements of the
-local tensors, row by row, or as they lie where the launch says so; a mask stands where a block may reach beyond them. A kernel of the update takes a list for each argument, an entry per parameter, and is launched once for all of them.
+local tensors, row by row, or as they lie where the launch says so; a mask stands where a block may reach beyond them. A kernel of the update takes a list for
+each argument, an entry per parameter, and is launched once for all of them.
 """
 
 from __future__ import annotations
