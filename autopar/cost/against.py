@@ -174,7 +174,7 @@ def measure_hidden(run: Run) -> Hidden:
     """How much of a run's communication was hidden behind compute."""
     if not run.ranks[0].step_s:
         return Hidden(0.0, 0.0, False)
-    most = any(c.flight_s and not run.tells(c.kind) for rank in run.ranks for c in rank.comms)
+    most = not run.tells and any(c.flight_s for rank in run.ranks for c in rank.comms)
     return Hidden(_over(run, _whole_seconds).median, _over(run, _hidden_seconds).median, most)
 
 

@@ -7,6 +7,7 @@ between pairs, of which half the time counts: a train of sends would hide its la
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from .profile_grid import CommJob, group_members
@@ -46,9 +47,13 @@ def build_comm(job: CommJob, joined: dict[tuple[int, int], tuple[Any, tuple[int,
     piece = torch.zeros(max(1, elements // job.group[0]), device=device)
     if job.kind in ("all_reduce", MEETING):
         return lambda later: dist.all_reduce(whole, group=group, async_op=later)
+    if job.kind == "all_gather" and device.type == "cpu":
+        return _gather(_rows(whole, job.group[0]), piece, group)
     if job.kind == "all_gather":
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
         return lambda later: gather(whole, piece, group=group, async_op=later)
+    if job.kind == "reduce_scatter" and device.type == "cpu":
+        return _exchange(_rows(whole, job.group[0]), piece, group)
     if job.kind == "reduce_scatter":
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
         return lambda later: scatter(piece, whole, group=group, async_op=later)
@@ -58,6 +63,45 @@ def build_comm(job: CommJob, joined: dict[tuple[int, int], tuple[Any, tuple[int,
     if job.kind == "broadcast":
         return lambda later: dist.broadcast(whole, src=members[0], group=group, async_op=later)
     return _ping_pong(dist, whole, group, members, rank)
+
+
+def _rows(whole: Any, ranks: int) -> Any:
+    """One for each rank."""
+    return whole[: len(whole) // ranks * ranks].view(ranks, -1) if len(whole) >= ranks else whole.new_zeros(ranks, 1)
+
+
+def _gather(rows: Any, piece: Any, group: Any) -> Start:
+    """As `runtime.exchange` does it."""
+    import torch.distributed as dist
+
+    def start(later: bool) -> Any:
+        rows[dist.get_rank(group)].copy_(piece)
+        works = [dist.broadcast(row, group=group, group_src=source, async_op=True) for source, row in enumerate(rows)]
+        ends = _Ends(lambda: [work.wait() for work in works])
+        return ends if later else ends.wait()
+
+    return start
+
+
+def _exchange(rows: Any, piece: Any, group: Any) -> Start:
+    """A reduce-scatter as `runtime.exchange` does it."""
+    import torch
+    import torch.distributed as dist
+
+    def start(later: bool) -> Any:
+        received = torch.empty_like(rows)
+        work = dist.all_to_all_single(received, rows, group=group, async_op=True)
+        ends = _Ends(lambda: (work.wait(), torch.sum(received, 0, out=piece)))
+        return ends if later else ends.wait()
+
+    return start
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """What is to be waited for."""
+
+    wait: Callable[[], Any]
 
 
 def _ping_pong(dist: Any, whole: Any, group: Any, members: tuple[int, ...], rank: int) -> Start:

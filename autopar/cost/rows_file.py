@@ -16,8 +16,8 @@ from ..errors import ClusterError
 from ..graph.tensor import DTYPE_BYTES
 from .rows import COMM_KINDS, MEETING, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows, op_work, row_key
 
-FORMAT = "autopar-profile-5"  # since 3: matmuls by the library that has them in programs (`graph.cpu_matmul`), those that are torch's beside them (5)
-_EARLIER = tuple(f"autopar-profile-{number}" for number in range(1, 5))
+FORMAT = "autopar-profile-6"  # since 3: matmuls by the library that has them in programs (`graph.cpu_matmul`), those that are torch's beside them (5); gathers and reduce-scatters of a CPU as `runtime.exchange` does them (6)
+_EARLIER = tuple(f"autopar-profile-{number}" for number in range(1, 6))
 _AGAIN = "run `autopar profile` again, or delete the file"
 _LEAST_S, _MOST_S = 1e-9, 1e4  # no clock measures less, and no profile waits longer
 # What no machine is: least and most FLOP/s of a matmul of _LARGE_FLOPS and more, least and most bytes/s of a copy of _LARGE_BYTES and more. Seconds in another unit are a thousand times off.

@@ -1,4 +1,4 @@
-"""Under way: what a program holds beside its plan's peak, because its collectives start early, its ops run in kernels, and on a CPU gloo, the loss and convolutions work on copies.
+"""Under way: what a program holds beside its plan's peak, because its collectives start early, its ops run in kernels, and on a CPU reductions, the loss and convolutions work on copies.
 
 In: a program as it was partitioned, its sections, the room that its device has left. Out: bytes. The plan's own law (`cost.memory`) knows the program before collectives are
 started ahead, and op by op; the emitted one holds what is under way, too (`graph.overlap_memory`), as far as there is room, and what its kernels are given (`cost.arguments`). On a CPU the loss works on a block of logits at a time (`runtime.vocabulary`);
@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..graph.graph import producer_table, value_table
+from ..graph.graph import value_table
 from ..graph.liveness import bytes_over_time, live_ranges
-from ..graph.node import Node, get_arg
+from ..graph.node import Node
 from ..graph.overlap_memory import held_over_time, overlap_within
 from ..graph.program import OPEN, STARTS, WAIT, Program
 from ..graph.sections import Section
 from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
-from ..graph.turns import count_microbatches, loop_span, times_of
+from ..graph.turns import loop_span
 from ..graph.view_strides import list_strides
 from .arguments import with_arguments
 from .cpu_scratch import conv_scratch_bytes
@@ -25,13 +25,10 @@ from .memory import scratch_bytes, waiting_bytes
 _LOGITS = {"autopar.sum_exp": 0, "autopar.cross_entropy_backward": 1}  # place of the logits among the inputs
 
 
-def under_way_bytes(
-    program: Program, sections: Sequence[Section], seconds: Mapping[str, float], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False, opens: bool = True
-) -> int:
+def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False, opens: bool = True) -> int:
     """By how much the peak of what runs is above `estimate_memory`'s.
 
     Args:
-        seconds: of each node of the program, over all turns.
         room_bytes, opens: as of `overlap_within`.
         in_flight: as of `estimate_memory`.
         on_cpu: whether collectives run on gloo, and groups of ops one after the other.
@@ -39,36 +36,8 @@ def under_way_bytes(
     overlapped, parts = overlap_within(program, sections, room_bytes, opens)
     waiting = sum(waiting_bytes(program, in_flight).values())
     plain = _peak(program, bytes_over_time(program.graph, live_ranges(program.graph)), waiting)
-    held = held_over_time(overlapped, on_cpu, list_done(program, overlapped, seconds) if on_cpu else {})
+    held = held_over_time(overlapped, on_cpu)
     return max(0, _peak(overlapped, with_arguments(overlapped, parts, held, on_cpu), waiting, on_cpu) - plain)
-
-
-def list_done(program: Program, overlapped: Program, seconds: Mapping[str, float]) -> dict[int, int]:
-    """Index of a gather's start -> that of the node beside which it ends: those of one axis run one after the other, and get on by as much as the ops beside them."""
-    makers, turns = producer_table(program.graph), count_microbatches(program.graph)
-    nodes = overlapped.graph.nodes
-    comes = {node.inputs[0]: node.outputs[0] for node in nodes if node.op == WAIT}
-    known = {node.name: seconds[node.name] / times_of(node.phase, turns) for node in program.graph.nodes}
-    queues: dict[object, list[tuple[int, float]]] = {}  # axis -> (start, seconds that it still takes) of what runs, and what waits behind it
-    begun: dict[str, tuple[int, object]] = {}
-    found: dict[int, int] = {}
-    for i, node in enumerate(nodes):
-        if node.op in STARTS:
-            axis, whole = get_arg(node, "axis"), [makers.get(comes.get(out, "")) for out in node.outputs]
-            queues.setdefault(axis, []).append((i, sum(known[program.graph.nodes[place[0]].name] for place in whole if place is not None)))
-            begun.update((out, (i, axis)) for out in node.outputs)
-        elif node.op == WAIT and node.inputs[0] in begun:  # it, and all before it, are there
-            start, axis = begun[node.inputs[0]]
-            queues[axis] = [row for row in queues[axis] if row[0] > start]
-        else:
-            for queue in queues.values():
-                left = known.get(node.name, 0.0)
-                while queue and left >= queue[0][1]:
-                    left -= queue[0][1]
-                    found[queue.pop(0)[0]] = i
-                if queue:
-                    queue[0] = queue[0][0], queue[0][1] - left
-    return found
 
 
 def _peak(program: Program, held: Sequence[int], waiting: int, on_cpu: bool = False) -> int:

@@ -2,13 +2,13 @@
 
 In: a program, the section of each node. Out: its peak by the law of `graph.liveness`, with what collectives under way hold beside it:
 
-    all_gather        what is sent, packed, until the first of its tensors is waited for; the packed result until the last is, beside those that are
-                      unpacked by then. One tensor alone is not packed, and unpacked only where its split is not outermost
+    all_gather        the packed result until the last of its tensors is waited for, beside those that are unpacked by then, and what is sent, packed, until the first is; gloo's is
+                      packed into the result (`runtime.exchange`). One tensor alone is not packed, and unpacked only where its split is not outermost
     reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
     all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once, and so in a bucket that was opened before (`graph.open_buckets`);
                       on gloo what is large has no room in that until it is made
     update            `codegen.parcels` keeps one bucket of reductions and one of gathers under way beside the lot at hand, of one kind of parameters at a time
-    backend           gloo works on copies of its own: of what a gather makes and of what a reduce-scatter reads, from where they start (torch 2.13, measured)
+    gloo              beside what a reduce-scatter reads there is as much that the other ranks sent, from where it starts
 
 It counts no buffer that a blocking collective packs into: that is the same with and without overlap.
 """
@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from types import MappingProxyType
 from typing import Any
 
 from .graph import Graph, producer_table, use_table, value_table
@@ -32,8 +31,6 @@ from .overlap import BUCKET_BYTES, overlap_program, write_over
 from .program import STARTS, WAIT, WRITES, Program
 from .sections import Section
 from .tensor import Value, num_elements, size_bytes
-
-_COPIED = ("comm.all_gather", "comm.reduce_scatter")
 
 
 def overlap_within(program: Program, sections: Sequence[Section], room_bytes: int | None = None, opens: bool = True) -> tuple[Program, tuple[Section, ...]]:
@@ -58,16 +55,15 @@ def extra_bytes(program: Program, overlapped: Program) -> int:
     return max(held_over_time(overlapped)) - max(held_over_time(program))
 
 
-def held_over_time(program: Program, backend_copies: bool = False, done: Mapping[int, int] = MappingProxyType({})) -> list[int]:
+def held_over_time(program: Program, on_gloo: bool = False) -> list[int]:
     """Bytes held while each node runs, with what is under way.
 
     Args:
-        backend_copies: whether collectives run on gloo.
-        done: index of a gather's start -> that of the last node beside which it runs, where that is known; else it may run until it is waited for.
+        on_gloo: whether collectives run on it.
     """
     held = bytes_over_time(program.graph, live_ranges(program.graph))
     change = [0] * (len(held) + 1)
-    for first, last, size in _flights(program, backend_copies, done):
+    for first, last, size in _flights(program, on_gloo):
         change[first] += size
         change[min(len(held) - 1, last) + 1] -= size
     total = 0
@@ -77,7 +73,7 @@ def held_over_time(program: Program, backend_copies: bool = False, done: Mapping
     return held
 
 
-def _flights(program: Program, backend_copies: bool, done: Mapping[int, int]) -> list[tuple[int, int, int]]:
+def _flights(program: Program, on_gloo: bool) -> list[tuple[int, int, int]]:
     """(first node, last node, bytes) of what collectives under way hold beside their results."""
     graph, values, makers = program.graph, value_table(program.graph), producer_table(program.graph)
     waited = {node.inputs[0]: i for i, node in enumerate(graph.nodes) if node.op == WAIT}
@@ -91,21 +87,21 @@ def _flights(program: Program, backend_copies: bool, done: Mapping[int, int]) ->
     lots = {kind: _lots(nodes, values, sent) for kind, nodes in kinds.items()}
     found = []
     alone: dict[object, int] = {}  # axis -> the next reduction that goes alone
-    if backend_copies:
-        found += [(i, i, _copied_bytes(node, values)) for i, node in enumerate(graph.nodes) if node.op in _COPIED and not _comes_packed(program.mesh, node, values)]
+    if on_gloo:
+        found += [(i, i, size_bytes(values[node.inputs[0]])) for i, node in enumerate(graph.nodes) if node.op == "comm.reduce_scatter"]
     for i, node in reversed(begun):
         if node.phase is Phase.UPDATE:
-            found.append((i, min(waited[out] for out in node.outputs), _update_flight(node, values, lots[_kind(node, values)], backend_copies)))
+            found.append((i, min(waited[out] for out in node.outputs), _update_flight(node, values, lots[_kind(node, values)], on_gloo)))
         elif node.op == "comm.start_all_reduce":
-            found += _reduce_flight(graph, values, makers, i, backend_copies)
+            found += _reduce_flight(graph, values, makers, i, on_gloo)
         else:
             until = alone.get(get_arg(node, "axis"), len(graph.nodes))
-            for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], node.op == "comm.start_all_gather", backend_copies):
+            for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], node.op == "comm.start_all_gather", on_gloo):
                 unpacked = len(places) == 1 and _is_outermost(program.mesh, node, values, places[0])
                 if node.op == "comm.start_all_gather":
-                    found += _gather_flight(graph, values, i, places, unpacked, waited, uses, backend_copies, done.get(i, len(graph.nodes)))
+                    found += _gather_flight(graph, values, i, places, unpacked, waited, uses, on_gloo)
                 else:
-                    found += _scatter_flight(node, values, i, places, unpacked, min(until, *(waited[out] for out in node.outputs)), backend_copies)
+                    found += _scatter_flight(node, values, i, places, unpacked, min(until, *(waited[out] for out in node.outputs)), on_gloo)
             if node.op == "comm.start_reduce_scatter":
                 alone[get_arg(node, "axis")] = i
     return found
@@ -153,12 +149,12 @@ def _lots(nodes: Sequence[Node], values: Mapping[str, Value], sent: Mapping[tupl
     return _Lots(read, brought, sum(_sent_bytes(node, values) for node in nodes), share, first)
 
 
-def _update_flight(node: Node, values: Mapping[str, Value], lots: _Lots, backend_copies: bool) -> int:
+def _update_flight(node: Node, values: Mapping[str, Value], lots: _Lots, on_gloo: bool) -> int:
     """What the lots of one kind hold beside a parameter that is updated alone. Of gathers: all results of a lot, for which its gradients are gone by then; the new
     pieces of the next lot, while the one before is under way. Of reductions: what they read, packed, and what they bring, which of an all-reduce lies in that; from the second
     lot on as much for the one that is updated meanwhile.
     """
-    own, copies = _sent_bytes(node, values), backend_copies and _copied_bytes(node, values) > 0
+    own = _sent_bytes(node, values)
     read, brought = (sum(size_bytes(values[name]) for name in names) for names in (node.inputs, node.outputs))
 
     def lot(of_all: int, of_one: int) -> int:
@@ -166,15 +162,10 @@ def _update_flight(node: Node, values: Mapping[str, Value], lots: _Lots, backend
 
     sent, several, follows = lot(lots.sent, own), lots.share < 1.0, node.name not in lots.first
     if node.op == "comm.start_all_gather":
-        return sent - own + copies * lot(lots.brought, brought) + several * lot(lots.read, read)
+        return sent - own + several * lot(lots.read, read)
     if node.op == "comm.start_all_reduce":
         return sent - brought + follows * sent
-    return sent + copies * lot(lots.read, read) + lot(lots.brought, brought) - brought + follows * lot(lots.brought, brought)
-
-
-def _comes_packed(mesh: Mesh, node: Node, values: Mapping[str, Value]) -> bool:
-    """True of a gather whose result is unpacked: what the backend copied is gone when the room for it is taken."""
-    return node.op == "comm.all_gather" and not _is_outermost(mesh, node, values, 0)
+    return sent + on_gloo * lot(lots.read, read) + lot(lots.brought, brought) - brought + follows * lot(lots.brought, brought)
 
 
 def _ends(node: Node, values: Mapping[str, Value]) -> list[tuple[Value, Value]]:
@@ -183,21 +174,19 @@ def _ends(node: Node, values: Mapping[str, Value]) -> list[tuple[Value, Value]]:
 
 
 def _gather_flight(
-    graph: Graph, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, waited: Mapping[str, int], uses: Mapping[str, Sequence[tuple[int, int]]], backend_copies: bool, done: int
+    graph: Graph, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, waited: Mapping[str, int], uses: Mapping[str, Sequence[tuple[int, int]]], on_gloo: bool
 ) -> list[tuple[int, int, int]]:
     """Of the tensors at these places, which are one message.
 
     Args:
         unpacked: whether it is one tensor that comes as it lies.
-        done: the last node beside which it runs: then the backend's copy is gone.
     """
     node = graph.nodes[start]
     outs = [node.outputs[k] for k in places]
     waits, sizes = [waited[out] for out in outs], [size_bytes(values[out]) for out in outs]
-    found = [(start, min(*waits, done), sum(sizes))] if backend_copies else []
     if len(places) == 1:
-        return found if unpacked else [*found, (waits[0], waits[0], sizes[0])]
-    found.append((start, min(waits), sum(size_bytes(values[node.inputs[k]]) for k in places)))
+        return [] if unpacked else [(waits[0], waits[0], sizes[0])]
+    found = [] if on_gloo else [(start, min(waits), sum(size_bytes(values[node.inputs[k]]) for k in places))]
     for wait, size in zip(waits, sizes):
         made = graph.nodes[wait].outputs[0]
         last = max((k for k, _ in uses[made]), default=wait)
@@ -207,10 +196,10 @@ def _gather_flight(
     return found
 
 
-def _scatter_flight(node: Node, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, done: int, backend_copies: bool) -> list[tuple[int, int, int]]:
+def _scatter_flight(node: Node, values: Mapping[str, Value], start: int, places: Sequence[int], unpacked: bool, done: int, on_gloo: bool) -> list[tuple[int, int, int]]:
     """Of the tensors at these places, which are one message, done at that node at the latest."""
     sent = sum(size_bytes(values[node.inputs[k]]) for k in places)
-    copied = sent if backend_copies else 0
+    copied = sent if on_gloo else 0
     return [(start + 1, done, sent + copied), (start, start, copied + (0 if unpacked else sent))]
 
 
@@ -226,12 +215,6 @@ def _reduce_flight(graph: Graph, values: Mapping[str, Value], makers: Mapping[st
         if size >= REDUCED_ALONE_BYTES:
             found.append((opened, made - 1 if graph.nodes[made].op == WRITES else start, -size))  # another op's result lies where that op made it
     return found
-
-
-def _copied_bytes(node: Node, values: Mapping[str, Value]) -> int:
-    """What gloo copies of a collective's tensors while it runs."""
-    copied = node.outputs if node.op.endswith("all_gather") else node.inputs if node.op.endswith("reduce_scatter") else ()
-    return sum(size_bytes(values[name]) for name in copied)
 
 
 def _in_place_bytes(node: Node, values: Mapping[str, Value], on_gloo: bool) -> list[int]:

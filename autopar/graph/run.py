@@ -93,9 +93,10 @@ class Run:
     mesh: str
     ranks: tuple[RankRun, ...]
 
-    def tells(self, kind: str) -> bool:
-        """Whether it is known when the messages of these collectives have come: on a CPU, but of gloo's reduce-scatters."""
-        return self.machine.device == "cpu" and kind != "reduce_scatter"
+    @property
+    def tells(self) -> bool:
+        """Whether it is known when messages have come: on a CPU, where gloo's threads tell."""
+        return self.machine.device == "cpu"
 
 
 def plan_key(plan: Mapping[str, object]) -> str:

@@ -31,6 +31,7 @@ from ..errors import RankError
 from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, joint_name, num_ranks, print_mesh
 from ..graph.messages import split_bucket
 from .digits import merge_digit, split_digit, take_digit
+from .exchange import Exchange, Gather
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
 from .pending import Along, Bucket, Digits, Flight, Pending, cut_pieces, give_back, pack_around, pack_splits, pack_whole, unpack_gathered
 
@@ -185,9 +186,7 @@ class ProcessComm(Placed):
 
     def all_gather(self, x: Tensor, axis: str, dim: int, stride: int, short: int = 0) -> Tensor:
         pieces = x.new_empty((self._size[axis], *x.shape))
-        sent = x.contiguous()
-        self._call("all_gather", axis, lambda: _ALL_GATHER(_bytes(pieces), _bytes(sent), group=self._groups[axis]))
-        give_back(sent, x)
+        self._gather(pieces, [x], axis, later=False).finish()
         whole = merge_digit(pieces, dim, stride, short)
         give_back(pieces, whole)
         return whole
@@ -195,9 +194,7 @@ class ProcessComm(Placed):
     def reduce_scatter(self, x: Tensor, axis: str, dim: int, stride: int, op: str = "sum") -> Tensor:
         pieces = split_digit(x, dim, stride, self._size[axis])
         piece = torch.empty_like(pieces[0])
-        reduction, [out, flat] = _reducible(op, piece.view(-1), pieces.view(-1))
-        self._call("reduce_scatter", axis, lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[axis]))
-        give_back(pieces, x)
+        self._scatter(piece.view(-1), pieces, [x], op, axis, later=False).finish()
         return piece
 
     def all_reduce(self, x: Tensor, axis: str, op: str = "sum", own: bool = False) -> Tensor:
@@ -225,14 +222,20 @@ class ProcessComm(Placed):
         along, name = self._open_group(axis)
         digits, found = list(zip(dim, stride, short or (0,) * len(xs))), {}
         for places in split_bucket([along.size * x.nbytes for x in xs], True, self.device.type == "cpu"):
-            sent = xs[places[0]].contiguous() if len(places) == 1 else pack_whole([xs[k] for k in places])[0]
-            found |= zip(places, self._gather_packed(sent, [xs[k] for k in places], [digits[k] for k in places], along, name))
+            found |= zip(places, self._gather_packed([xs[k] for k in places], [digits[k] for k in places], along, name))
         return [found[k] for k in range(len(xs))]
 
-    def _gather_packed(self, sent: Tensor, xs: list[Tensor], digits: list[tuple[Digits, Digits, Digits]], along: Along, name: str) -> list[Pending]:
-        packed, shapes = sent.new_empty((along.size, sent.numel())), [tuple(x.shape) for x in xs]
-        flight = self._start("all_gather", name, [sent], xs, lambda: _ALL_GATHER(_bytes(packed), _bytes(sent), group=self._groups[name], async_op=True))
-        return [_pending(flight, lambda number=number: unpack_gathered(packed, shapes, number, *digits[number], along)) for number in range(len(shapes))]
+    def _gather_packed(self, xs: list[Tensor], digits: list[tuple[Digits, Digits, Digits]], along: Along, name: str) -> list[Pending]:
+        pieces, shapes = xs[0].new_empty((along.size, sum(x.numel() for x in xs))), [tuple(x.shape) for x in xs]
+        flight = self._gather(pieces, xs, name, later=True)
+        return [_pending(flight, lambda number=number: unpack_gathered(pieces, shapes, number, *digits[number], along)) for number in range(len(shapes))]
+
+    def _gather(self, pieces: Tensor, xs: list[Tensor], name: str, later: bool) -> Flight:
+        """Bring what the ranks of a group send, that of rank c into row c. `later`: something else is done meanwhile."""
+        if self.device.type == "cpu":
+            return self._start("all_gather", name, [], [], lambda: Gather(_rows(pieces, len(pieces)), xs, self._groups[name]))
+        sent = xs[0].contiguous() if len(xs) == 1 else pack_whole(xs)[0]
+        return self._start("all_gather", name, [sent], xs, lambda: _ALL_GATHER(_bytes(pieces), _bytes(sent), group=self._groups[name], async_op=later))
 
     def start_reduce_scatter(
         self, xs: Sequence[Tensor], axis: Axes, dim: Sequence[Digits], stride: Sequence[Digits], op: str = "sum", alone: bool = False
@@ -257,9 +260,18 @@ class ProcessComm(Placed):
     def _scatter_packed(self, xs: list[Tensor], dims: list[Digits], strides: list[Digits], op: str, along: Along, name: str) -> tuple[Flight, list[Tensor]]:
         packed, shapes = pack_splits(xs, dims, strides, along)
         scattered = packed.new_empty(packed.shape[1])
-        reduction, [out, flat] = _reducible(op, scattered, packed.view(-1))
-        flight = self._start("reduce_scatter", name, [packed], xs, lambda: _REDUCE_SCATTER(out, flat, reduction, self._groups[name], async_op=True))
-        return flight, cut_pieces(scattered, shapes)
+        return self._scatter(scattered, packed, xs, op, name, later=True), cut_pieces(scattered, shapes)
+
+    def _scatter(self, out: Tensor, sent: Tensor, made_of: Sequence[Tensor], op: str, name: str, later: bool) -> Flight:
+        """Reduce what the ranks of a group have, row c for rank c, into `out`. `later`: something else is done meanwhile."""
+        reduction, [piece, flat] = _reducible(op, out, sent.view(-1))
+
+        def begin() -> Any:
+            if self.device.type == "cpu":
+                return Exchange(piece, _rows(flat, len(sent)), reduction, self._groups[name])
+            return _REDUCE_SCATTER(piece, flat, reduction, self._groups[name], async_op=later)
+
+        return self._start("reduce_scatter", name, [sent], made_of, begin)
 
     def start_all_reduce(self, xs: Sequence[Tensor], axis: Axes, op: str = "sum", own: Sequence[int] = (), bucket: Bucket | None = None) -> list[Pending]:
         if not xs:
@@ -383,6 +395,8 @@ class ProcessComm(Placed):
 
     def _start(self, what: str, axis: str, read: list[Tensor], made_of: list[Tensor], collective: Callable[[], Any]) -> Flight:
         work = self._call(what, axis, collective)
+        if work is None:  # it is done
+            return Flight(lambda: None, read, made_of)
         return Flight(lambda: self._call(what, axis, work.wait), read, made_of, [work])
 
     def _call(self, what: str, axis: str, collective: Callable[[], Any]) -> Any:
@@ -421,6 +435,10 @@ def _print_ranks(ranks: Sequence[int]) -> str:
 
 def _bytes(x: Tensor) -> Tensor:
     return x.view(-1).view(torch.uint8)
+
+
+def _rows(x: Tensor, count: int) -> Tensor:
+    return x.view(count, x.numel() // count)
 
 
 def _reducible(op: str, *tensors: Tensor) -> tuple[Any, list[Tensor]]:

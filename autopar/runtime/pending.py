@@ -81,7 +81,7 @@ class Flight:
             how many there are.
         """
         for work in self.works:
-            with contextlib.suppress(RuntimeError):  # gloo's reduce-scatter has no future: it is an all-reduce, of which `wait` copies a piece
+            with contextlib.suppress(RuntimeError):
                 work.get_future().add_done_callback(lambda _: tell())
         return len(self.works)
 
@@ -103,12 +103,17 @@ def _shares_memory(x: Tensor, others: Sequence[Tensor]) -> bool:
 def pack_whole(xs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Copies of the tensors, one after the other, and each of them as a view."""
     flat = xs[0].new_empty(sum(x.numel() for x in xs))
+    return flat, pack_into(flat, xs)
+
+
+def pack_into(flat: Tensor, xs: Sequence[Tensor]) -> list[Tensor]:
+    """Copy the tensors there, one after the other; each of them as a view."""
     views, begin = [], 0
     for x in xs:
         views.append(flat[begin : begin + x.numel()].view(x.shape))
         views[-1].copy_(x)
         begin += x.numel()
-    return flat, views
+    return views
 
 
 _ALIGNED_BYTES = 64  # a line of a CPU's cache; a GPU's widest load is 16 bytes (CUDA C++ Programming Guide, "Device Memory Accesses"), which divides it

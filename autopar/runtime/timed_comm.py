@@ -26,7 +26,7 @@ class Call:
         begin, end: of a started one, from its start until the last of its tensors has been waited for.
         axis: of several at once `dp+tp`.
         stops: (phase, begin, end) of each time that the rank stood still for it, its packing included.
-        come: when the messages were there; `end` where they were waited for, or nobody can tell (on CUDA, and of gloo's reduce-scatters).
+        come: when the messages were there; `end` where they were waited for, or nobody can tell (on CUDA).
     """
 
     phase: str

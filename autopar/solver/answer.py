@@ -82,7 +82,7 @@ def build_answer(
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
     cost = estimate_program(model, program, case.sites, case.signatures, strategies, in_flight, among)
     room, on_cpu = cluster_info.memory_bytes - cost.peak_bytes[0], model.cluster.device.kind == "cpu"
-    cost = replace(cost, under_way_bytes=(under_way_bytes(program, phase_sections(program.graph), seconds, room, in_flight, on_cpu, opens),))
+    cost = replace(cost, under_way_bytes=(under_way_bytes(program, phase_sections(program.graph), room, in_flight, on_cpu, opens),))
     sizes = axis_sizes(assignment.mesh)
     made = _made_shardings(graph, assignment, strategies)
     plan = Plan(

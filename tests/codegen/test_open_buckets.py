@@ -65,7 +65,7 @@ def test_a_bucket_is_held_once_where_a_copy_was_held_beside_its_tensors(data_par
     plain, opened = (overlapped(data_parallel, opens) for opens in (False, True))
 
     def at_starts(program):
-        held = held_over_time(program, True)
+        held = held_over_time(program, on_gloo=True)
         return [held[i] for i, n in enumerate(program.graph.nodes) if n.op == "comm.start_all_reduce" and len(n.inputs) > 4]
 
     assert len(at_starts(plain)) == len(at_starts(opened)) == 2 and all(a > b for a, b in zip(at_starts(plain), at_starts(opened)))
@@ -73,9 +73,9 @@ def test_a_bucket_is_held_once_where_a_copy_was_held_beside_its_tensors(data_par
 
 def test_what_is_large_has_no_room_on_a_cpu_until_it_is_made(data_parallel, monkeypatch):
     graph = (program := overlapped(data_parallel)).graph
-    small = held_over_time(program, True)
+    small = held_over_time(program, on_gloo=True)
     monkeypatch.setattr(overlap_memory, "REDUCED_ALONE_BYTES", 1)
-    large, values = held_over_time(program, True), value_table(graph)
+    large, values = held_over_time(program, on_gloo=True), value_table(graph)
     makers = {out: i for i, n in enumerate(graph.nodes) for out in n.outputs if out}
     expected = [0] * len(small)
     for i, start in enumerate(graph.nodes):

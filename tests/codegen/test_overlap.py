@@ -6,7 +6,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.cost.under_way import list_done  # noqa: E402
 from autopar.graph import messages, overlap, overlap_memory, own, small_reductions  # noqa: E402
 from autopar.graph.liveness import bytes_over_time, live_ranges  # noqa: E402
 from autopar.graph.node import Node, Phase  # noqa: E402
@@ -165,7 +164,7 @@ def test_on_gloo_what_is_reduced_where_it_lies_is_held_once(monkeypatch):
     held = []
     for least in (1, 2**40):
         monkeypatch.setattr(overlap_memory, "REDUCED_ALONE_BYTES", least)
-        held.append(held_over_time(program, backend_copies=True))
+        held.append(held_over_time(program, on_gloo=True))
     assert [b - a for a, b in zip(*held)] == [2 * WIDTH * WIDTH * 8 * (i in starts) for i in range(len(graph.nodes))]
     assert held_over_time(program) == held[1]  # elsewhere they are packed, however large
 
@@ -173,20 +172,23 @@ def test_on_gloo_what_is_reduced_where_it_lies_is_held_once(monkeypatch):
 def test_on_gloo_what_is_large_is_packed_with_nobody(monkeypatch):
     """Cut into rows, it is not copied at all; nothing changes elsewhere."""
     program = overlapped(zero_program(3, in_pairs()))
-    packed, elsewhere = held_over_time(program, backend_copies=True), held_over_time(program)
+    packed, elsewhere = held_over_time(program, on_gloo=True), held_over_time(program)
     monkeypatch.setattr(messages, "GATHERED_ALONE_BYTES", 1)
     monkeypatch.setattr(messages, "REDUCED_ALONE_BYTES", 1)
-    alone = held_over_time(program, backend_copies=True)
+    alone = held_over_time(program, on_gloo=True)
     buckets = [i for i, n in enumerate(program.graph.nodes) if n.op in ("comm.start_all_gather", "comm.start_reduce_scatter") and n.phase is not Phase.UPDATE and len(n.inputs) > 1]
-    assert len(buckets) == 6 and all(alone[i] < packed[i] for i in buckets) and all(a <= b for a, b in zip(alone, packed))
+    waits = {n.inputs[0]: i for i, n in enumerate(program.graph.nodes) if n.op == "comm.wait"}
+    nodes = [program.graph.nodes[i] for i in buckets]
+    copied = [waits[n.outputs[0]] if n.op == "comm.start_all_gather" else i for i, n in zip(buckets, nodes)]  # a gather is packed into its result, and unpacked where it is waited for
+    assert len(buckets) == 6 and all(alone[i] < packed[i] for i in copied) and all(a <= b for a, b in zip(alone, packed))
     assert held_over_time(program) == elsewhere
 
 
-def test_on_gloo_a_reduction_in_pieces_is_copied_from_where_it_starts():
+def test_on_gloo_a_reduction_in_pieces_has_what_others_sent_from_where_it_starts():
     """Beside the tensors themselves, and beside the bucket that they are packed into."""
-    program = overlapped(zero_program(3, in_pairs()))
+    program = overlapped(zero_program(2, in_pairs()))
     graph = program.graph
-    plain, copied = held_over_time(program), held_over_time(program, backend_copies=True)
+    plain, copied = held_over_time(program), held_over_time(program, on_gloo=True)
     starts = [i for i, n in enumerate(graph.nodes) if n.op == "comm.start_reduce_scatter"]
     values = {v.name: v for v in graph.values}
     for i in starts:
@@ -195,19 +197,30 @@ def test_on_gloo_a_reduction_in_pieces_is_copied_from_where_it_starts():
     assert len(starts) == 2 and copied[starts[-1]] - plain[starts[-1]] == 2 * sent  # the one before is waited for once this one starts
 
 
+def test_on_gloo_a_gather_is_packed_into_its_result():
+    """Elsewhere what is sent is packed, and there until the first of its tensors is waited for."""
+    program = overlapped(zero_program(3, in_pairs()))
+    nodes, values = program.graph.nodes, {v.name: v for v in program.graph.values}
+    waits = {n.inputs[0]: i for i, n in enumerate(nodes) if n.op == "comm.wait"}
+    gathers = [(i, n) for i, n in enumerate(nodes) if n.op == "comm.start_all_gather" and n.phase is not Phase.UPDATE]
+    first_reduction = next(i for i, n in enumerate(nodes) if n.op == "comm.start_reduce_scatter")
+    packed = [sum(sum(size_bytes(values[name]) for name in n.inputs) for i, n in gathers if len(n.inputs) > 1 and i <= k <= min(waits[out] for out in n.outputs)) for k in range(first_reduction)]
+    assert [a - b for a, b in zip(held_over_time(program), held_over_time(program, on_gloo=True))][:first_reduction] == packed and any(packed)
+
+
 @pytest.mark.parametrize(("bucket", "lot"), [(2**40, BLOCKS), (1, 1), (2 * WIDTH * WIDTH * 8, 2)], ids=["one lot", "each alone", "two lots"])
 def test_of_an_update_one_lot_is_under_way(monkeypatch, bucket, lot):
-    """All its results, whose gradients are gone, and on gloo a copy of each; the new pieces of the next lot, where there is one."""
+    """All its results, whose gradients are gone; the new pieces of the next lot, where there is one."""
     program = overlapped(zero_program(1))
     graph, whole = program.graph, WIDTH * WIDTH * 8
     monkeypatch.setattr(overlap_memory, "BUCKET_BYTES", bucket)
     gathers = [i for i, n in enumerate(graph.nodes) if n.op == "comm.start_all_gather" and n.phase is Phase.UPDATE]
-    rows = bytes_over_time(graph, live_ranges(graph)), held_over_time(program), held_over_time(program, backend_copies=True)
+    rows = bytes_over_time(graph, live_ranges(graph)), held_over_time(program), held_over_time(program, on_gloo=True)
     alone, plain, copied = ([row[i] for i in gathers] for row in rows)
     following = lot * whole // 2 if lot < BLOCKS else 0
     assert len(gathers) == BLOCKS
     assert [b - a for a, b in zip(alone, plain)] == [(lot - 1) * whole + following] * BLOCKS
-    assert [b - a for a, b in zip(plain, copied)] == [lot * whole] * BLOCKS
+    assert copied == plain
 
 
 def _reduction(name, op, elements, out_elements):
@@ -239,26 +252,6 @@ def test_a_lot_of_an_update_has_parameters_of_all_shapes(monkeypatch, scattered)
     pieces = [max(lot // 2, 2 * size) if scattered else 0 for size in (1024, 16, 4096, 64)]
     meanwhile = [0, 0, 0, pieces[3] if scattered else held[3]]
     assert flights(lot) == [h + p - o + m for h, p, o, m in zip(held, pieces, own, meanwhile)], "two lots: the third begins in the first"
-
-
-def test_a_gather_that_is_done_holds_no_copy():
-    """It gets on by as much as what is computed beside it; one that takes longer than all of that runs until it is waited for."""
-    program = zero_program(3)
-    after = overlapped(program)
-    nodes = after.graph.nodes
-    starts = [i for i, n in enumerate(nodes) if n.op == "comm.start_all_gather" and n.phase is not Phase.UPDATE]
-    comm = {n.name for n in program.graph.nodes if n.op.startswith("comm.")}
-
-    def done(seconds):
-        return list_done(program, after, {n.name: seconds if n.name in comm else 1.0 for n in program.graph.nodes})
-
-    assert done(1e9) == {} and held_over_time(after, True, done(1e9)) == held_over_time(after, True)
-    soon, later = done(0.5), done(1.5)
-    assert any(later.get(i, len(nodes)) > soon[i] for i in starts if i in soon) and all(later.get(i, len(nodes)) >= soon[i] for i in soon)
-    for i in soon.keys() & set(starts):
-        assert i < soon[i] and not any(n.op == "comm.wait" and n.inputs[0] in nodes[i].outputs for n in nodes[i : soon[i]])
-    held, plain = held_over_time(after, True, soon), held_over_time(after, True)
-    assert all(a <= b for a, b in zip(held, plain)) and sum(held) < sum(plain)
 
 
 def test_new_parameters_are_gathered_while_the_next_are_updated():

@@ -131,10 +131,10 @@ def test_writing_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(format="other"), "expected format 'autopar-profile-5', found 'other'"),
+        (lambda d: d.update(format="other"), "expected format 'autopar-profile-6', found 'other'"),
         (
             lambda d: d.update(format="autopar-profile-1"),
-            "expected format 'autopar-profile-5', found 'autopar-profile-1' of an earlier autopar",
+            "expected format 'autopar-profile-6', found 'autopar-profile-1' of an earlier autopar",
         ),
         (lambda d: d.pop("comms"), "comms: expected, and not there"),
         (lambda d: d["machine"].pop("torch"), "machine.torch: expected, and not there"),
@@ -194,7 +194,7 @@ def test_a_truncated_profile_says_so(tmp_path):
     with pytest.raises(ClusterError, match=r"p\.json: not a profile: .*run `autopar profile` again"):
         load_profile(path)
     path.write_text("[]")
-    with pytest.raises(ClusterError, match="expected format 'autopar-profile-5', found 'list'"):
+    with pytest.raises(ClusterError, match="expected format 'autopar-profile-6', found 'list'"):
         load_profile(path)
     path.write_text("[" * 100_000)
     with pytest.raises(ClusterError, match=r"p\.json: not a profile: .*run `autopar profile` again"):

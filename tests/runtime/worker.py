@@ -93,7 +93,9 @@ def exchange_everything(comm):
                     comm.reduce_scatter(x, axis.name, dim, stride),
                 ]
                 if not dtype.is_complex:
-                    results += [comm.all_reduce(x, axis.name, "max"), comm.reduce_scatter(x, axis.name, dim, stride, "max")]
+                    results += [f(x, axis.name, *cut, op) for op in ("max", "min") for f, cut in ((comm.all_reduce, ()), (comm.reduce_scatter, (dim, stride)))]
+            empty = comm.slice(x[:, :, :0], axis.name, 0, 1)
+            results += [comm.all_gather(empty, axis.name, 0, 1), comm.reduce_scatter(x[:, :, :0], axis.name, 0, 1)]
             for dim, whole in ((0, x[:15]), (1, x[:, :7]), (0, x[:, 0, 0][: axis.size + 1])):  # chunks that do not divide; ranks without a part of their own
                 stride = -(-whole.shape[dim] // axis.size)
                 piece, short = comm.slice(whole, axis.name, dim, stride), stride * axis.size - whole.shape[dim]
@@ -118,6 +120,8 @@ def task_comm(*_):
         want = run_ranks(mesh, exchange_everything)[comm.rank]
         for a, b in zip(exchange_everything(comm), want, strict=True):
             assert torch.equal(a, b) and a.is_contiguous() if isinstance(a, torch.Tensor) else a == b
+            if isinstance(a, torch.Tensor) and a.dtype == torch.bool and a.numel():
+                assert a.contiguous().view(torch.uint8).max() <= 1, "neither true nor false"
         comm.barrier()
     stop_process_group()
 
