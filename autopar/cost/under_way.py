@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..graph.channels_last import list_lying
 from ..graph.graph import value_table
 from ..graph.liveness import bytes_over_time, live_ranges
 from ..graph.node import Node
@@ -17,7 +18,6 @@ from ..graph.program import OPEN, STARTS, WAIT, Program
 from ..graph.sections import Section
 from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
 from ..graph.turns import loop_span
-from ..graph.view_strides import list_strides
 from .arguments import with_arguments
 from .cpu_scratch import conv_scratch_bytes
 from .memory import scratch_bytes, waiting_bytes
@@ -42,7 +42,7 @@ def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: i
 
 def _peak(program: Program, held: Sequence[int], waiting: int, on_cpu: bool = False) -> int:
     """With the buffers of blocking collectives, the block of the loss, and what other turns hold."""
-    values, strides, span = value_table(program.graph), list_strides(program.graph) if on_cpu else {}, loop_span(program.graph)
+    values, strides, span = value_table(program.graph), list_lying(program.graph) if on_cpu else {}, loop_span(program.graph)
     return max(
         size + _scratch(program, node, values, strides, on_cpu) + (waiting if span is not None and span[0] <= i <= span[1] else 0)
         for i, (size, node) in enumerate(zip(held, program.graph.nodes))

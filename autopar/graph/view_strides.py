@@ -7,11 +7,12 @@ heads share, weights that meet each sample of a batch) has one element in many p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .graph import Graph, value_table
 from .kept import kept, kept_table
 from .node import Node, get_arg, packet_of
+from .tensor import Value
 
 Strides = tuple[int, ...]
 
@@ -47,15 +48,30 @@ def find_copied(graph: Graph) -> frozenset[str]:
 @kept_table
 def list_strides(graph: Graph) -> dict[str, Strides]:
     """The strides of views, where they need no copy and what they view lies row by row, or is such a view."""
+    return follow_strides(graph, lambda *_: {})
+
+
+def follow_strides(graph: Graph, made: Callable[[Node, Mapping[str, Value], Callable[[str], Strides]], Mapping[str, Strides]]) -> dict[str, Strides]:
+    """The strides of views, where they need no copy.
+
+    Args:
+        made: (a node that is no view, all values, the strides of what it reads) -> the strides of what it leaves otherwise than row by row.
+    """
     values = value_table(graph)
     found: dict[str, Strides] = {}
+
+    def of(name: str) -> Strides:
+        return found.get(name) or packed(values[name].shape)
+
     for node in graph.nodes:
         packet = packet_of(node.op)
-        if packet in VIEWS:
-            (first, *_), (out,) = node.inputs, node.outputs
-            strides = view_strides(node, packet.partition(".")[2], found.get(first) or packed(values[first].shape), values[first].shape, values[out].shape)
-            if strides is not None:
-                found[out] = strides
+        if packet not in VIEWS:
+            found |= made(node, values, of)
+            continue
+        (first, *_), (out,) = node.inputs, node.outputs
+        strides = view_strides(node, packet.partition(".")[2], of(first), values[first].shape, values[out].shape)
+        if strides is not None:
+            found[out] = strides
     return found
 
 

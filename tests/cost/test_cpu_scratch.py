@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import pytest
 
+from autopar.cost import cpu_scratch
 from autopar.cost.cpu_scratch import conv_scratch_bytes
 from autopar.graph.node import Node, Phase, Ref
 from autopar.graph.tensor import Kind, Value, num_elements
 
 MIB = 2**20
+AVX2, AVX512 = False, True
 BOTH, WEIGHTS, INPUTS = (True, True, False), (False, True, False), (True, False, False)
+
+
+@pytest.fixture(autouse=True)
+def processor(monkeypatch, request):
+    """One with AVX2, or what a test asks for."""
+    wide = request.node.callspec.params.get("wide", AVX2) if hasattr(request.node, "callspec") else AVX2
+    monkeypatch.setattr(cpu_scratch, "processor_has", lambda feature: wide and feature == "avx512f")
 
 
 def scratch(samples, channels, out, size, window, stride=1, groups=1, dilation=1, mask=None, dtype="float32", transposed=False, strides=None):
     """MiB of one convolution that keeps the size but for its stride; of its gradients with a mask; `strides` of what is a view."""
     dims = len(size)
-    shapes = {"x": (samples, channels, *size), "w": (out, channels // groups, *[window] * dims), "y": (samples, out, *(-(-n // stride) for n in size))}
+    shapes = {"x": (samples, channels, *size), "w": (out, channels // groups, *[window] * dims), "y": (samples, out, *((n + 2 * (dilation * (window // 2)) - dilation * (window - 1) - 1) // stride + 1 for n in size))}
     if transposed:
         shapes |= {"w": (channels, out, *[window] * dims), "y": (samples, out, *(n * stride for n in size))}
     values = {name: Value(name, name, 0, shape, dtype, Kind.ACTIVATION) for name, shape in shapes.items()}
-    numbers = tuple((key, (n,) * dims) for key, n in (("stride", stride), ("padding", dilation * (window // 2)), ("dilation", dilation)))
+    padding = 0 if transposed and stride > 1 else dilation * (window // 2)
+    numbers = tuple((key, (n,) * dims) for key, n in (("stride", stride), ("padding", padding), ("dilation", dilation)))
     if mask is None:
         node = Node("conv", "aten.convolution.default", ("x", "w"), (("input", Ref(0)), ("weight", Ref(1)), *numbers, ("transposed", transposed), ("groups", groups)), ("y",), Phase.FORWARD)
     else:
@@ -40,9 +50,9 @@ def scratch(samples, channels, out, size, window, stride=1, groups=1, dilation=1
         ((17, 64, 64, (16, 16), 1), 1.08, 2.12),
         ((8, 64, 64, (64, 64), 3, 1, 64), 8.00, 16.00),
         ((8, 64, 64, (64, 64), 3, 1, 4), 8.04, 16.00),
-        ((8, 30, 33, (63, 61), 3), 3.87, 7.4),
+        ((8, 30, 33, (63, 61), 3), 4.69, 8.45),
         ((8, 32, 32, (64, 64), 3, 1, 1, 2), 4.04, 4.64),
-        ((16, 4, 32, (84, 84), 8, 4), 1.75, 4.42),
+        ((16, 4, 32, (84, 84), 8, 4), 0.945, 4.42),
         ((16, 64, 128, (48, 48), 1, 2), 9.17, 17.97),
         ((2, 16, 16, (32, 32, 32), 3), 4.03, 4.00),
         ((2, 16, 32, (32, 32, 32), 3, 2), 4.05, 7.95),
@@ -58,6 +68,51 @@ def scratch(samples, channels, out, size, window, stride=1, groups=1, dilation=1
 def test_as_measured(sizes, forward, backward):
     assert scratch(*sizes) == pytest.approx(forward, rel=0.04)
     assert scratch(*sizes, mask=BOTH) == pytest.approx(backward, rel=0.14)
+
+
+@pytest.mark.parametrize("wide", [AVX512])
+@pytest.mark.parametrize(
+    "sizes, forward, both, weights, inputs",
+    [
+        ((8, 16, 32, (64, 64), 3), 4.0, 6.0, 6.0, 4.018),
+        ((8, 3, 32, (64, 64), 3), 4.0, 5.639, 4.0, 5.643),
+        ((8, 32, 64, (64, 64), 3, 2), 4.07, 7.93, 6.0, 8.0),
+        ((17, 64, 64, (16, 16), 1), 1.078, 2.125, 2.125, 1.078),
+        ((8, 64, 64, (64, 64), 3, 1, 4), 8.035, 16.0, 16.0, 8.035),
+        ((8, 30, 33, (63, 61), 3), 5.629, 9.401, 9.401, 5.917),
+        ((8, 32, 32, (64, 64), 3, 1, 1, 2), 4.035, 8.0, 8.0, 4.035),
+        ((2, 16, 16, (32, 32, 32), 3), 4.026, 8.0, 8.0, 4.026),
+        ((2, 16, 32, (32, 32, 32), 3, 2), 4.053, 7.947, 5.0, 8.0),
+        ((1, 16, 16, (32, 32, 32), 3), 54.0, 54.0, 54.0, 54.0),
+        ((1, 8, 16, (96, 96), 3), 0.562, 0.848, 0.844, 0.853),
+        ((8, 64, 64, (32, 32), 7, 1, 64), 2.012, 2.0, 0.24, 2.012),
+        ((8, 64, 64, (32, 32), 3, 1, 64), 2.002, 4.0, 4.0, 2.002),
+        ((8, 64, 64, (32, 32), 3, 2, 64), 2.002, 2.5, 2.5, 2.0),
+        ((8, 40, 40, (16, 16), 7, 1, 40), 0.446, 0.439, 0.078, 0.446),
+        ((8, 20, 20, (32, 32), 3), 1.41, 2.021, 2.021, 1.41),
+        ((4, 12, 32, (32, 32), 3), 0.5, 0.754, 0.754, 0.58),
+        ((8, 8, 8, (16, 16), 3), 0.125, 0.194, 0.125, 0.196),
+        ((2, 8, 16, (16, 16, 16), 3), 0.5, 0.763, 0.264, 0.776),
+        ((8, 32, 32, (32, 32), 3, 1, 8), 1.004, 1.0, 0.158, 1.004),
+        ((8, 64, 64, (256,), 3, 1, 64), 0.501, 1.0, 1.0, 0.501),
+    ],
+)
+def test_as_measured_with_avx512(wide, sizes, forward, both, weights, inputs):
+    assert [scratch(*sizes, mask=mask) for mask in (None, BOTH, WEIGHTS, INPUTS)] == pytest.approx([forward, both, weights, inputs], rel=0.06)
+
+
+@pytest.mark.parametrize(
+    "wide, gradient, window, backward",
+    [
+        (AVX512, "last", 7, 3.074), (AVX512, "row", 7, 5.074), (AVX512, "last", 3, 0.004), (AVX512, "row", 3, 2.004),
+        (AVX2, "last", 7, 0.778), (AVX2, "row", 7, 2.778), (AVX2, "row", 3, 2.004),
+    ],
+)  # fmt: skip
+def test_channels_last_is_taken_so(wide, gradient, window, backward):
+    """As measured, but for copies of the weight; forward 0.012."""
+    last, row = (64 * 1024, 1, 32 * 64, 64), (64 * 1024, 1024, 32, 1)
+    assert scratch(8, 64, 64, (32, 32), window, groups=64, strides={"x": last}) == 0.0
+    assert scratch(8, 64, 64, (32, 32), window, groups=64, mask=BOTH, strides={"x": last, "y": last if gradient == "last" else row}) == pytest.approx(backward, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +132,8 @@ def test_a_part_of_a_concatenation_is_copied_but_of_one_sample(samples, strided)
 
 
 def test_one_gradient_alone():
+    assert scratch(8, 16, 3, (8, 8, 8), 1, mask=WEIGHTS) == 0.0 and scratch(8, 16, 3, (8, 8, 8), 1) == 0.0
+    assert [MIB * scratch(8, 16, 3, (8, 8, 8), 1, mask=mask) for mask in (INPUTS, BOTH)] == [262144, 261952], "as measured"
     assert scratch(8, 32, 32, (64, 64), 3, mask=WEIGHTS) == pytest.approx(8.00, rel=0.01)
     assert scratch(8, 32, 32, (64, 64), 3, mask=INPUTS) == pytest.approx(4.04, rel=0.01)
 
