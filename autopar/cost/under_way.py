@@ -1,4 +1,4 @@
-"""Under way: what a program holds beside its plan's peak, because its collectives start early, its ops run in kernels, and on a CPU reductions, the loss and convolutions work on copies.
+"""Under way: what a program holds beside its plan's peak, because its collectives start early, its ops run in kernels, and on a CPU reductions, matmuls, the loss and convolutions work on copies.
 
 In: a program as it was partitioned, its sections, the room that its device has left. Out: bytes. The plan's own law (`cost.memory`) knows the program before collectives are
 started ahead, and op by op; the emitted one holds what is under way, too (`graph.overlap_memory`), as far as there is room, and what its kernels are given (`cost.arguments`). On a CPU the loss works on a block of logits at a time (`runtime.vocabulary`);
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..graph.channels_last import list_lying
+from ..graph.cpu_matmul import rows_scratch_bytes
 from ..graph.graph import value_table
 from ..graph.liveness import bytes_over_time, live_ranges
-from ..graph.node import Node
+from ..graph.node import Node, get_arg
 from ..graph.overlap_memory import held_over_time, overlap_within
-from ..graph.program import OPEN, STARTS, WAIT, Program
+from ..graph.program import MAKES, OPEN, STARTS, WAIT, WRITES, Program
 from ..graph.sections import Section
 from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
 from ..graph.turns import loop_span
@@ -56,6 +57,10 @@ def _scratch(program: Program, node: Node, values: dict[str, Value], strides: Ma
         if DTYPE_BYTES[logits.dtype] < 4:  # widened, and the softmax of it
             return 2 * block
         return block if node.op == "autopar.sum_exp" else 0  # a gradient is made where it stays
+    if on_cpu and node.op in (MAKES, WRITES):
+        grad, read = (values[name] for name in node.inputs[:2])
+        rows, cols = (read, grad) if get_arg(node, "transposed") else (grad, read)
+        return rows_scratch_bytes(grad.dtype, num_elements(grad.shape[:-1]), rows.shape[-1], cols.shape[-1], node.op == WRITES)
     if on_cpu and (held := conv_scratch_bytes(node, values, strides)):
         return held
     return 0 if node.op in (*STARTS, WAIT, OPEN) else scratch_bytes(program, node, values)

@@ -95,7 +95,7 @@ def _flights(program: Program, on_gloo: bool) -> list[tuple[int, int, int]]:
         elif node.op == "comm.start_all_reduce":
             found += _reduce_flight(graph, values, makers, i, on_gloo)
         else:
-            until = alone.get(get_arg(node, "axis"), len(graph.nodes))
+            until = alone.get(get_arg(node, "axis"), len(graph.nodes)) - 1  # the next one finishes it before it packs
             for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], node.op == "comm.start_all_gather", on_gloo):
                 unpacked = len(places) == 1 and _is_outermost(program.mesh, node, values, places[0])
                 if node.op == "comm.start_all_gather":

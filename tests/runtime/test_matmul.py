@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from autopar.graph import cpu_matmul, machine  # noqa: E402
 from autopar.runtime.ops import accumulate_weight_grad, linear, linear_input_grad, linear_weight_grad, linear_weight_grad_into  # noqa: E402
+from autopar.runtime.peak import measure_cpu_peak  # noqa: E402
 from autopar.runtime.pending import Bucket  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -46,6 +47,28 @@ def draw(rng, *shape):
     if kind == "swapped":
         return torch.randn(shape[::-1]).permute(*reversed(range(len(shape))))
     return torch.randn(1, *shape[1:]).expand(shape) if kind == "expanded" else torch.randn(shape)
+
+
+@pytest.mark.parametrize("sizes", [(256, 512, 128), (512, 384, 384), (512, 1536, 384), (300, 200, 1000), (4096, 256, 256), (8192, 96, 384), (64, 1024, 1024), (1024, 96, 384), (16, 8, 8)])
+@pytest.mark.parametrize("given", [False, True])
+@torch.no_grad()
+def test_what_a_gradient_by_onednn_holds(monkeypatch, sizes, given):
+    """But for buffers of oneDNN's own, up to 65 KiB where they were measured."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(cpu_matmul, "processor_maker", lambda: "AuthenticAMD")
+    monkeypatch.setattr(cpu_matmul, "processor_has", lambda feature: True)
+    rows, inner, cols = sizes
+    left, right, out = torch.randn(rows, inner), torch.randn(rows, cols), torch.empty(inner, cols) if given else None
+
+    def run():
+        return cpu_matmul.multiply_rows(torch, left, right, out)
+
+    run()
+    made, peak = measure_cpu_peak(run)
+    held, told = peak - (0 if given else made.nbytes), cpu_matmul.rows_scratch_bytes("float32", *sizes, given)
+    assert told <= held + 4096 and held <= told + (1 << 17), (told, held)
+    assert (told > 0) == (sizes != (16, 8, 8))
 
 
 @pytest.mark.parametrize("seed", range(4))
