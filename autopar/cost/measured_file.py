@@ -3,7 +3,7 @@
 In: a cluster, this machine, where profiles are kept. Out: rows, or None where there are none. A profile in which no op was measured is an error: all of its prices would be
 assumptions. What is missing beyond that is said, a line each, for what was not measured is priced by formula.
 
-    cpu   this machine's profile prices ops and collectives
+    cpu   this machine's profile prices ops and collectives; one of an earlier autopar's format that nobody asked for is left aside, which is said
     GPUs  the profile of such a GPU gives their level (`calibrated`): the one that was asked for, a file or the name of a device in the package (`data/profile-*.json`); else the
           one that `autopar profile` left in the cache
 """
@@ -19,7 +19,7 @@ from ..errors import ClusterError
 from ..graph.machine import Machine
 from .device_rates import find_device_rates
 from .rows import ProfileRows, missing_kinds
-from .rows_file import load_profile, machine_difference
+from .rows_file import is_earlier, load_profile, machine_difference
 
 _AGAIN = "run `autopar profile` again"
 _DATA = Path(__file__).parent / "data"
@@ -38,6 +38,9 @@ def find_measured(cluster: Cluster, asked: str | None, path: str | os.PathLike[s
     if device.kind == "cpu":
         if asked is not None and not os.path.isfile(asked):
             raise ClusterError(f"measured: expected a file that `autopar profile` wrote on this machine, found {asked!r}")
+        if asked is None and is_earlier(path):
+            say(f"{os.fspath(path)}: not used: of an earlier autopar; {_AGAIN}, or delete the file")
+            return None
         return load_measured(path if asked is None else asked, here, say)
     found = _packaged_or_file(asked) if asked is not None else _cached(device.name, Path(path).parent)
     rows = load_profile(found) if found is not None else None

@@ -58,6 +58,16 @@ def encode_row(row: OpRow | CommRow) -> str:
     return json.dumps({name: value for name, value in asdict(row).items() if value not in ("", None)}, allow_nan=False)
 
 
+def is_earlier(path: str | os.PathLike[str]) -> bool:
+    """Whether an earlier autopar wrote the file, in a format that is no longer read."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            data = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and data.get("format") in _EARLIER
+
+
 def load_profile(path: str | os.PathLike[str], machine: Machine | None = None) -> ProfileRows | None:
     """The rows of a file; None where there is no such file.
 
@@ -72,8 +82,10 @@ def load_profile(path: str | os.PathLike[str], machine: Machine | None = None) -
             data = json.load(file)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
         raise ClusterError(f"{path}: not a profile: {error}; {_AGAIN}") from None
+    except (ValueError, RecursionError) as error:
+        raise ClusterError(f"{path}: not a profile: cut short or damaged ({error}); {_AGAIN}") from None
     try:
         rows = _parse_rows(data)
     except (TypeError, ValueError) as error:

@@ -96,6 +96,11 @@ def copy_for_backward(graph: Graph, chosen: set[int]) -> Graph:
     return _Builder(graph, chosen, REMADE).build().graph
 
 
+def is_copy(node: Node) -> bool:
+    """Whether a node is what a plan has run again."""
+    return node.phase is Phase.BACKWARD and node.name.endswith(AGAIN)
+
+
 def recomputed_names(found: Recomputed) -> tuple[str, ...]:
     """The nodes that got a copy, views aside, in graph order."""
     copied = set(found.original.values())

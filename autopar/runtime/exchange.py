@@ -1,10 +1,10 @@
 """Gathers and reduce-scatters on a CPU, where gloo's own copy what they read or make and take longer.
 
-In: flat tensors, a process group of gloo's. Out: what is to be waited for. Times are of torch 2.13, float32 and (of reduce-scatters) bfloat16, 2 and 4 ranks on 2 cores of a Zen 5:
+In: flat tensors, a process group of gloo's. Out: what is to be waited for. Times are of torch 2.13, float32 and (of reduce-scatters) bfloat16, 2 to 4 ranks on 2 cores of a Zen 5, nothing beside them:
 
-    gather           each rank broadcasts its piece into its place; gloo's all-gather makes a copy of the result first. 0.45 to 0.85 of its time from 16 KiB to 16 MiB
+    gather           each rank broadcasts its piece into its place; gloo's all-gather makes a copy of the result first. 0.56 to 0.97 of its time from 4 KiB to 16 MiB, and 1.48 in one of 21 sizes
     reduce_scatter   pieces are exchanged, and each rank reduces those that it was sent. gloo has none (2.11 to 2.13): it copies what it reads, all-reduces the copy, which brings to each rank
-                     twice what it needs, and leaves it to a thread of its own, which lets go of it when it next runs. 0.17 to 0.68 of its time. As much memory is held, all of it ours
+                     twice what it needs, and leaves it to a thread of its own, which lets go of it when it next runs. 0.17 to 0.74 of its time. As much memory is held, all of it ours
                      to give back; sums are taken in the order of the ranks, of halves in float32
 """
 

@@ -89,7 +89,7 @@ def build_staged_answer(
     return Plan(
         plans[0].format, model_info, cluster, join_assignments(staged), len(plans),
         (*_join_labels(told), ("pipeline", (_label(staged),))), f"{_sentence(staged)}{_tell_stages(told)}", staged.layout.num_microbatches, print_schedule(staged.layout),
-        _join_costs([p.cost for p in plans], staged, model_info, cluster), certificate,
+        _join_costs([p.cost for p in plans], staged), certificate,
         tuple(replace(t, stage=s) for s, p in enumerate(plans) for t in p.tensors),
         _join_params(plans),
         tuple(n for p in plans for n in p.nodes), tuple(c for p in plans for c in p.comms), tuple(r for p in plans for r in p.repeats),
@@ -195,7 +195,7 @@ def _join_params(plans: Sequence[Plan]) -> tuple[ParamPlan, ...]:
     return tuple(found.values())
 
 
-def _join_costs(costs: Sequence[Cost], staged: Staged, model: ModelInfo, cluster: ClusterInfo) -> Cost:
+def _join_costs(costs: Sequence[Cost], staged: Staged) -> Cost:
     count = len(costs)
     top = max(costs, key=lambda c: c.peak_bytes[0])
     compute, comm = sum(c.compute_s for c in costs) / count, sum(c.exposed_comm_s for c in costs) / count
@@ -213,7 +213,7 @@ def _join_costs(costs: Sequence[Cost], staged: Staged, model: ModelInfo, cluster
         under_way_bytes=tuple(c.under_way_bytes[0] for c in costs),
         flops=flops,
         tokens_per_s=tokens / staged.step_s if tokens else None,
-        mfu=flops / (staged.step_s * cluster.peak_flops * cluster.num_devices),
+        mfu=sum(c.mfu * c.step_s for c in costs if c.mfu) / (count * staged.step_s) if any(c.mfu for c in costs) else None,
         holders=top.holders,
         moments=top.moments,
         relative_error=least_known.relative_error,

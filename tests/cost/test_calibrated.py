@@ -101,5 +101,17 @@ def test_a_cluster_finds_its_profile(tmp_path):
     with pytest.raises(ClusterError, match="expected a file that `autopar profile` wrote on this machine, found 'H100-80GB'"):
         find("H100-80GB", parse_cluster("cpu:2"))
     kept.write_text(kept.read_text()[:500])
-    with pytest.raises(ClusterError, match="not a profile"):
+    with pytest.raises(ClusterError, match=r"not a profile: cut short or damaged \("):
         find()
+
+
+def test_a_profile_of_an_earlier_autopar_is_left_aside_but_not_where_it_is_asked_for(tmp_path):
+    said, cpu, cluster = [], tmp_path / "profile-cpu.json", parse_cluster("cpu:2")
+    cpu.write_text('{"format": "autopar-profile-5"}')
+    assert find_measured(cluster, None, cpu, machine_here(), said.append) is None
+    assert said == [f"{cpu}: not used: of an earlier autopar; run `autopar profile` again, or delete the file"]
+    with pytest.raises(ClusterError, match="'autopar-profile-5' of an earlier autopar"):
+        find_measured(cluster, str(cpu), cpu, machine_here(), said.append)
+    cpu.write_text('{"format": "autopar-profile-99"}')
+    with pytest.raises(ClusterError, match="found 'autopar-profile-99'"):
+        find_measured(cluster, None, cpu, machine_here(), said.append)

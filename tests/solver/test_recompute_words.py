@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+import autopar  # noqa: E402
 from autopar import Workload  # noqa: E402
+from autopar.api import plan_workload  # noqa: E402
 from autopar.cluster import parse_cluster  # noqa: E402
 from autopar.constraints import constrain, parse_fix  # noqa: E402
 from autopar.cost.estimate import estimate_program  # noqa: E402
@@ -157,3 +159,17 @@ def test_the_prices_of_clusters_that_are_made_again_in_part(recompute, model):
     assert evaluate_seconds(problem, tuple(decisions)) == pytest.approx(step_s, rel=1e-9)
     judged, true = int(held_bytes(problem, tuple(decisions)).max()), estimate_memory(program, 0).peak_bytes
     assert judged == pytest.approx(true, rel=0.02)
+
+
+@pytest.mark.parametrize("fix", ["dp=2,pp=1", "pp=2,microbatches=2,schedule=1f1b"])
+def test_what_is_run_again_is_in_no_mfu(fix, tmp_path):
+    """In stages, too: a share of what the devices do at their peak in the dtype that is busiest."""
+
+    def useful(again):
+        workload = Workload(Stack(), (torch.randn(TURNS * BATCH, TOKENS, WIDTH),), (), lambda y: y.float().sum(), torch.optim.SGD)
+        options = autopar.Options(constraints=parse_fix(f"{fix},recompute={again}"), precision="bf16")
+        cost = plan_workload(workload, "1x2xA100-80GB", options, rows_path=tmp_path / "none.json", cache_path=None).plan.cost
+        return cost.mfu * cost.step_s * 312e12 * 2, cost.flops
+
+    (plain, run), (full, more) = useful("none"), useful("full")
+    assert plain == pytest.approx(run, rel=1e-9) and full == pytest.approx(plain, rel=1e-9) and more > 1.1 * run
