@@ -13,7 +13,7 @@ from ..graph.channels_last import list_lying
 from ..graph.cpu_matmul import rows_scratch_bytes
 from ..graph.graph import value_table
 from ..graph.liveness import bytes_over_time, live_ranges
-from ..graph.node import Node, get_arg
+from ..graph.node import Node, get_arg, packet_of
 from ..graph.overlap_memory import held_over_time, overlap_within
 from ..graph.program import MAKES, OPEN, STARTS, WAIT, WRITES, Program
 from ..graph.sections import Section
@@ -23,6 +23,7 @@ from .arguments import with_arguments
 from .cpu_scratch import conv_scratch_bytes
 from .memory import scratch_bytes, waiting_bytes
 
+_PROMOTE = frozenset(("aten.add", "aten.sub", "aten.mul", "aten.div"))  # on a CPU an operand of another dtype than the result is cast first, whole (TensorIterator::build)
 _LOGITS = {"autopar.sum_exp": 0, "autopar.cross_entropy_backward": 1}  # place of the logits among the inputs
 
 
@@ -57,6 +58,9 @@ def _scratch(program: Program, node: Node, values: dict[str, Value], strides: Ma
         if DTYPE_BYTES[logits.dtype] < 4:  # widened, and the softmax of it
             return 2 * block
         return block if node.op == "autopar.sum_exp" else 0  # a gradient is made where it stays
+    if on_cpu and packet_of(node.op) in _PROMOTE:
+        made = values[node.outputs[0]]
+        return sum(num_elements(values[name].shape) * DTYPE_BYTES[made.dtype] for name in set(node.inputs) if values[name].dtype != made.dtype)
     if on_cpu and node.op in (MAKES, WRITES):
         grad, read = (values[name] for name in node.inputs[:2])
         rows, cols = (read, grad) if get_arg(node, "transposed") else (grad, read)

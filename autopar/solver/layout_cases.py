@@ -86,7 +86,7 @@ class LayoutCases:
         except MicrobatchError as error:
             return str(error)
         if not list_units(case.graph):
-            return f"{whole.graph.name}: what reads a parameter does not depend on the batch, so all of it runs before the microbatches"
+            return f"{whole.graph.name}: what reads a parameter does not depend on the batch, so all of it runs before the microbatches: leave them out"
         roles = self.roles(case)
         units = find_units(case, roles)
         homes = unit_homes(case.graph, self.constraints)

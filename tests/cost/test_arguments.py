@@ -106,6 +106,32 @@ class Shared(torch.nn.Module):
         return x + self.out(found.transpose(1, 2).reshape(batch, length, 64))
 
 
+class Masked(torch.nn.Module):
+    """A mask of booleans, which plain torch casts before it multiplies."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.arange(512 * 512).view(512, 512) % 3 > 0)
+        self.scale = torch.nn.Parameter(torch.ones(512))
+
+    def forward(self, x):
+        return ((x * self.scale).cumsum(1) * self.mask).cumsum(1)
+
+
+class Pictures(torch.nn.Module):
+    """Few channels, a window for each channel between norms over channels, a stride and its way back."""
+
+    def __init__(self):
+        super().__init__()
+        self.into, self.each, self.norm = torch.nn.Conv2d(6, 20, 3, padding=1), torch.nn.Conv2d(20, 20, 7, padding=3, groups=20), torch.nn.LayerNorm(20)
+        self.down, self.up, self.out = torch.nn.Conv2d(20, 24, 3, 2, 1), torch.nn.ConvTranspose2d(24, 12, 2, 2), torch.nn.Conv2d(12, 6, 1)
+
+    def forward(self, x):
+        y = self.norm(self.into(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        y = y + torch.nn.functional.gelu(self.each(y))
+        return self.out(torch.relu(self.up(torch.relu(self.down(y)))))
+
+
 def workload(model, shape):
     x = torch.randn(*shape)
     return Workload(model, (x,), (torch.randn(*shape),), squares, SGD)
@@ -117,6 +143,8 @@ CASES = {
     "edges": lambda: workload(Edges(), (256, 32)),
     "shared": lambda: workload(torch.nn.Sequential(*(Shared() for _ in range(4))), (64, 8, 64)),
     "codes": lambda: workload(Codes(), (2048, 32)),
+    "masked": lambda: workload(Masked(), (512, 512)),
+    "pictures": lambda: workload(Pictures(), (8, 6, 32, 32)),
 }
 
 
