@@ -15,7 +15,7 @@ oneDNN works on copies whose channels lie in blocks of 16, with AVX2 of 8, fille
     8 x 64 x 32 x 32 depthwise, 7 x 7                        2.01, 2.01, 0.24;                               the same
 
 A transposed convolution is one whose x and y have changed places. An operand that does not lie row by row is copied first (of the gradient of one part of a concatenation, torch's own kernel, too); but what lies channels last is taken
-so, and hardly anything is held but for gradients of depthwise windows above 3, as many for each channel as a block has squared. One sample of a volume, small pictures one at a time, and other dtypes are torch's own: every window of x laid out, 27 times x
+so, and one to three copies of the weight are held, but for gradients of depthwise windows above 3, as many for each channel as a block has squared (by AVX2, of pictures narrower than the window, a matmul as above). One sample of a volume, small pictures one at a time, and other dtypes are torch's own: every window of x laid out, 27 times x
 for 3 x 3 x 3 (of a transposed one, of y). Other processors' kernels may want other layouts; nobody measured them.
 """
 
@@ -49,8 +49,9 @@ def conv_scratch_bytes(node: Node, values: Mapping[str, Value], strides: Mapping
     if node.op not in (_FORWARD, _BACKWARD):
         return 0
     conv = _read(node, values)
-    if conv.by_onednn() and _lies_last(conv.x, strides):
-        return _last_bytes(conv, strides)
+    if _lies_last(conv.x, strides):
+        turned = 0 if conv.mask is None or _lies_last(conv.y, strides) else size_bytes(conv.y)
+        return turned + (_last_bytes(conv) if conv.by_onednn() else _plain_bytes(conv))
     copied = sum(size_bytes(values[name]) for name in set(node.inputs) & strides.keys() if not alike(shape := values[name].shape, strides[name], packed(shape)))
     return copied + (_blocked_bytes(conv) if conv.by_onednn() else _plain_bytes(conv))
 
@@ -119,12 +120,13 @@ def _lies_last(value: Value, strides: Mapping[str, Sequence[int]]) -> bool:
     return value.name in strides and lies_last(value.shape, strides[value.name])
 
 
-def _last_bytes(conv: _Conv, strides: Mapping[str, Sequence[int]]) -> int:
-    """Of an x that lies channels last."""
-    if conv.mask is None:
-        return 0
-    wide = conv.depthwise and max(conv.window) > 3 and conv.mask[1]
-    return (0 if _lies_last(conv.y, strides) else size_bytes(conv.y)) + (_block() ** 2 * size_bytes(conv.weight) if wide else 0)
+def _last_bytes(conv: _Conv) -> int:
+    """By oneDNN, of operands that lie channels last: copies of the weight, mostly."""
+    if conv.mask is None or not conv.mask[1] or not conv.depthwise or max(conv.window) <= 3:
+        copies = (1 if conv.mask is None else 2) if conv.depthwise else (2 if conv.mask is None else 3)
+        return 0 if prod(conv.window) == 1 else copies * size_bytes(conv.weight)
+    narrow = _block() == _CHANNELS_AVX2 and min(conv.x.shape[2:]) < max(conv.window)
+    return _laid_out(conv) if narrow else (_block() ** 2 + 1) * size_bytes(conv.weight)
 
 
 def _plain_bytes(conv: _Conv) -> int:
@@ -170,11 +172,16 @@ def _of_weight(conv: _Conv) -> int:
     by_avx2 = _block() == _CHANNELS_AVX2 or (_AS_THEY_LIE < channels < _block() and not pointwise and not conv.depthwise)
     odd = conv.groups > 1 and (max(conv.window) > 3 if conv.depthwise else channels // conv.groups % _CHANNELS_AVX2 != 0)
     if odd or (by_avx2 and not pointwise and (conv.spreads or (len(conv.window) == 3 and any(conv.padding)))):
-        rows = channels // conv.groups * prod(conv.window) * prod(y.shape[2:][-2:]) * DTYPE_BYTES[x.dtype]
-        return rows + _COPIES * weight
+        return _laid_out(conv)
     block = _CHANNELS_AVX2 if by_avx2 else _block()
     as_it_lies = channels <= _AS_THEY_LIE and conv.groups == 1 and (block > _CHANNELS_AVX2 or channels == _AS_THEY_LIE)
     return (0 if as_it_lies else _filled(x, block)) + _filled(y, block) + _weight_bytes(conv, block, as_it_lies) - weight
+
+
+def _laid_out(conv: _Conv) -> int:
+    """Every window of one image of a group, or of one slice of its volume, and what the weight's gradient is added up in."""
+    x, y = conv.straight
+    return x.shape[1] // conv.groups * prod(conv.window) * prod(y.shape[2:][-2:]) * DTYPE_BYTES[x.dtype] + _COPIES * size_bytes(conv.weight)
 
 
 def _filled(value: Value, block: int) -> int:
