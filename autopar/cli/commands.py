@@ -238,8 +238,7 @@ def simulate_step(
         workload, source = load_asked(asked)
         plan = plan_workload(workload, found, options, source=source, report=say, price_only=names_layout(options.constraints)).plan
     simulation = simulate_plan(plan)
-    if trace is not None:
-        save_trace(simulation, plan.model.name, trace)
+    left_out = "" if trace is None else save_trace(simulation, plan.model.name, trace)
     from ..cost.against import compare_run
     from ..view.against_terminal import comparison_to_json, print_comparison
 
@@ -253,6 +252,8 @@ def simulate_step(
         if trace is not None:
             console.print()
             console.print(f"wrote {trace}; open it at ui.perfetto.dev or chrome://tracing", soft_wrap=True, markup=False)
+            if left_out:
+                console.print(left_out, soft_wrap=True, markup=False)
 
     extra = {} if compared is None else {"against": comparison_to_json(compared)}
     return Outcome(lambda: {**simulation_to_json(plan, simulation), **extra}, show)

@@ -55,7 +55,7 @@ def _suggest(text: str) -> str:
     close = difflib.get_close_matches(text.lower(), [k.lower() for k in known], n=1, cutoff=0.6)
     name = next((k for k in known if close and k.lower() == close[0]), "")
     if name in machines:
-        return f"; did you mean 2x{name}?"
+        return f"; did you mean 1x{name} (one such machine)?"
     return f"; did you mean {name}:4?" if name == "cpu" else f"; did you mean 8x{name}?" if name else ""
 
 

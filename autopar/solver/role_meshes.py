@@ -170,7 +170,8 @@ def _why_none(degrees: Mapping[str, int], needed: Sequence[str], ranks: int, res
             fits.append((sum(abs(log(d / large[role])) for role, d in own.items()), own))
     fits.sort(key=lambda item: item[0])
     shown = "; ".join(_print(own).replace(", ", ",") for _, own in fits[:_MOST_SHOWN])
-    cure = f"what fits: {shown}; or leave one of them out" if shown else "leave one of them out"
+    leave = "leave it out" if len(degrees) + len(needed) == 1 else "leave one of them out"
+    cure = f"what fits: {shown}; or {leave}" if shown else leave
     wrong = f"{'make' if len(large) + len(needed) > 1 else 'makes'} {total} ranks, the cluster has {ranks}"
     if total < ranks and not free:
         wrong += ", and no other role may take the rest"

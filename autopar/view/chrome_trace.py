@@ -91,6 +91,14 @@ def _event(name: str, category: str, stage: int, row: int, start_s: float, end_s
     return {"ph": "X", "name": name, "cat": category, "pid": stage, "tid": row, "ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
 
 
-def save_trace(simulation: Simulation, name: str, path: str | Path) -> None:
-    """Write the document, whole or not at all."""
-    write_page(json.dumps(trace_events(simulation, name)), path, "--trace")
+def save_trace(simulation: Simulation, name: str, path: str | Path) -> str:
+    """Write the document, whole or not at all.
+
+    Returns:
+        what was left out; "" where nothing was.
+    """
+    document = trace_events(simulation, name)
+    write_page(json.dumps(document), path, "--trace")
+    other = document["otherData"]
+    drawn, count = other["actions_drawn_in_pieces"], other["actions"]
+    return f"{drawn} of {count:,} actions are drawn with what runs in them, the first of each kind on each stage; the others as one bar" if drawn < count else ""

@@ -73,6 +73,7 @@ def simulation_to_json(plan: Plan, found: Simulation) -> Json:
         "relative_error": plan.cost.relative_error,
         "error_source": plan.cost.error_source,
         "tokens_per_s": plan.cost.tokens_per_s * found.planned_s / found.step_s if plan.cost.tokens_per_s else None,
+        "mfu": plan.cost.mfu * found.planned_s / found.step_s if plan.cost.mfu else None,
         "num_stages": plan.num_stages,
         "num_microbatches": plan.num_microbatches,
         "schedule": plan.schedule,

@@ -8,6 +8,7 @@ import pytest
 from autopar.cost.simulate import PHASES, list_ran, simulate_plan
 from autopar.cost.streams import Role
 from autopar.graph.node import Phase
+from autopar.view import chrome_trace
 from autopar.view.chrome_trace import save_trace, trace_events
 from autopar.view.lines import print_text
 from autopar.view.simulation_terminal import print_simulation, simulation_to_json
@@ -80,7 +81,7 @@ def test_memory_over_time_reaches_the_peak_that_is_printed(words):
 def test_the_trace_has_every_action_in_its_place(tmp_path):
     plan = make_staged_plan("cpu:4", **ASKED[0])
     found = simulate_plan(plan)
-    save_trace(found, "blocks", tmp_path / "trace.json")
+    assert save_trace(found, "blocks", tmp_path / "trace.json") == ""
     document = json.loads((tmp_path / "trace.json").read_text())
     assert document == json.loads(json.dumps(trace_events(found, "blocks")))
     spans = [e for e in document["traceEvents"] if e["ph"] == "X"]
@@ -93,6 +94,15 @@ def test_the_trace_has_every_action_in_its_place(tmp_path):
     assert {e["pid"] for e in counters} == {0, 1}
     assert max(e["args"]["bytes"] for e in counters) <= max(plan.cost.peak_bytes)
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_long_trace_says_what_it_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(chrome_trace, "MOST_EVENTS", 10)
+    found = simulate_plan(make_staged_plan("cpu:4", **ASKED[0]))
+    said = save_trace(found, "blocks", tmp_path / "trace.json")
+    other = json.loads((tmp_path / "trace.json").read_text())["otherData"]
+    assert said.startswith(f"{other['actions_drawn_in_pieces']} of {len(found.actions)} actions are drawn with what runs in them")
+    assert 0 < other["actions_drawn_in_pieces"] < len(found.actions)
 
 
 @pytest.mark.parametrize("words", ASKED, ids=lambda w: "-".join(f"{k}{v}" for k, v in w.items()))
@@ -133,6 +143,7 @@ def test_the_text_says_where_the_step_goes():
             assert word in text
     data = simulation_to_json(plan, found)
     assert json.loads(json.dumps(data)) == data
+    assert data["mfu"] == pytest.approx(plan.cost.mfu * found.planned_s / found.step_s)
     assert sum(p["seconds"] for p in data["parts"]) == pytest.approx(data["step_s"])
 
 

@@ -94,5 +94,5 @@ def test_bad_machines(text, message):
 
 
 def test_a_machine_alone_is_no_cluster():
-    with pytest.raises(ClusterError, match="did you mean 2xp4d.24xlarge\\?$"):
+    with pytest.raises(ClusterError, match="did you mean 1xp4d.24xlarge \\(one such machine\\)\\?$"):
         parse_cluster("p4d.24xlarge")

@@ -189,7 +189,7 @@ def test_a_degree_is_the_product_of_its_axes():
     ("fix", "message"),
     [
         ("dp=2,tp=4", "dp=2 x tp=4 make 8 ranks, the cluster has 4; what fits: dp=2,tp=2; or leave one of them out"),
-        ("tp=3", "tp=3 cannot be laid out on the 4 ranks of the cluster; what fits: tp=4; tp=2; or leave one of them out"),
+        ("tp=3", "tp=3 cannot be laid out on the 4 ranks of the cluster; what fits: tp=4; tp=2; or leave it out"),
         ("dp=2,tp=1", "dp=2 makes 2 ranks, the cluster has 4, and no other role may take the rest; what fits: dp=4; or leave one of them out"),
         ("dp=1,tp=1", "dp=1, tp=1: no role is left for the 4 ranks of the cluster; leave one of them free"),
         ("dp=16", "dp=16: the batch has size 8 (dim 0 of x), which does not divide by 16; what divides it: dp=2, dp=4, or give another --batch or --seq"),
