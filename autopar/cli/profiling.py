@@ -97,7 +97,7 @@ def _profile_to_json(rows: ProfileRows, path: str) -> dict[str, Any]:
 
 def print_profile(rows: ProfileRows, path: str, console: Console) -> None:
     """What each of so many processes reached, by family, and what could not be measured."""
-    from ..cost.rows import machine_text
+    from ..cost.rows import disturbed_text, machine_text
 
     machine = rows.machine
     console.print(
@@ -117,6 +117,9 @@ def print_profile(rows: ProfileRows, path: str, console: Console) -> None:
         console.print(f"{len(failed)} could not be measured:", style="bold")
     for row in failed:
         console.print(f"  {_row_text(row)}: {row.error}", soft_wrap=True, markup=False)
+    if disturbed := disturbed_text(rows):
+        console.print()
+        console.print(f"{disturbed}; delete {path} and measure again while nothing else does", soft_wrap=True, markup=False)
     console.print()
     state = "" if rows.finished else "; not finished: run it again to go on"
     console.print(f"wrote {path} ({len(rows.ops) + len(rows.comms):,} rows{state})", soft_wrap=True, markup=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from .device_rates import find_device_rates
 from .model import CostModel
-from .rows import COMM_KINDS, measured_counts, missing_kinds
+from .rows import COMM_KINDS, disturbed_text, measured_counts, missing_kinds
 from .unlike import LIKE, Unlike
 
 _HALVES = ("bfloat16", "float16")
@@ -77,6 +77,8 @@ def _unlike_measured(model: CostModel) -> str:
     if ranks not in measured_counts(rows):
         counts = ", ".join(map(str, measured_counts(rows)))
         return f"not known of {ranks} ranks on a machine that was measured with {counts} at once: run `autopar profile --ranks 1,{ranks}`"
+    if disturbed := disturbed_text(rows):
+        return f"not known by this profile, of which {disturbed}"
     missing = [kind for kind in missing_kinds(rows) if ranks > 1 or kind not in COMM_KINDS]
     return f"not known of what is priced by formula, for the profile has no rows of it ({', '.join(missing)}): run `autopar profile`" if missing else ""
 

@@ -18,7 +18,7 @@ from ..cluster import Cluster, name_preset
 from ..errors import ClusterError
 from ..graph.machine import Machine
 from .device_rates import find_device_rates
-from .rows import ProfileRows, missing_kinds
+from .rows import ProfileRows, disturbed_text, missing_kinds
 from .rows_file import is_earlier, load_profile, machine_difference
 
 _AGAIN = "run `autopar profile` again"
@@ -105,7 +105,7 @@ def load_measured(path: str | os.PathLike[str], here: Machine, say: Callable[[st
 
 
 def list_gaps(rows: ProfileRows, here: Machine) -> tuple[str, ...]:
-    """What makes a profile of a CPU say less of this machine than it could: other versions, an early end, kinds of rows that it has not."""
+    """What makes a profile of a CPU say less of this machine than it could: other versions, an early end, kinds of rows that it has not, something else that ran."""
     found = []
     if versions := machine_difference(here, rows.machine, ("torch", "python")):
         found.append(f"measured with other versions ({versions}); {_AGAIN}")
@@ -114,4 +114,6 @@ def list_gaps(rows: ProfileRows, here: Machine) -> tuple[str, ...]:
         found.append(f"not measured, so priced by formula: {', '.join(missing)}; {_AGAIN}")
     elif not rows.finished:
         found.append(f"measuring was interrupted: shapes between the measured ones are farther apart; {_AGAIN}")
+    if disturbed := disturbed_text(rows):
+        found.append(f"{disturbed}; delete the file and {_AGAIN} while nothing else does")
     return tuple(found)

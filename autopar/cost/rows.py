@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 
 from ..cluster import Device, Link
@@ -34,6 +35,7 @@ Shape = tuple[int, ...]
 _BYTES, _TABLE, _MATMUL = ("bytes",), ("rows", "columns"), ("m", "n", "k")
 _ATTENTION, _CONV = ("batch x heads", "sequence", "dim"), ("batch", "channels in", "channels out", "side", "kernel")
 SUSTAINED = "matmul_sustained"  # for seconds without a pause
+_DISTURBED = 1.5  # times as long while fewer processes ran: no quiet machine does that
 SHAPE_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("matmul", "matmul_input_grad", "matmul_weight_grad", "matmul_plain", SUSTAINED), _MATMUL),
     **dict.fromkeys(("attention", "attention_backward", "attention_full", "attention_full_backward"), _ATTENTION),
@@ -126,6 +128,23 @@ def missing_kinds(rows: ProfileRows) -> tuple[str, ...]:
     """Families of ops and kinds of collectives of which a CPU's profile has no row with seconds."""
     ops, comms = {r.family for r in rows.ops if r.seconds is not None}, {r.kind for r in rows.comms if r.seconds is not None}
     return (*(name for name in SHAPE_NAMES if name not in ops and name != SUSTAINED), *(name for name in COMM_KINDS if name not in comms))
+
+
+def disturbed_text(rows: ProfileRows) -> str:
+    """Of a CPU: which of its ops took longer while fewer processes ran them, so that something else must have run meanwhile; "" where none did.
+
+    On two quiet cores no op of 341 pairs was slower so; beside two other programs 189 of 682 were, small ones thousands of times, for they waited for a core.
+    """
+    times: dict[tuple, dict[int, float]] = {}
+    for row in rows.ops:
+        if row.seconds is not None and row.family != SUSTAINED:
+            times.setdefault((row.family, row.dtype, row.shape), {})[row.ranks] = row.seconds
+    pairs = [(key, at[few], at[more]) for key, at in times.items() for few, more in pairwise(sorted(at))]
+    slower = [(few / more, key) for key, few, more in pairs if few > _DISTURBED * more]
+    if not slower:
+        return ""
+    ratio, (family, dtype, shape) = max(slower)
+    return f"{len(slower)} of {len(pairs)} ops took longer while fewer processes ran them (most: {family} {dtype} {' x '.join(map(str, shape))}, {ratio:.3g} times): something else ran meanwhile"
 
 
 def measured_device(rows: ProfileRows, device: Device, ranks: int) -> Device:

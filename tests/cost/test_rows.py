@@ -12,7 +12,7 @@ from autopar.cluster import parse_cluster
 from autopar.cost.measured_file import list_gaps, load_measured
 from autopar.cost.model import build_cost_model
 from autopar.cost.profile_grid import op_jobs
-from autopar.cost.rows import COMM_KINDS, CommRow, Machine, OpRow, ProfileRows
+from autopar.cost.rows import COMM_KINDS, SUSTAINED, CommRow, Machine, OpRow, ProfileRows, disturbed_text
 from autopar.cost.rows_file import load_profile, save_profile
 from autopar.errors import ClusterError
 
@@ -101,6 +101,17 @@ def test_an_interrupted_profile_is_said():
     assert list_gaps(ProfileRows(MACHINE, ops, comms, True), MACHINE) == ()
     (line,) = list_gaps(ProfileRows(MACHINE, ops, comms, False), MACHINE)
     assert line.startswith("measuring was interrupted")
+
+
+def test_a_profile_beside_which_something_ran_is_said():
+    """Alone an op is no slower than beside others."""
+    one = replace(ROWS.ops[0], family="gelu", dtype="float32", shape=(64, 128), ranks=1, seconds=2e-5)
+    quiet = (one, replace(one, ranks=2, seconds=2.1e-5), replace(one, ranks=4, seconds=1.9e-5), replace(one, shape=(8,), seconds=9.0), replace(one, family=SUSTAINED, shape=(), ranks=2, seconds=1.0))
+    assert disturbed_text(replace(ROWS, ops=quiet)) == ""
+    rows = replace(ROWS, ops=(*quiet, replace(one, dtype="bfloat16", seconds=0.016), replace(one, dtype="bfloat16", ranks=2, seconds=2e-5)))
+    text = "1 of 3 ops took longer while fewer processes ran them (most: gelu bfloat16 64 x 128, 800 times): something else ran meanwhile"
+    assert disturbed_text(rows) == text
+    assert list_gaps(rows, MACHINE)[-1] == f"{text}; delete the file and run `autopar profile` again while nothing else does"
 
 
 def test_a_row_is_a_line(tmp_path):
