@@ -90,10 +90,8 @@ def _free_nodes(graph: Graph) -> set[int]:
     free_values = {name for name in graph.inputs if values[name].kind is Kind.BATCH}
     found = set()
     for i, node in enumerate(graph.nodes):
-        free = node.phase in (Phase.PREPARE, Phase.FORWARD) and all(name in free_values for name in node.inputs)
-        if free or node.phase is Phase.PREPARE:
+        if node.phase is Phase.PREPARE or (node.phase is Phase.FORWARD and all(name in free_values for name in node.inputs)):
             found.add(i)
-        if free:  # what is made of a parameter before the turns is read as the parameter would be
             free_values.update(o for o in node.outputs if o)
     return found
 
