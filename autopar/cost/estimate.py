@@ -180,8 +180,8 @@ def estimate_program(
     comm_s = fsum([*(seconds[n.name] for n in program.graph.nodes if n.op.startswith("comm.")), *beside])
     step_s = fsum([*seconds.values(), *beside])
     memory = estimate_memory(program, model.reserve_bytes, in_flight, among)
-    by_dtype = _flops_by_dtype(program, sites, signatures)
-    total, useful = fsum(by_dtype.values()), fsum(_flops_by_dtype(program, sites, signatures, again=False).values())
+    by_dtype, again = _flops_by_dtype(program, sites, signatures)
+    total = fsum(by_dtype.values())
     busiest = max(by_dtype, key=by_dtype.__getitem__, default="float32")
     samples = count_samples(program)
     error, compared = error_bar(model, busiest, _count_calls(program, seconds), step_s, _find_unlike(model, program, sites, signatures, strategies, seconds), comm_s)
@@ -196,7 +196,7 @@ def estimate_program(
         under_way_bytes=(0,),
         flops=total,
         tokens_per_s=samples / step_s if samples and step_s > 0 else None,
-        mfu=useful / (step_s * peak_flops_per_s(model, busiest) * num_ranks(program.mesh)) if step_s > 0 else None,
+        mfu=(total - again) / (step_s * peak_flops_per_s(model, busiest) * num_ranks(program.mesh)) if step_s > 0 else None,
         holders=memory.holders,
         moments=memory.moments,
         relative_error=error,
@@ -210,19 +210,19 @@ def _count_calls(program: Program, seconds: Mapping[str, float]) -> int:
     return sum(int(times_of(node.phase, turns)) for node in program.graph.nodes if node.phase in LOOP and seconds[node.name] > 0)
 
 
-def _flops_by_dtype(program: Program, sites: Sequence[Site], signatures: Sequence[Signature], again: bool = True) -> dict[str, float]:
-    """FLOPs of the whole step (all devices, nothing counted twice) by the dtype in which they are done; with what is run `again`, or without."""
+def _flops_by_dtype(program: Program, sites: Sequence[Site], signatures: Sequence[Signature]) -> tuple[dict[str, float], float]:
+    """FLOPs of the whole step (all devices, nothing counted twice) by the dtype in which they are done; and what of them is run again."""
     values = value_table(program.graph)
     turns = count_microbatches(program.graph)
     found: dict[str, float] = {}
+    again = 0.0
     for site, signature in zip(sites, signatures):
-        if is_copy(site.node) and not again:
-            continue
         flops = times_of(site.node.phase, turns) * node_flops(signature, site)
         if flops:
             dtype = compute_dtype(site_dtypes(site.node, values))
             found[dtype] = found.get(dtype, 0.0) + flops
-    return found
+            again += flops if is_copy(site.node) else 0.0
+    return found, again
 
 
 def peak_flops_per_s(model: CostModel, dtype: str) -> float:

@@ -19,7 +19,7 @@ from ..errors import ClusterError
 from ..graph.machine import Machine
 from .device_rates import find_device_rates
 from .rows import ProfileRows, disturbed_text, missing_kinds
-from .rows_file import is_earlier, load_profile, machine_difference
+from .rows_file import EarlierFormat, load_profile, machine_difference
 
 _AGAIN = "run `autopar profile` again"
 _DATA = Path(__file__).parent / "data"
@@ -38,10 +38,13 @@ def find_measured(cluster: Cluster, asked: str | None, path: str | os.PathLike[s
     if device.kind == "cpu":
         if asked is not None and not os.path.isfile(asked):
             raise ClusterError(f"measured: expected a file that `autopar profile` wrote on this machine, found {asked!r}")
-        if asked is None and is_earlier(path):
+        try:
+            return load_measured(path if asked is None else asked, here, say)
+        except EarlierFormat:
+            if asked is not None:
+                raise
             say(f"{os.fspath(path)}: not used: of an earlier autopar; {_AGAIN}, or delete the file")
             return None
-        return load_measured(path if asked is None else asked, here, say)
     found = _packaged_or_file(asked) if asked is not None else _cached(device.name, Path(path).parent)
     rows = load_profile(found) if found is not None else None
     if rows is None:

@@ -7,9 +7,9 @@ between pairs, of which half the time counts: a train of sends would hide its la
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from ..graph.cpu_exchange import Exchange, Gather
 from .profile_grid import CommJob, group_members
 from .rows import MEETING
 
@@ -48,12 +48,14 @@ def build_comm(job: CommJob, joined: dict[tuple[int, int], tuple[Any, tuple[int,
     if job.kind in ("all_reduce", MEETING):
         return lambda later: dist.all_reduce(whole, group=group, async_op=later)
     if job.kind == "all_gather" and device.type == "cpu":
-        return _gather(_rows(whole, job.group[0]), piece, group)
+        rows = _rows(whole, job.group[0])
+        own = rows[members.index(rank)]
+        return _now_or_later(lambda: (own.copy_(piece), Gather(torch, rows, group))[1])
     if job.kind == "all_gather":
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
         return lambda later: gather(whole, piece, group=group, async_op=later)
     if job.kind == "reduce_scatter" and device.type == "cpu":
-        return _exchange(_rows(whole, job.group[0]), piece, group)
+        return _now_or_later(lambda: Exchange(torch, piece, _rows(whole, job.group[0]), dist.ReduceOp.SUM, group))
     if job.kind == "reduce_scatter":
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in torch 2.13
         return lambda later: scatter(piece, whole, group=group, async_op=later)
@@ -70,38 +72,12 @@ def _rows(whole: Any, ranks: int) -> Any:
     return whole[: len(whole) // ranks * ranks].view(ranks, -1) if len(whole) >= ranks else whole.new_zeros(ranks, 1)
 
 
-def _gather(rows: Any, piece: Any, group: Any) -> Start:
-    """As `runtime.exchange` does it."""
-    import torch.distributed as dist
-
+def _now_or_later(begin: Callable[[], Any]) -> Start:
     def start(later: bool) -> Any:
-        rows[dist.get_rank(group)].copy_(piece)
-        works = [dist.broadcast(row, group=group, group_src=source, async_op=True) for source, row in enumerate(rows)]
-        ends = _Ends(lambda: [work.wait() for work in works])
-        return ends if later else ends.wait()
+        work = begin()
+        return work if later else work.wait()
 
     return start
-
-
-def _exchange(rows: Any, piece: Any, group: Any) -> Start:
-    """A reduce-scatter as `runtime.exchange` does it."""
-    import torch
-    import torch.distributed as dist
-
-    def start(later: bool) -> Any:
-        received = torch.empty_like(rows)
-        work = dist.all_to_all_single(received, rows, group=group, async_op=True)
-        ends = _Ends(lambda: (work.wait(), torch.sum(received, 0, out=piece)))
-        return ends if later else ends.wait()
-
-    return start
-
-
-@dataclass(frozen=True)
-class _Ends:
-    """What is to be waited for."""
-
-    wait: Callable[[], Any]
 
 
 def _ping_pong(dist: Any, whole: Any, group: Any, members: tuple[int, ...], rank: int) -> Start:

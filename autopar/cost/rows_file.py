@@ -16,7 +16,7 @@ from ..errors import ClusterError
 from ..graph.tensor import DTYPE_BYTES
 from .rows import COMM_KINDS, MEETING, SHAPE_NAMES, CommRow, Machine, OpRow, ProfileRows, op_work, row_key
 
-FORMAT = "autopar-profile-6"  # since 3: matmuls by the library that has them in programs (`graph.cpu_matmul`), those that are torch's beside them (5); gathers and reduce-scatters of a CPU as `runtime.exchange` does them (6)
+FORMAT = "autopar-profile-6"  # since 3: matmuls by the library that has them in programs (`graph.cpu_matmul`), those that are torch's beside them (5); gathers and reduce-scatters of a CPU as `graph.cpu_exchange` does them (6)
 _EARLIER = tuple(f"autopar-profile-{number}" for number in range(1, 6))
 _AGAIN = "run `autopar profile` again, or delete the file"
 _LEAST_S, _MOST_S = 1e-9, 1e4  # no clock measures less, and no profile waits longer
@@ -58,14 +58,8 @@ def encode_row(row: OpRow | CommRow) -> str:
     return json.dumps({name: value for name, value in asdict(row).items() if value not in ("", None)}, allow_nan=False)
 
 
-def is_earlier(path: str | os.PathLike[str]) -> bool:
-    """Whether an earlier autopar wrote the file, in a format that is no longer read."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            data = json.load(file)
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and data.get("format") in _EARLIER
+class EarlierFormat(ClusterError):
+    """An earlier autopar wrote the file."""
 
 
 def load_profile(path: str | os.PathLike[str], machine: Machine | None = None) -> ProfileRows | None:
@@ -74,7 +68,7 @@ def load_profile(path: str | os.PathLike[str], machine: Machine | None = None) -
     Args:
         machine: on which the rows must have been measured (versions may differ); None: any.
     Raises:
-        ClusterError: the file is there but is not a profile, or of another machine; says what is wrong and how to make it again.
+        ClusterError: the file is there but is not a profile (an `EarlierFormat`, too), or of another machine; says what is wrong and how to make it again.
     """
     path = os.fspath(path)
     try:
@@ -89,7 +83,8 @@ def load_profile(path: str | os.PathLike[str], machine: Machine | None = None) -
     try:
         rows = _parse_rows(data)
     except (TypeError, ValueError) as error:
-        raise ClusterError(f"{path}: not a profile: {error}; {_AGAIN}") from None
+        kind = EarlierFormat if isinstance(data, dict) and data.get("format") in _EARLIER else ClusterError
+        raise kind(f"{path}: not a profile: {error}; {_AGAIN}") from None
     if machine is not None and (differing := machine_difference(machine, rows.machine, ("device", "processor", "cores"))):
         raise ClusterError(f"{path}: a profile of another machine: {differing}; {_AGAIN}")
     return rows

@@ -52,19 +52,24 @@ def _peak(program: Program, held: Sequence[int], waiting: int, on_cpu: bool = Fa
 
 
 def _scratch(program: Program, node: Node, values: dict[str, Value], strides: Mapping[str, Sequence[int]], on_cpu: bool) -> int:
-    if on_cpu and node.op in _LOGITS:
+    if node.op.startswith("comm."):
+        return 0 if node.op in (*STARTS, WAIT, OPEN) else scratch_bytes(program, node, values)
+    return _op_scratch(node, values, strides) if on_cpu else 0
+
+
+def _op_scratch(node: Node, values: Mapping[str, Value], strides: Mapping[str, Sequence[int]]) -> int:
+    """On a CPU."""
+    if node.op in _LOGITS:
         logits = values[node.inputs[_LOGITS[node.op]]]
         block = min(LOGITS_BLOCK, num_elements(logits.shape)) * max(4, DTYPE_BYTES[logits.dtype])
         if DTYPE_BYTES[logits.dtype] < 4:  # widened, and the softmax of it
             return 2 * block
         return block if node.op == "autopar.sum_exp" else 0  # a gradient is made where it stays
-    if on_cpu and packet_of(node.op) in _PROMOTE:
+    if packet_of(node.op) in _PROMOTE:
         made = values[node.outputs[0]]
         return sum(num_elements(values[name].shape) * DTYPE_BYTES[made.dtype] for name in set(node.inputs) if values[name].dtype != made.dtype)
-    if on_cpu and node.op in (MAKES, WRITES):
+    if node.op in (MAKES, WRITES):
         grad, read = (values[name] for name in node.inputs[:2])
         rows, cols = (read, grad) if get_arg(node, "transposed") else (grad, read)
         return rows_scratch_bytes(grad.dtype, num_elements(grad.shape[:-1]), rows.shape[-1], cols.shape[-1], node.op == WRITES)
-    if on_cpu and (held := conv_scratch_bytes(node, values, strides)):
-        return held
-    return 0 if node.op in (*STARTS, WAIT, OPEN) else scratch_bytes(program, node, values)
+    return conv_scratch_bytes(node, values, strides)

@@ -3,7 +3,7 @@
 In: a program, the section of each node. Out: its peak by the law of `graph.liveness`, with what collectives under way hold beside it:
 
     all_gather        the packed result until the last of its tensors is waited for, beside those that are unpacked by then, and what is sent, packed, until the first is; gloo's is
-                      packed into the result (`runtime.exchange`). One tensor alone is not packed, and unpacked only where its split is not outermost
+                      packed into the result (`graph.cpu_exchange`). One tensor alone is not packed, and unpacked only where its split is not outermost
     reduce_scatter    what it reads until it is done: until the next one that goes alone starts, at the latest; packed, beside the tensors themselves, while it starts
     all_reduce        its result, which counts from where it starts; where it lies in what it reads (`own`), once, and so in a bucket that was opened before (`graph.open_buckets`);
                       on gloo what is large has no room in that until it is made

@@ -120,7 +120,7 @@ class Cost:
 
     Args:
         under_way_bytes: what the program holds at most beside `peak_bytes`: tensors of collectives that are started early, as far as its device has room, arguments of
-            kernels until they return, and on a CPU what other ranks sent for a reduction in pieces, the logits on which the loss works, and scratch of convolutions.
+            kernels until they return, and on a CPU what other ranks sent for a reduction in pieces, the logits on which the loss works, and what matmuls, convolutions and casts copy.
     """
 
     step_s: float

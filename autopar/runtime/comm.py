@@ -28,12 +28,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import RankError
+from ..graph.cpu_exchange import Exchange, Gather
 from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, joint_name, num_ranks, print_mesh
 from ..graph.messages import split_bucket
 from .digits import merge_digit, split_digit, take_digit
-from .exchange import Exchange, Gather
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
-from .pending import Along, Bucket, Digits, Flight, Pending, cut_pieces, give_back, pack_around, pack_splits, pack_whole, unpack_gathered
+from .pending import Along, Bucket, Digits, Flight, Pending, cut_pieces, give_back, pack_around, pack_into, pack_splits, pack_whole, unpack_gathered
 
 Axes = Union[str, tuple[str, ...]]  # an axis, or several at once
 TIMEOUT_S = 300.0
@@ -233,7 +233,9 @@ class ProcessComm(Placed):
     def _gather(self, pieces: Tensor, xs: list[Tensor], name: str, later: bool) -> Flight:
         """Bring what the ranks of a group send, that of rank c into row c. `later`: something else is done meanwhile."""
         if self.device.type == "cpu":
-            return self._start("all_gather", name, [], [], lambda: Gather(_rows(pieces, len(pieces)), xs, self._groups[name]))
+            rows = _rows(pieces, len(pieces))
+            pack_into(rows[dist.get_rank(self._groups[name])], xs)
+            return self._start("all_gather", name, [], [], lambda: Gather(torch, rows, self._groups[name]))
         sent = xs[0].contiguous() if len(xs) == 1 else pack_whole(xs)[0]
         return self._start("all_gather", name, [sent], xs, lambda: _ALL_GATHER(_bytes(pieces), _bytes(sent), group=self._groups[name], async_op=later))
 
@@ -268,7 +270,7 @@ class ProcessComm(Placed):
 
         def begin() -> Any:
             if self.device.type == "cpu":
-                return Exchange(piece, _rows(flat, len(sent)), reduction, self._groups[name])
+                return Exchange(torch, piece, _rows(flat, len(sent)), reduction, self._groups[name])
             return _REDUCE_SCATTER(piece, flat, reduction, self._groups[name], async_op=later)
 
         return self._start("reduce_scatter", name, [sent], made_of, begin)
