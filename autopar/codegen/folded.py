@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..graph.repeats import block_of
+from ..graph.repeats import name_patterns, number_of
 
 
 def fold_names(names: list[str], sequences: Collection[str] = ()) -> list[str]:
@@ -13,42 +13,19 @@ def fold_names(names: list[str], sequences: Collection[str] = ()) -> list[str]:
     Args:
         sequences: containers whose entries are no blocks (`Graph.sequences`).
     """
-    patterns: dict[tuple[str, str], list[int]] = {}
-    order: dict[object, None] = {}
-    for name in names:
-        place = _place(name, sequences)
-        if place is None:
-            order.setdefault(name)
-            continue
-        family, index = place
-        start = f"{family}.{index}" if family else f"{index}"
-        key = (family, name[len(start) :])
-        patterns.setdefault(key, []).append(index)
-        order.setdefault(key)
     folded: list[str] = []
-    for key in order:
-        if isinstance(key, str):
-            folded.append(key)
-            continue
-        family, rest = key
+    for (family, rest), rows in name_patterns(names, sequences).items():
         lead = f"{family}." if family else ""
-        for low, high in _number_runs(sorted(patterns[key])):
-            folded.append(f"{lead}{low}{rest}" if low == high else f"{lead}{{{low}..{high}}}{rest}")
+        for low, high in _number_runs([number for number, _ in rows]):
+            folded.append(family if low < 0 else f"{lead}{low}{rest}" if low == high else f"{lead}{{{low}..{high}}}{rest}")
     return folded
-
-
-def _place(name: str, sequences: Collection[str]) -> tuple[str, int] | None:
-    """The block that a name is in, or its first number where it is in none."""
-    lead, colon, own = name.rpartition(":")
-    place = block_of(own, sequences)
-    return (f"{lead}{colon}{place[0]}", place[1]) if place and (place[0] or not lead) else block_of(name)
 
 
 def fold_in_order(names: list[str], sequences: Collection[str] = ()) -> list[str]:
     """Names folded so that they come out in this order again: `h.0.w`, `h.0.b`, `h.1.w`, `h.1.b` -> `h.{0..1}{.w,.b}`; `sequences` as of `fold_names`."""
     runs: list[tuple[str, list[int], list[str]]] = []  # family, numbers, what each of them has
     for name in names:
-        family, index = _place(name, sequences) or (name, -1)
+        family, index = number_of(name, sequences) or (name, -1)
         rest = name[len(f"{family}.{index}" if family else f"{index}") :] if index >= 0 else ""
         if index >= 0 and runs and runs[-1][0] == family and runs[-1][1] == [index]:
             runs[-1][2].append(rest)

@@ -14,10 +14,7 @@ Invariant: beside the update at hand one bucket of reductions and one of gathers
 
 from __future__ import annotations
 
-from ..graph.graph import entering_values
-from ..graph.overlap import BUCKET_BYTES
-from ..graph.program import STARTS
-from ..graph.tensor import size_bytes
+from ..graph.update_lots import parcel_bytes
 from ..graph.update_parts import Parcels, Part, split_part
 from .frame import Frame
 from .list_writer import print_start_options
@@ -59,22 +56,10 @@ def start_title(title: str) -> str:
 
 def print_loop(frame: Frame, title: str, group: tuple[Part, ...], split: Parcels, names: str) -> list[str]:
     """The lines that call the functions."""
-    lines = [f"for {'ahead' if split.starts else '_'}, here, {'before' if split.finish else '_'} in ops.parcels(state, {names}, {_most_bytes(frame, group)}):"]
+    lines = [f"for {'ahead' if split.starts else '_'}, here, {'before' if split.finish else '_'} in ops.parcels(state, {names}, {parcel_bytes(frame.graph, group)}):"]
     lines += [f"    {start_title(title)}(comm, grads, ahead)"] if split.starts else []
     lines.append(f"    {title}(comm, state, grads, here)")
     if split.finish:
         lines += ["    for name in before:", f"        {title.replace('update', 'finish')}(comm, state, grads, name)"]
         lines.append(f"    {title.replace('update', 'gather')}(comm, grads, here)")
     return lines
-
-
-def _most_bytes(frame: Frame, group: tuple[Part, ...]) -> int:
-    """Of the states of one lot, so that what travels for them fills at most a bucket."""
-    values = {v.name: v for v in frame.graph.values}
-    held = {v.storage: size_bytes(v) for v in entering_values(frame.graph)}
-    most = 1.0
-    for part in group:
-        begun = [frame.graph.nodes[i] for i in part.nodes if frame.graph.nodes[i].op in STARTS]
-        sent = sum(max(size_bytes(values[node.inputs[0]]), size_bytes(values[node.outputs[0]])) for node in begun)
-        most = max(most, sent / max(1, held[part.param]))
-    return int(BUCKET_BYTES / most)

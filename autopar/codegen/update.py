@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..graph.fuse import rewritten_states
-from ..graph.graph import Graph, entering_values
+from ..graph.graph import Graph
 from ..graph.kernel import fresh_name, written_states
 from ..graph.liveness import is_view
 from ..graph.node import Node, packet_of
-from ..graph.overlap import BUCKET_BYTES
 from ..graph.program import WAIT
 from ..graph.small_reductions import SMALL_BYTES
 from ..graph.tensor import Kind, size_bytes
 from ..graph.turns import RECEIVE, SEND
+from ..graph.update_lots import lot_bytes, waits_for_others
 from ..graph.update_parts import Layer, Part, update_layers
 from .folded import fold_in_order, fold_names
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
@@ -94,13 +94,13 @@ def _name_functions(graph: Graph, groups: Sequence[tuple[Part, ...]]) -> list[st
 def _print_group(frame: Frame, writer: Writer, title: str, group: tuple[Part, ...], shared: frozenset[str]) -> list[str]:
     """The functions of a group of equal updates; the lines that call them go to `writer`."""
     names = f"expand_names({', '.join(map(_quoted, fold_names([part.param for part in group], frame.graph.sequences)))})"
-    if len(group) > 1 and _waits(frame, group[0]):
+    if len(group) > 1 and waits_for_others(frame.graph, group[0]):
         names = f"ops.as_they_come(grads, {names})"
     split = name_crossing(frame, group[0]) if len(group) > 1 else None
     if split is not None and (split.starts or split.gathers):
         writer.lines += [f"names = {names}", *print_loop(frame, title, group, split, "names")]
         return _print_split(frame, title, group[0], split, shared)
-    most = _lot_bytes(frame, group)
+    most = lot_bytes(frame.graph, group, _makes_tensors(frame, group[0]))
     writer.lines += [f"for names in ops.lots(state, {names}, {most}):", f"    {title}(comm, state, grads, names)"] if most else [f"{title}(comm, state, grads, {names})"]
     return [_print_parts(frame, title, group[0], shared)]
 
@@ -193,6 +193,10 @@ def _print_part(frame: Frame, title: str, part: Part, shared: frozenset[str], do
     storage = {v.name: v.storage for v in frame.graph.values}
     writer = Writer((), lambda name: _state_text(frame, part, storage[name], name)[0], lambda path: "", {}, frame.lists)
 
+    nodes = [frame.graph.nodes[i] for i in part.nodes]
+    written = {node.inputs[1] for node in nodes if node.op == "state.write"}
+    writer.came = frozenset(node.outputs[0] for node in nodes if node.op == WAIT and node.outputs[0] in written and len(frame.uses[node.outputs[0]]) == 1)
+
     def take(value: str, key: str, stays: bool) -> None:
         writer.line(f"{writer.bind(value, 'grad')} = {_take(key, stays)}")
 
@@ -254,7 +258,7 @@ def _is_own(key: str) -> bool:
     return key == "name" or key.startswith('f"{name}')
 
 
-def _holds_tensors(frame: Frame, part: Part) -> bool:
+def _makes_tensors(frame: Frame, part: Part) -> bool:
     """True where the update makes tensors of its own: neither numbers, nor in the place of states, nor views, nor there when it begins or still there when it is over."""
     values = {v.name: v for v in frame.graph.values}
     for node in (frame.graph.nodes[i] for i in part.nodes):
@@ -262,19 +266,3 @@ def _holds_tensors(frame: Frame, part: Part) -> bool:
         if node.op != WAIT and not is_view(node.op) and any(values[out].shape and out not in places and out not in frame.grad_keys for out in node.outputs if out):
             return True
     return False
-
-
-def _waits(frame: Frame, part: Part) -> bool:
-    """True where the update waits for what was started before it."""
-    return any(frame.graph.nodes[i].op == WAIT and frame.graph.nodes[i].inputs[0] in frame.grad_keys for i in part.nodes)
-
-
-def _lot_bytes(frame: Frame, group: Sequence[Part]) -> int:
-    """How many bytes of parameters are updated at once; 0: all. Where the update makes tensors no more than the largest parameter has; where it waits for gradients that
-    travel so many that the later ones travel while the first are used."""
-    if len(group) == 1:
-        return 0
-    if _holds_tensors(frame, group[0]):
-        sizes = {v.storage: size_bytes(v) for v in entering_values(frame.graph)}
-        return max(sizes[part.param] for part in group)
-    return BUCKET_BYTES if _waits(frame, group[0]) else 0

@@ -37,6 +37,7 @@ class Writer:
         self._state_text, self._path_text = state_text, path_text
         self._notes, self._lists = notes, lists
         self._heading = ""
+        self.came: frozenset[str] = frozenset()  # values that a collective brought and that are only written to a state
 
     def fresh(self, wish: str) -> str:
         """A Python name that is free in this function."""
@@ -79,7 +80,8 @@ class Writer:
         if node.op != TAKE:
             self._group(node, origin)
         if node.op == "state.write":
-            self.line(f"{self._state_text(node.inputs[0])}.copy_({self.text_of(node.inputs[1])})")
+            state, value = self._state_text(node.inputs[0]), self.text_of(node.inputs[1])
+            self.line(f"ops.put({state}, {value})" if node.inputs[1] in self.came else f"{state}.copy_({value})")
             return
         single = node.op in self._lists
         text = print_expression(node, [f"[{self.text_of(name)}]" if single else self.text_of(name) for name in node.inputs])

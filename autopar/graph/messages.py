@@ -5,7 +5,14 @@ In: the bytes of tensors that start together. Out: their places, message by mess
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from .mesh import Mesh
+from .node import Node, get_arg
+from .program import STARTS
+from .tensor import Value, num_elements, size_bytes
 
 # Bytes of a tensor, whole, from which on it travels alone on a CPU: of a reduction (in an all-reduce it lies where it lay then, if nobody else reads it), and of a gather, whose pieces
 # are held twice while they are unpacked.
@@ -28,3 +35,30 @@ def split_bucket(sizes: Sequence[int], gathers: bool, on_cpu: bool) -> list[tupl
     alone = [k for k, size in enumerate(sizes) if on_cpu and size >= least]
     rest = tuple(k for k in range(len(sizes)) if k not in alone)
     return [*((k,) for k in alone), *((rest,) if rest else ())]
+
+
+def goes_alone(num_bytes: int, count: int, on_cpu: bool) -> bool:
+    """Whether a tensor, one of so many that are all-reduced at once, is not packed if it may be written over."""
+    return count == 1 or (on_cpu and num_bytes >= REDUCED_ALONE_BYTES)
+
+
+def is_one_piece(mesh: Mesh, node: Node, place: int, values: Mapping[str, Value]) -> bool:
+    """True where the pieces of the tensor at this place of a collective are, in the order of the ranks, contiguous chunks of it: alone, it is neither packed nor unpacked."""
+    whole = max((values[node.inputs[place]], values[node.outputs[place]]), key=size_bytes).shape
+    axes, dims, strides = (_each(get_arg(node, name), place if node.op in STARTS else None) for name in ("axis", "dim", "stride"))
+    sizes = {axis.name: axis.size for axis in mesh.axes}
+    taken: dict[str, tuple[int, int]] = {}  # axis -> dim, stride in the whole tensor: what is gathered later moves those apart that lie further out
+    for axis, dim, stride in list(zip(axes, dims, strides))[:: 1 if node.op.endswith("all_gather") else -1]:
+        taken = {name: (at, step * (sizes[axis] if at == dim and step >= stride else 1)) for name, (at, step) in taken.items()} | {axis: (dim, stride)}
+    chunk = num_elements(whole)
+    for axis in (axis for axis in mesh.axes if axis.name in taken):
+        (dim, stride), chunk = taken[axis.name], chunk // axis.size
+        if stride * prod(whole[dim + 1 :]) != chunk:
+            return False
+    return True
+
+
+def _each(arg: Any, place: int | None) -> tuple:
+    """Of a collective's argument, what is said for each of its axes; of one of several tensors at this place, but for the axes themselves."""
+    found = arg[place] if place is not None and isinstance(arg, tuple) and not isinstance(arg[0], str) else arg
+    return found if isinstance(found, tuple) else (found,)

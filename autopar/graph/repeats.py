@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -68,6 +68,28 @@ def block_of(path: str, sequences: Collection[str] = ()) -> tuple[str, int] | No
         if place[0] not in sequences:
             return place
     return None
+
+
+def number_of(name: str, sequences: Collection[str] = ()) -> tuple[str, int] | None:
+    """The block that a state's name is in, or its first number where it is in none."""
+    lead, colon, own = name.rpartition(":")
+    place = block_of(own, sequences)
+    return (f"{lead}{colon}{place[0]}", place[1]) if place and (place[0] or not lead) else block_of(name)
+
+
+def name_patterns(names: Sequence[str], sequences: Collection[str] = ()) -> dict[tuple[str, str], list[tuple[int, str]]]:
+    """(family, rest) -> its names with their numbers, ascending: `("h", ".w"): [(0, "h.0.w"), (1, "h.1.w")]`, in the order in which they first appear. A name without a number is a family,
+    with number -1.
+
+    Args:
+        sequences: containers whose entries are no blocks (`Graph.sequences`).
+    """
+    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for name in names:
+        family, number = number_of(name, sequences) or (name, -1)
+        start = f"{family}.{number}" if family else f"{number}"
+        found.setdefault((family, name[len(start) :] if number >= 0 else ""), []).append((number, name))
+    return {key: sorted(rows) for key, rows in found.items()}
 
 
 def blocks_in_step(graph: Graph) -> list[tuple[str, int] | None]:

@@ -33,7 +33,7 @@ from ..graph.mesh import Mesh, axis_groups, coordinates, joint_group, joint_name
 from ..graph.messages import split_bucket
 from .digits import merge_digit, split_digit, take_digit
 from .messages import Arrival, Key, Ledger, Lost, QueriedSends, WaitedSends, arrival_of, arrival_text
-from .pending import Along, Bucket, Digits, Flight, Pending, cut_pieces, give_back, pack_around, pack_into, pack_splits, pack_whole, unpack_gathered
+from .pending import Along, Bucket, Digits, Flight, Pending, cut_pieces, give_back, pack_around, pack_into, pack_splits, pack_whole, shares_memory, unpack_gathered
 
 Axes = Union[str, tuple[str, ...]]  # an axis, or several at once
 TIMEOUT_S = 300.0
@@ -227,8 +227,17 @@ class ProcessComm(Placed):
 
     def _gather_packed(self, xs: list[Tensor], digits: list[tuple[Digits, Digits, Digits]], along: Along, name: str) -> list[Pending]:
         pieces, shapes = xs[0].new_empty((along.size, sum(x.numel() for x in xs))), [tuple(x.shape) for x in xs]
-        flight = self._gather(pieces, xs, name, later=True)
-        return [_pending(flight, lambda number=number: unpack_gathered(pieces, shapes, number, *digits[number], along)) for number in range(len(shapes))]
+        flight, left, stays = self._gather(pieces, xs, name, later=True), len(shapes), False
+
+        def unpack(number: int) -> Tensor:
+            nonlocal left, stays
+            whole = unpack_gathered(pieces, shapes, number, *digits[number], along)
+            left, stays = left - 1, stays or shares_memory(pieces, [whole])
+            if not left and not stays:
+                give_back(pieces)
+            return whole
+
+        return [_pending(flight, lambda number=number: unpack(number)) for number in range(len(shapes))]
 
     def _gather(self, pieces: Tensor, xs: list[Tensor], name: str, later: bool) -> Flight:
         """Bring what the ranks of a group send, that of rank c into row c. `later`: something else is done meanwhile."""

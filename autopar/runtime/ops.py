@@ -20,6 +20,7 @@ from .lists import columns as columns
 from .parcels import as_they_come as as_they_come
 from .parcels import lots as lots
 from .parcels import parcels as parcels
+from .parcels import put as put
 from .pending import Bucket
 from .random import poisson, uniform
 from .vocabulary import cross_entropy_backward, embedding, embedding_backward, embedding_backward_onto, pick, sum_exp

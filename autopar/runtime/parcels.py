@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor
 
+from ..graph.update_lots import fill_lots
+from .pending import give_back
+
 
 def as_they_come(grads: Mapping[str, object], names: Sequence[str]) -> list[str]:
     """The names in the order in which their gradients were made, so that the last ones travel while the first are used."""
@@ -19,17 +22,14 @@ def lots(state: Mapping[str, Tensor], names: Sequence[str], most_bytes: int) -> 
     Args:
         most_bytes: of the states of a lot; one that is larger makes a lot of its own.
     """
-    found: list[list[str]] = []
-    held = 0
-    for name in names:
-        size = state[name].numel() * state[name].element_size()
-        alike = found and state[name].dtype == state[found[-1][0]].dtype
-        if not alike or held + size > most_bytes:
-            found.append([])
-            held = 0
-        found[-1].append(name)
-        held += size
-    return found
+    return fill_lots(((name, state[name].numel() * state[name].element_size(), state[name].dtype) for name in names), most_bytes)
+
+
+def put(state: Tensor, came: Tensor) -> None:
+    """The new state, which a collective brought, in its place. What brought it is let go of at once: a thread of gloo's may hold it for longer."""
+    state.copy_(came)
+    if came.untyped_storage().nbytes() == came.nbytes:
+        give_back(came, state)
 
 
 def parcels(state: Mapping[str, Tensor], names: Sequence[str], most_bytes: int) -> Iterator[tuple[list[str], list[str], list[str]]]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ProgramError
-from ..graph.messages import REDUCED_ALONE_BYTES
+from ..graph.messages import goes_alone
 from .digits import merge_digits, open_digits
 
 Digits = Union[int, Sequence[int]]  # a dim or a stride: one, or one for each of several axes
@@ -64,7 +64,7 @@ class Flight:
         self._finish: Callable[[], object] | None = finish
         self.works = tuple(works)
         self._read = tuple(read)
-        self._made = [x for x in read if not _shares_memory(x, made_of)]
+        self._made = [x for x in read if not shares_memory(x, made_of)]
 
     def finish(self) -> None:
         """Wait until it is done; what it has read goes."""
@@ -92,11 +92,11 @@ def give_back(x: Tensor, *kept: Tensor) -> None:
     A collective's thread holds what it has sent until it runs again, which is late where ranks share cores (4 ranks on 2 cores: 4 and 8 MiB of 67 were still
     held when the next tensors were made). A GPU's allocator knows by its streams when memory is free.
     """
-    if x.device.type == "cpu" and not _shares_memory(x, kept):
+    if x.device.type == "cpu" and not shares_memory(x, kept):
         x.untyped_storage().resize_(0)
 
 
-def _shares_memory(x: Tensor, others: Sequence[Tensor]) -> bool:
+def shares_memory(x: Tensor, others: Sequence[Tensor]) -> bool:
     return any(x.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() for other in others)
 
 
@@ -129,7 +129,7 @@ class Bucket:
 
     def __init__(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, own: Sequence[int], device: torch.device) -> None:
         sizes, step = [prod(shape) for shape in shapes], _ALIGNED_BYTES // dtype.itemsize
-        alone = [k for k in own if _goes_alone(sizes[k] * dtype.itemsize, len(sizes), device)]
+        alone = [k for k in own if goes_alone(sizes[k] * dtype.itemsize, len(sizes), device.type == "cpu")]
         rest = [k for k in range(len(sizes)) if k not in alone]
         rooms = {k: -(-sizes[k] // step) * step for k in rest}
         self.flat = torch.empty(sum(rooms.values()), dtype=dtype, device=device)
@@ -162,7 +162,7 @@ def pack_around(xs: Sequence[Tensor], own: Sequence[int], bucket: Bucket | None 
         own: places of tensors that may be written over. On a CPU the large ones go alone, elsewhere a single one does.
         bucket: for these tensors; what lies there already is not copied.
     """
-    alone = [k for k in own if _goes_alone(xs[k].nbytes, len(xs), xs[k].device)]
+    alone = [k for k in own if goes_alone(xs[k].nbytes, len(xs), xs[k].device.type == "cpu")]
     found = [(x.view(-1), {k: x}) for k, x in ((k, xs[k].contiguous()) for k in alone)]
     rest = [k for k in range(len(xs)) if k not in alone]
     if rest and bucket is not None:
@@ -174,11 +174,6 @@ def pack_around(xs: Sequence[Tensor], own: Sequence[int], bucket: Bucket | None 
         flat, views = pack_whole([xs[k] for k in rest])
         found.append((flat, dict(zip(rest, views))))
     return found
-
-
-def _goes_alone(num_bytes: int, count: int, device: torch.device) -> bool:
-    """As `graph.messages`, of a tensor among so many."""
-    return count == 1 or (device.type == "cpu" and num_bytes >= REDUCED_ALONE_BYTES)
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.graph import messages, overlap, overlap_memory, own, small_reductions  # noqa: E402
+from autopar.graph import messages, overlap, overlap_memory, own, small_reductions, update_lots  # noqa: E402
 from autopar.graph.liveness import bytes_over_time, live_ranges  # noqa: E402
-from autopar.graph.node import Node, Phase  # noqa: E402
+from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
 from autopar.graph.program import STARTS, WAIT, check_program  # noqa: E402
 from autopar.graph.sections import INPUT, WEIGHT, Section, phase_sections  # noqa: E402
-from autopar.graph.tensor import Kind, Value, size_bytes  # noqa: E402
+from autopar.graph.tensor import Kind, size_bytes  # noqa: E402
 from tests.graph.drafts import Assigner, make_graph, node, value  # noqa: E402
 
 from .chain import chain_graph  # noqa: E402
@@ -208,50 +208,24 @@ def test_on_gloo_a_gather_is_packed_into_its_result():
     assert [a - b for a, b in zip(held_over_time(program), held_over_time(program, on_gloo=True))][:first_reduction] == packed and any(packed)
 
 
+@pytest.mark.parametrize("on_gloo", [False, True], ids=["packed", "gloo"])
 @pytest.mark.parametrize(("bucket", "lot"), [(2**40, BLOCKS), (1, 1), (2 * WIDTH * WIDTH * 8, 2)], ids=["one lot", "each alone", "two lots"])
-def test_of_an_update_one_lot_is_under_way(monkeypatch, bucket, lot):
-    """All its results, whose gradients are gone; the new pieces of the next lot, where there is one."""
+def test_an_update_holds_its_lots_as_they_come(monkeypatch, bucket, lot, on_gloo):
+    """In whole weights, where the gather of a lot starts: pieces of gradients that are still to come, the reduction that began last (and as much from others) until its lot has waited for it, the new
+    pieces, what they are gathered into and, of several, a packed copy of what is sent. When a lot is updated, its slices, its pieces of gradients and one product are there beside the new pieces."""
     program = overlapped(zero_program(1))
-    graph, whole = program.graph, WIDTH * WIDTH * 8
-    monkeypatch.setattr(overlap_memory, "BUCKET_BYTES", bucket)
-    gathers = [i for i, n in enumerate(graph.nodes) if n.op == "comm.start_all_gather" and n.phase is Phase.UPDATE]
-    rows = bytes_over_time(graph, live_ranges(graph)), held_over_time(program), held_over_time(program, on_gloo=True)
-    alone, plain, copied = ([row[i] for i in gathers] for row in rows)
-    following = lot * whole // 2 if lot < BLOCKS else 0
-    assert len(gathers) == BLOCKS
-    assert [b - a for a, b in zip(alone, plain)] == [(lot - 1) * whole + following] * BLOCKS
-    assert copied == plain
-
-
-def _reduction(name, op, elements, out_elements):
-    """A collective of an update that reads so many float32 and brings so many, and its values."""
-    values = [Value(f"{name}_{end}", f"{name}_{end}", 0, (size,), "float32", Kind.GRAD) for end, size in (("in", elements), ("out", out_elements))]
-    return Node(name, op, (values[0].name,), (("axis", "dp"), ("op", "sum")), (values[1].name,), Phase.UPDATE), values
-
-
-@pytest.mark.parametrize("scattered", [False, True], ids=["all_reduce", "reduce_scatter"])
-def test_a_lot_of_an_update_has_parameters_of_all_shapes(monkeypatch, scattered):
-    """What is packed is there beside all gradients, of every shape, as they share one loop; an all-reduce brings its results in that; the lot before counts from the second on."""
-    op, share = ("comm.start_reduce_scatter", 2) if scattered else ("comm.start_all_reduce", 1)
-    made = [_reduction(f"r{k}", op, size, size // share) for k, size in enumerate((1024, 16, 4096, 64))]
-    nodes, values = [node for node, _ in made], {v.name: v for _, both in made for v in both}
-    sent = {(node.op, overlap_memory._piece(node, values)): overlap_memory._sent_bytes(node, values) for node in nodes}
-    whole = 4 * (1024 + 16 + 4096 + 64)
-    assert len({overlap_memory._kind(node, values) for node in nodes}) == 1
-
-    def flights(bucket):
-        monkeypatch.setattr(overlap_memory, "BUCKET_BYTES", bucket)
-        lots = overlap_memory._lots(nodes, values, sent)
-        return [overlap_memory._update_flight(node, values, lots, False) for node in nodes]
-
-    own = [size_bytes(values[node.outputs[0]]) for node in nodes]
-    brought = whole // 2 if scattered else 0
-    assert flights(2**30) == [whole + brought - o for o in own], "one lot"
-    lot = whole // 2
-    held = [max(lot, 4 * size) for size in (1024, 16, 4096, 64)]
-    pieces = [max(lot // 2, 2 * size) if scattered else 0 for size in (1024, 16, 4096, 64)]
-    meanwhile = [0, 0, 0, pieces[3] if scattered else held[3]]
-    assert flights(lot) == [h + p - o + m for h, p, o, m in zip(held, pieces, own, meanwhile)], "two lots: the third begins in the first"
+    nodes, whole = program.graph.nodes, WIDTH * WIDTH * 8
+    monkeypatch.setattr(update_lots, "BUCKET_BYTES", bucket)
+    held, law = held_over_time(program, on_gloo), bytes_over_time(program.graph, live_ranges(program.graph))
+    first = next(i for i, n in enumerate(nodes) if n.phase is Phase.UPDATE)
+    states, flight = law[first] / whole - BLOCKS / 2, 1 + on_gloo
+    rows = {op: [held[i] / whole - states for i, n in enumerate(nodes) if n.op == op and n.phase is Phase.UPDATE][::-1] for op in ("comm.start_all_gather", "aten.add.Tensor")}
+    found = {op: sorted({(k // lot, round(held, 6)) for k, held in enumerate(row)}) for op, row in rows.items()}
+    lots = range(BLOCKS // lot)
+    left = [(BLOCKS - lot * (k + 1)) / 2 + flight * (k < lots[-1]) for k in lots]
+    sent = 0 if on_gloo else lot / 2
+    assert found["comm.start_all_gather"] == [(k, left[k] + 1.5 * lot + (sent if lot > 1 else 0)) for k in lots]
+    assert found["aten.add.Tensor"] == [(k, left[k] + (lot + sent if k else 0) + 1.5 * lot + 0.5) for k in lots]
 
 
 def test_new_parameters_are_gathered_while_the_next_are_updated():
@@ -265,7 +239,7 @@ def test_new_parameters_are_gathered_while_the_next_are_updated():
             finish_param(comm, state, grads, name)
         gather_param(comm, grads, here)
 """
-    assert loop in text and "state[name].copy_(gathered)" in function(text, "finish_param")
+    assert loop in text and "ops.put(state[name], gathered)" in function(text, "finish_param")
     check_numbers(program)
     check_numbers(program, {**files_of(chain_graph(BLOCKS, width=WIDTH), program), "program.py": text.replace(f"names, {overlap.BUCKET_BYTES}", "names, 1")})  # each parameter on its own
 

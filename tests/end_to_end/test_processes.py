@@ -66,6 +66,15 @@ def test_memory_of_an_update_that_reduces_is_as_predicted():
         assert code == 0, err
 
 
+def test_memory_of_an_update_in_lots_is_as_predicted():
+    """Beside the lot at hand there are the reductions of the next one, or the one that backward began last, and the gathers of the one before."""
+    one, four, mixed = "1024-4096-1024", "2048-2048-2048-2048-2048", "512-4096-512-2048-1024"
+    cases = [f"{one}:dp=2,zero=0,microbatches=4", *(f"{widths}:dp=2,zero=1{turns}" for widths in (one, four, mixed) for turns in ("", ",microbatches=4"))]
+    for code, out, err in run_ranks(2, "wide_update", *cases):
+        assert code == 0, err
+        assert len(out.splitlines()) == len(cases)
+
+
 def test_states_in_chunks_that_do_not_divide(tmp_path):
     for code, _, err in run_ranks(3, "uneven", tmp_path):
         assert code == 0, err

@@ -259,6 +259,23 @@ def task_update_memory(*fixes):
     stop_process_group()
 
 
+def task_wide_update(*cases):
+    """Of matrices that fill a lot of the update by themselves: what is under way beside the lot at hand, as it comes. The least of three steps: a thread of gloo's may hold what has come for longer."""
+    for case in cases:
+        widths, fix = case.split(":")
+        sizes = [int(width) for width in widths.split("-")]
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])))
+        batch, target = torch.randn(64, sizes[0]), torch.randn(64, sizes[-1])
+        options = autopar.Options(constraints=parse_fix(fix), time_limit_s=20.0)
+        step = autopar.compile(model, "cpu:2", example_inputs=(batch,), example_targets=(target,), loss=torch.nn.functional.mse_loss, optimizer=ADAMW, options=options)
+        held, cost = min(held_bytes(step, batch, target) for _ in range(3)), step.plan.cost
+        predicted = cost.peak_bytes[0] + cost.under_way_bytes[0]
+        print(case, held, predicted)
+        assert abs(held - predicted) <= 0.01 * predicted, (case, held, predicted)
+    stop_process_group()
+
+
 class Layered(torch.nn.Module):
     """A GPT that gives the outputs of its layers, too, and a mean over the samples."""
 

@@ -15,13 +15,12 @@ from autopar.errors import AutoparError
 from autopar.graph import messages
 from autopar.graph.mesh import Mesh, MeshAxis
 from autopar.runtime import Executable, ProcessComm, read_torchrun_env, run_ranks, run_training, start_process_group, stop_process_group
-from autopar.runtime import pending as under_way
 
 sys.path.insert(0, str(Path(__file__).parent))
 from programs import zero3
 
 warnings.simplefilter("error")
-LARGE = messages.GATHERED_ALONE_BYTES = messages.REDUCED_ALONE_BYTES = under_way.REDUCED_ALONE_BYTES = 1 << 16  # so that the memory of all ranks here holds many that go alone
+LARGE = messages.GATHERED_ALONE_BYTES = messages.REDUCED_ALONE_BYTES = 1 << 16  # so that the memory of all ranks here holds many that go alone
 
 
 def batches():

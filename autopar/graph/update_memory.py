@@ -1,0 +1,244 @@
+"""What an update holds: bytes while it runs, lot by lot, as the emitted program runs it.
+
+In: a program whose collectives were started ahead (`graph.overlap`), and what holds messages that the backward pass left under way. Out: bytes held while each node of the update runs. The law
+(`graph.liveness`) knows one parameter's update after the other, in the order of the graph; the program updates equal parameters together (`codegen.update`), a lot at a time (`graph.update_lots`), in the
+order in which their gradients were made, and starts the reductions of the next lot and the gathers of this one meanwhile (`codegen.parcels`). Invariant: what is held before the update, and after it, is as the law says.
+
+    start        all tensors of the lot, as one or more messages (`graph.messages`). What it reads goes when it was packed, else when the message is there
+    wait         the first one is for all messages of that start. A tensor of a gathered message is unpacked, which stays until the last is; one piece alone lies as it should
+    gloo         beside what a reduce-scatter reads there is as much that the other ranks sent, packed or not; a gather's pieces are packed into its result
+    temporaries  kernels make them for one parameter after the other: those of the largest count
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .graph import entering_values, producer_table, value_table
+from .liveness import bytes_over_time, held_bases, list_readers, live_ranges
+from .messages import goes_alone, is_one_piece, split_bucket
+from .node import Node, get_arg
+from .program import STARTS, WAIT, Program
+from .tensor import size_bytes
+from .turns import RECEIVE, SEND
+from .update_lots import alike_parts, in_order, list_lots, lot_bytes, parcel_bytes, waits_for_others
+from .update_parts import Part, split_part, update_layers, update_parts
+
+_LEAVES = -1  # stands for a node that needs what is still there after the step
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """Messages under way, and the bytes that they hold beside what the law counts until they are there."""
+
+    held: int
+
+
+@dataclass(slots=True, eq=False)
+class _Gathered:
+    """A gathered message that is to be unpacked: its bytes, and how many of its tensors nobody has waited for yet."""
+
+    bytes: int
+    left: int
+
+
+def held_in_update(program: Program, on_gloo: bool, flights: Mapping[str, Flight]) -> dict[int, int]:
+    """Node of the update -> bytes held while it runs; none where no collective is started in it or for it.
+
+    Args:
+        on_gloo: whether collectives run on it.
+        flights: value that the update waits for -> what brings it, started before.
+    """
+    groups = list_update(program)
+    places = [i for group in groups for part in group for i in part.nodes]
+    if not flights and not any(program.graph.nodes[i].op in STARTS for i in places):
+        return {}
+    walk = _Walk(program, on_gloo, places, flights)
+    for group in groups:
+        walk.run_group(group)
+    return walk.held
+
+
+def list_update(program: Program) -> list[list[Part]]:
+    """The update in the order in which it runs: groups of equal parts; what is nobody's own is a part without a parameter."""
+    graph = program.graph
+    parts, rest = update_parts(graph)
+    in_order = any(graph.nodes[i].op in (SEND, RECEIVE) for i in rest)
+    layers = [] if in_order else update_layers(graph, rest, _owners(program))
+    found = [[Part("", (i,))] for i in rest] if in_order else []
+    for layer in layers:
+        found += [*alike_parts(graph, layer.parts), *([Part("", (i,))] for i in layer.rest)]
+    return [*found, *alike_parts(graph, parts)]
+
+
+def _owners(program: Program) -> dict[str, str]:
+    """Value of the program -> the parameter whose gradient it is."""
+    params = {value.name: value.storage for value in entering_values(program.graph)}
+    whose = {grad: params[name] for name, grad in program.graph.grads if name in params}
+    return {local: whose[whole] for local, whole, _ in program.shardings if whole in whose}
+
+
+class _Walk:
+    """A device on its way through the update: the bytes that are `live`, and those that were `held` while each node ran."""
+
+    def __init__(self, program: Program, on_gloo: bool, places: Sequence[int], flights: Mapping[str, Flight]) -> None:
+        graph, lives, inside = program.graph, live_ranges(program.graph), {*places}
+        self.program, self.graph, self.nodes, self.on_gloo = program, graph, graph.nodes, on_gloo
+        self.values, self.base, self.makers = value_table(graph), held_bases(graph), producer_table(graph)
+        self.needs = {name: {last if last in inside else _LEAVES} for name, (first, last) in lives.items() if first in inside or last in inside}
+        for name, readers in list_readers(graph, self.base).items():
+            if name in self.needs:
+                self.needs[name].update(inside.intersection(readers))
+        self.needed: dict[int, list[str]] = {}  # node -> what comes or goes with the update and it needs
+        for name, nodes in self.needs.items():
+            for i in nodes:
+                self.needed.setdefault(i, []).append(name)
+        self.there = {name for name in self.needs if lives[name][0] not in inside}
+        begin = min(places)
+        self.live = bytes_over_time(graph, lives)[begin] + sum({id(one): one.held for one in flights.values()}.values())
+        self.live += sum(map(self._size, self.there)) - sum(self._size(name) for name in self.needs if lives[name][0] <= begin <= lives[name][1])
+        self.flights, self.messages = dict(flights), dict[str, _Gathered]()
+        self.readers: dict[str, list[Flight]] = {}  # value -> messages that read it where it lies
+        self.own: dict[str, int] = {}  # temporary of the function that runs -> the place of its part
+        self.made: list[int] = []  # bytes of temporaries, by part
+        self.held: dict[int, int] = {}
+
+    def run_group(self, group: Sequence[Part]) -> None:
+        """Equal parts."""
+        splits = {part.param: split_part(self.graph, part) for part in group}
+        if len(group) == 1:
+            self._run([group[0].nodes])
+        elif any(split.starts or split.gathers for split in splits.values()):
+            lots = list_lots(self.graph, self._as_they_come(group), parcel_bytes(self.graph, group))
+            for ahead, here, before in zip([*lots, [], []], [[], *lots, []], [[], [], *lots]):
+                self._run([splits[part.param].starts for part in ahead])
+                self._run([splits[part.param].update for part in here])
+                for part in before:
+                    self._run([splits[part.param].finish])
+                self._run([splits[part.param].gathers for part in here])
+        else:
+            temporaries = any(self.values[name].shape for name in self._temporaries([group[0].nodes]))
+            most = lot_bytes(self.graph, group, temporaries)
+            for lot in list_lots(self.graph, self._as_they_come(group), most) if most else [group]:
+                self._run([part.nodes for part in lot])
+
+    def _as_they_come(self, group: Sequence[Part]) -> Sequence[Part]:
+        """In the order of their names or, where they wait for what was started before, in that."""
+
+        def begun(part: Part) -> tuple[int, int]:
+            made_by = (self.makers[self.nodes[i].inputs[0]] for i in part.nodes if self.nodes[i].op == WAIT)
+            return max(place for place in made_by if place[0] not in part.nodes)
+
+        named = in_order(group, self.graph.sequences)
+        return sorted(named, key=begun) if waits_for_others(self.graph, group[0]) else named
+
+    def _temporaries(self, columns: Sequence[Sequence[int]]) -> dict[str, int]:
+        """What the ops of a function make for each other, without what is sent or comes -> the place of its part."""
+        ops = [(k, {*column}, self.nodes[i]) for k, column in enumerate(columns) for i in column if not self.nodes[i].op.startswith("comm.")]
+        return {name: k for k, own, node in ops for name in node.outputs if name in self.needs and self.needs[name] <= own}
+
+    def _run(self, columns: Sequence[Sequence[int]]) -> None:
+        """A function: of each part its nodes, each of which runs for all parts before the next."""
+        self.own, self.made = self._temporaries(columns), [0] * len(columns)
+        for column in columns:
+            self._hold_arguments(column)
+        for row in zip(*columns):
+            op = self.nodes[row[0]].op
+            if op in STARTS:
+                self._start(row)
+            elif op == WAIT:
+                for i in row:
+                    self._wait(i)
+            else:
+                self._take(name for i in row for name in self.nodes[i].outputs)
+            self._note(row)
+            for i in row:
+                for name in self.needed.get(i, ()):
+                    self.needs[name].discard(i)
+                    self._drop(name)
+
+    def _hold_arguments(self, column: Sequence[int]) -> None:
+        """What a kernel is given is its caller's until it returns: what others made, or brought, is needed until the last op has run."""
+        ops = [i for i in column if not self.nodes[i].op.startswith(("comm.", "state."))]
+        made = {name for i in ops for name in self.nodes[i].outputs}
+        for name in {self.base[name] for i in ops for name in self.nodes[i].inputs if name in self.base} - made:
+            if name in self.needs and self.needs[name]:
+                self.needs[name].add(ops[-1])
+                self.needed.setdefault(ops[-1], []).append(name)
+
+    def _start(self, row: Sequence[int]) -> None:
+        """One collective for all: what it brings is there from now on, but what must be unpacked."""
+        ends = [(self.nodes[i], place) for i in row for place in range(len(self.nodes[i].inputs))]
+        if self.nodes[row[0]].op == "comm.start_all_reduce":
+            self._start_all_reduce(row, ends)
+            return
+        gathers, flight = self.nodes[row[0]].op == "comm.start_all_gather", Flight(0)
+        sizes = [max(self._size(node.inputs[k]), self._size(node.outputs[k])) for node, k in ends]
+        for places in split_bucket(sizes, gathers, self.on_gloo):
+            reads, brings = ([names[k] for names, k in ((getattr(ends[p][0], side), ends[p][1]) for p in places)] for side in ("inputs", "outputs"))
+            sent = sum(map(self._size, reads))
+            lies_right = len(places) == 1 and is_one_piece(self.program.mesh, *ends[places[0]], self.values)
+            if gathers and not lies_right:
+                message = _Gathered(sum(map(self._size, brings)), len(brings))
+                self.live += message.bytes
+                self.messages.update(dict.fromkeys(brings, message))
+            else:
+                self._take(map(self.base.__getitem__, brings))
+            packs = len(places) > 1 or not (gathers or lies_right)
+            if not (gathers and self.on_gloo):
+                flight.held += sent * (packs + self.on_gloo)
+                for name in reads if not packs else ():
+                    self.readers.setdefault(self.base[name], []).append(flight)
+        self.live += flight.held
+        self.flights.update((name, flight) for node, _ in ends for name in node.outputs)
+
+    def _start_all_reduce(self, row: Sequence[int], ends: Sequence[tuple[Node, int]]) -> None:
+        """What it may write over becomes the sum, if it travels alone; else it is packed, and the sums lie there."""
+        for node, k in ends:
+            read = self.base[node.inputs[k]]
+            if k in get_arg(node, "own", ()) and goes_alone(self._size(node.inputs[k]), len(ends), self.on_gloo) and self.needs.get(read, {_LEAVES}) <= {*row}:
+                self.needs[read].clear()
+                self._drop(read)
+        self._take(self.base[name] for node, _ in ends for name in node.outputs)
+
+    def _wait(self, i: int) -> None:
+        name = self.nodes[i].inputs[0]
+        flight, message = self.flights.get(name), self.messages.pop(name, None)
+        if flight is not None:
+            self.live -= flight.held
+            flight.held = 0
+            for read in [read for read, readers in self.readers.items() if flight in readers]:
+                self.readers[read].remove(flight)
+                self._drop(read)
+        if message is not None:
+            self._take([self.base[name]])
+            message.left -= 1
+            self._note([i])
+            self.live -= 0 if message.left else message.bytes
+
+    def _take(self, names: Iterable[str]) -> None:
+        """Values whose bytes come now, if they are not there."""
+        for name in names:
+            if name in self.needs and name not in self.there:
+                self.there.add(name)
+                if name in self.own:
+                    self.made[self.own[name]] += self._size(name)
+                else:
+                    self.live += self._size(name)
+
+    def _drop(self, name: str) -> None:
+        """A value, if nobody needs it any more."""
+        if name in self.there and not self.needs[name] and not self.readers.get(name):
+            self.there.discard(name)
+            if name in self.own:
+                self.made[self.own[name]] -= self._size(name)
+            else:
+                self.live -= self._size(name)
+
+    def _note(self, row: Sequence[int]) -> None:
+        now = self.live + max(self.made, default=0)
+        self.held.update((i, max(now, self.held.get(i, 0))) for i in row)
+
+    def _size(self, name: str) -> int:
+        return size_bytes(self.values[name])
