@@ -40,7 +40,7 @@ def list_unheld(graph: Graph) -> frozenset[str]:
     def runs_with(i: int, k: int) -> bool:
         return k in part and (part[i], when[i]) == (part[k], when[k])
 
-    summed = {(part[i], when[i]) for i in part for k in readers(graph.nodes[i].outputs[0]) if k not in part}
+    summed = {(part[i], when[i]) for i in part for k in readers(graph.nodes[i].outputs[0]) if k not in part and not graph.nodes[k].op.startswith("comm.")}
     found = set(list_unheld_adam(graph))
     for i in part:
         (out,) = graph.nodes[i].outputs

@@ -82,7 +82,8 @@ def in_order(group: Sequence[Part], sequences: Collection[str]) -> list[Part]:
 
 
 def alike_parts(graph: Graph, parts: Sequence[Part]) -> list[list[Part]]:
-    """Parts that correspond node for node: same ops and arguments, of the same inputs; states of a parameter by their roles, and what others make by the order in which it is read."""
+    """Parts that correspond node for node: same ops of the same inputs and with the same numbers (what is sent, with the same arguments; kernels serve all shapes and dims). States of a parameter are
+    told by their roles, what others make by the order in which it is read."""
     entering, makers = {v.name: v.storage for v in entering_values(graph)}, producer_table(graph)
     groups: dict[object, list[Part]] = {}
     for part in parts:
@@ -99,6 +100,7 @@ def alike_parts(graph: Graph, parts: Sequence[Part]) -> list[list[Part]]:
                     refs.append((place[makers[name][0]], makers[name][1]))
                 else:
                     refs.append(("outside", outside.setdefault(name, len(outside))))
-            rows.append((node.op, node.args, tuple(refs)))
+            args = node.args if node.op.startswith("comm.") else [(key, arg) for key, arg in node.args if not isinstance(arg, tuple)]
+            rows.append((node.op, tuple(args), tuple(refs)))
         groups.setdefault(tuple(rows), []).append(part)
     return list(groups.values())

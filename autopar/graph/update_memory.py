@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .graph import entering_values, producer_table, value_table
+from .graph import Graph, entering_values, producer_table, use_table, value_table
 from .liveness import bytes_over_time, held_bases, list_readers, live_ranges
 from .messages import goes_alone, is_one_piece, split_bucket
 from .node import Node, get_arg
-from .program import STARTS, WAIT, Program
-from .tensor import size_bytes
+from .program import CUTS, STARTS, WAIT, Program
+from .tensor import Kind, num_elements, size_bytes
 from .turns import RECEIVE, SEND
 from .update_lots import alike_parts, in_order, list_lots, lot_bytes, parcel_bytes, waits_for_others
-from .update_parts import Part, split_part, update_layers, update_parts
+from .update_parts import Part, is_shared, split_part, update_layers, update_parts
 
 _LEAVES = -1  # stands for a node that needs what is still there after the step
 
@@ -65,18 +65,32 @@ def list_update(program: Program) -> list[list[Part]]:
     graph = program.graph
     parts, rest = update_parts(graph)
     in_order = any(graph.nodes[i].op in (SEND, RECEIVE) for i in rest)
-    layers = [] if in_order else update_layers(graph, rest, _owners(program))
+    layers = [] if in_order else update_layers(graph, rest, _owners(graph, rest))
     found = [[Part("", (i,))] for i in rest] if in_order else []
     for layer in layers:
         found += [*alike_parts(graph, layer.parts), *([Part("", (i,))] for i in layer.rest)]
     return [*found, *alike_parts(graph, parts)]
 
 
-def _owners(program: Program) -> dict[str, str]:
-    """Value of the program -> the parameter whose gradient it is."""
-    params = {value.name: value.storage for value in entering_values(program.graph)}
-    whose = {grad: params[name] for name, grad in program.graph.grads if name in params}
-    return {local: whose[whole] for local, whole, _ in program.shardings if whole in whose}
+def _owners(graph: Graph, rest: Sequence[int]) -> dict[str, str]:
+    """Value that an earlier phase made and these nodes read -> the parameter whose gradient it is: the one whose states are rewritten with what element by element comes of it."""
+    inside, uses, makers, values = {*rest}, use_table(graph), producer_table(graph), value_table(graph)
+    params = {value.storage for value in graph.values if value.kind is Kind.PARAM}
+    states = {value.name: value.storage.partition(":")[2] or value.storage for value in entering_values(graph) if not is_shared(value.storage, value.shape)}
+    found = {}
+    for name in dict.fromkeys(name for i in rest for name in graph.nodes[i].inputs if name in makers and makers[name][0] not in inside):
+        whose, seen, ahead = set(), {name}, [name]
+        while ahead:
+            here = ahead.pop()
+            for node in (graph.nodes[k] for k, _ in uses[here] if k in inside):
+                whose.update(states[other] for other in node.inputs if states.get(other) in params)
+                sent = node.op.startswith("comm.")
+                on = [out for out in node.outputs if out and out not in seen and (sent or num_elements(values[out].shape) == num_elements(values[here].shape))]
+                seen.update(on)
+                ahead += on
+        if len(whose) == 1:
+            found[name] = whose.pop()
+    return found
 
 
 class _Walk:
@@ -139,7 +153,8 @@ class _Walk:
         return {name: k for k, own, node in ops for name in node.outputs if name in self.needs and self.needs[name] <= own}
 
     def _run(self, columns: Sequence[Sequence[int]]) -> None:
-        """A function: of each part its nodes, each of which runs for all parts before the next."""
+        """A function: of each part its nodes, each of which runs for all parts before the next; pieces of states are cut first (`graph.fuse` puts kernels where the last of their ops was)."""
+        columns = [sorted(column, key=lambda i: self.nodes[i].op not in CUTS or self.nodes[i].inputs[0] in self.makers) for column in columns]
         self.own, self.made = self._temporaries(columns), [0] * len(columns)
         for column in columns:
             self._hold_arguments(column)
