@@ -12,7 +12,7 @@ The solver adds the same prices by phase (docs/design/cost.md); the replay knows
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
@@ -298,14 +298,10 @@ def _waited_for(stage: StagePasses, phase: Phase, labels: Mapping[str, str], nam
 
 
 def _memory(plan: Plan, stages: Sequence[StagePasses], actions: Sequence[Action]) -> tuple[Held, ...]:
-    """Bytes over time: of one stage and one microbatch node by node; else what is always there, and in the turns what each microbatch in flight keeps and what its
-    work takes at most."""
-    if plan.num_stages == 1 and plan.num_microbatches == 1:
-        at, now, rows = _node_times(stages[0], actions), 0.0, list[Held]()
-        for moment in plan.cost.moments:
-            now = max(now, at.get(moment.node, now))  # what has no time of its own (a cut, a message that others take along) runs with what is before it
-            rows.append(Held(0, now, moment.bytes))
-        return tuple(rows)
+    """Bytes over time: of one stage node by node, but of several microbatches the most of each forward and backward; of several stages what is always there, and in the turns what each microbatch in
+    flight keeps and what its work takes at most."""
+    if plan.num_stages == 1:
+        return tuple(_moments(plan, stages[0], actions))
     found, order = [], _order_of(plan)
     for stage in range(plan.num_stages):
         chunks = [chunk.kept_bytes for chunk in plan.pipeline.stages[stage].chunks] if plan.pipeline is not None else []
@@ -320,6 +316,21 @@ def _memory(plan: Plan, stages: Sequence[StagePasses], actions: Sequence[Action]
             found.append(Held(stage, action.start_s, round(always + kept * weigh_flying(flying, chunks) + max(0, top))))
         found.append(Held(stage, max((a.end_s for a in actions if a.stage == stage), default=0.0), always))
     return tuple(found)
+
+
+def _moments(plan: Plan, stage: StagePasses, actions: Sequence[Action]) -> Iterator[Held]:
+    """Of one stage."""
+    at, now = _node_times(stage, actions), 0.0
+    for action in sorted(actions, key=lambda a: a.start_s):
+        moments = [moment for moment in plan.cost.moments if moment.phase is action.phase]
+        if moments and plan.num_microbatches > 1 and action.phase in (Phase.FORWARD, Phase.BACKWARD):
+            yield Held(0, action.start_s, max(moment.bytes for moment in moments))
+            continue
+        for moment in moments:
+            now = max(now, action.start_s, at.get(moment.node, now))  # what has no time of its own (a cut, a message that others take along) runs with what is before it
+            yield Held(0, now, moment.bytes)
+    if plan.num_microbatches > 1:
+        yield Held(0, max((a.end_s for a in actions), default=0.0), plan.cost.state_bytes[0])
 
 
 def _node_times(stage: StagePasses, actions: Sequence[Action]) -> dict[str, float]:

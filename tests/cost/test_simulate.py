@@ -78,6 +78,19 @@ def test_memory_over_time_reaches_the_peak_that_is_printed(words):
         assert [h.time_s for h in rows] == sorted(h.time_s for h in rows)
 
 
+def test_memory_over_time_knows_the_update_behind_the_turns():
+    """Of one stage: each turn holds what its passes do, the update node by node what its moments say."""
+    plan = make_staged_plan("cpu:4", dp=4, zero=3, microbatches=2)
+    found = simulate_plan(plan)
+    begins = {action.name: action.start_s for action in found.actions}
+    update = [moment.bytes for moment in plan.cost.moments if moment.phase is Phase.UPDATE]
+    late = [held.bytes for held in found.memory if held.time_s >= begins["update"]]
+    assert update and late == [*update, plan.cost.state_bytes[0]]
+    for action in (action for action in found.actions if action.phase in (Phase.FORWARD, Phase.BACKWARD)):
+        most = max(moment.bytes for moment in plan.cost.moments if moment.phase is action.phase)
+        assert [held.bytes for held in found.memory if held.time_s == action.start_s][-1] == most
+
+
 def test_the_trace_has_every_action_in_its_place(tmp_path):
     plan = make_staged_plan("cpu:4", **ASKED[0])
     found = simulate_plan(plan)

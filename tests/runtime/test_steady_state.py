@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import autopar  # noqa: E402
 from autopar.constraints import parse_fix  # noqa: E402
 from autopar.demo import model as demo  # noqa: E402
-from autopar.graph import overlap, overlap_memory  # noqa: E402
+from autopar.graph import overlap, overlap_memory, update_lots  # noqa: E402
 from autopar.options import Options  # noqa: E402
 from autopar.runtime.peak import measure_cpu_peak  # noqa: E402
 from tests.codegen import test_overlap as chain  # noqa: E402
@@ -104,7 +104,7 @@ def test_an_update_whatever_it_is_holds_nothing_beside_its_states(optimizer):
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_what_collectives_hold_does_not_grow_with_the_model(zero, monkeypatch):
     """Buckets of two weights: of 6 blocks and of 12 the same is under way at most."""
-    for module in (overlap, overlap_memory):
+    for module in (overlap, update_lots):
         monkeypatch.setattr(module, "BUCKET_BYTES", 2 * chain.WIDTH * chain.WIDTH * 8)
     found = []
     for blocks in (6, 12):
