@@ -86,7 +86,7 @@ def _flights(program: Program, on_gloo: bool) -> tuple[list[tuple[int, int, int]
         elif node.op in STARTS:
             gathers = node.op == "comm.start_all_gather"
             done = min(alone.get(get_arg(node, "axis"), len(graph.nodes)) - 1, *(waited[out] for out in node.outputs))  # the next one finishes it before it packs
-            flight = Flight(0)
+            flight = Flight()
             for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], gathers, on_gloo):
                 lies_right = len(places) == 1 and is_one_piece(program.mesh, node, places[0], values)
                 if gathers:

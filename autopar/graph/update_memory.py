@@ -13,7 +13,6 @@ order in which their gradients were made, and starts the reductions of the next 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from .graph import Graph, entering_values, producer_table, use_table, value_table
 from .liveness import bytes_over_time, held_bases, list_readers, live_ranges
@@ -28,19 +27,22 @@ from .update_parts import Part, is_shared, split_part, update_layers, update_par
 _LEAVES = -1  # stands for a node that needs what is still there after the step
 
 
-@dataclass(slots=True, eq=False)
 class Flight:
-    """Messages under way, and the bytes that they hold beside what the law counts until they are there."""
+    """Messages under way: the bytes that they hold beside what the law counts, until the first of their tensors is waited for."""
 
-    held: int
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held = 0
 
 
-@dataclass(slots=True, eq=False)
 class _Gathered:
     """A gathered message that is to be unpacked: its bytes, and how many of its tensors nobody has waited for yet."""
 
-    bytes: int
-    left: int
+    __slots__ = ("bytes", "left")
+
+    def __init__(self, size: int, count: int) -> None:
+        self.bytes, self.left = size, count
 
 
 def held_in_update(program: Program, on_gloo: bool, flights: Mapping[str, Flight]) -> dict[int, int]:
@@ -188,7 +190,7 @@ class _Walk:
         if self.nodes[row[0]].op == "comm.start_all_reduce":
             self._start_all_reduce(row, ends)
             return
-        gathers, flight = self.nodes[row[0]].op == "comm.start_all_gather", Flight(0)
+        gathers, flight = self.nodes[row[0]].op == "comm.start_all_gather", Flight()
         sizes = [max(self._size(node.inputs[k]), self._size(node.outputs[k])) for node, k in ends]
         for places in split_bucket(sizes, gathers, self.on_gloo):
             reads, brings = ([names[k] for names, k in ((getattr(ends[p][0], side), ends[p][1]) for p in places)] for side in ("inputs", "outputs"))

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from autopar.api import compile_workload  # noqa: E402
 from autopar.constraints import parse_fix  # noqa: E402
 from autopar.demo import model as demo  # noqa: E402
-from autopar.graph import overlap_memory  # noqa: E402
+from autopar.graph import messages, overlap_memory  # noqa: E402
 from autopar.graph.graph import value_table  # noqa: E402
 from autopar.graph.liveness import storage_bases  # noqa: E402
 from autopar.graph.node import get_arg  # noqa: E402
@@ -125,7 +125,7 @@ def test_a_bucket_takes_what_the_law_counts(data_parallel, monkeypatch):
     for start in starts:
         opened, own = makers[start.inputs[-1]], get_arg(start, "own")
         large = max(size_bytes(values[start.inputs[k]]) for k in own)
-        monkeypatch.setattr(pending, "REDUCED_ALONE_BYTES", large)
+        monkeypatch.setattr(messages, "REDUCED_ALONE_BYTES", large)
         alone = [k for k in own if size_bytes(values[start.inputs[k]]) >= large]
         bucket = pending.Bucket(get_arg(opened, "shapes"), torch.float32, own, torch.device("cpu"))
         gaps = 64 * len(start.inputs)
