@@ -19,7 +19,7 @@ from ..graph.kernel import KERNEL, Kernel, takes_lists
 from ..graph.node import Node, Phase
 from ..graph.own import find_own
 from ..graph.program import Program
-from ..graph.repeats import relative_name
+from ..graph.repeats import name_by_block
 from ..graph.sections import INPUT, WEIGHT, Section, list_overtaken
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind, Value
@@ -67,7 +67,7 @@ def print_bodies(
         kernels: that it calls.
     """
     graph = program.graph
-    items = order_items(graph, sections, _leaving(graph) if in_turns else frozenset())
+    items = order_items(graph, sections, _leaving(graph) if in_turns else frozenset(), _whose(program, grads))
     crossings = find_crossings(graph, items, in_turns)
     families = dict.fromkeys(t.loop.family for t in crossings.loops)
     containers: dict[str, str] = {}
@@ -185,8 +185,7 @@ def _name_grads(
     read.update(dict.fromkeys(n.outputs[0] for n in graph.nodes if n.op in GROWN))
     read.update(dict.fromkeys(name for i, n in enumerate(graph.nodes) if n.phase is Phase.UPDATE and i not in late for name in n.inputs if name in made_late))
     read.update(dict.fromkeys(name for n in graph.nodes for name in n.outputs if name in leaving))
-    whole_of = {local: whole for local, whole, _ in program.shardings}
-    param_of = {g: p.rpartition("@")[0] for p, g in grads}
+    param_of = _whose(program, grads)
     place_in_loop = {
         out: f"{t.loop.family}.{b.index}.".lstrip(".") + f"({p}, {k})"
         for t in crossings.loops
@@ -197,10 +196,16 @@ def _name_grads(
     keys: dict[str, str] = {}
     counts: dict[str, int] = {}
     for name in read:  # a gradient that is read in two shardings has two entries
-        base = param_of.get(whole_of[name]) or ("loss" if name in leaving and name == graph.loss else place_in_loop.get(name, name))
+        base = param_of.get(name) or ("loss" if name in leaving and name == graph.loss else place_in_loop.get(name, name))
         counts[base] = counts.get(base, 0) + 1
         keys[name] = base if counts[base] == 1 else f"{base}~{counts[base]}"
     return keys
+
+
+def _whose(program: Program, grads: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    """Value of the program -> the parameter whose final gradient it is."""
+    param_of = {g: p.rpartition("@")[0] for p, g in grads}
+    return {local: param_of[whole] for local, whole, _ in program.shardings if whole in param_of}
 
 
 # ---------------------------------------------------------------- one block
@@ -213,13 +218,12 @@ def _block_writer(frame: Frame, loop: Loop) -> Writer:
     block = loop.blocks[0]
     prefix = f"{loop.family}.{block.index}" if loop.family else f"{block.index}"
 
+    nodes = [[i for run in (loop.ahead, loop.blocks) if run for i in run[j].nodes] for j in range(len(loop.blocks))]
+    beside = {names[0]: names for row in zip(*nodes) for names in zip(*(frame.graph.nodes[i].inputs for i in row))}
+
     def state_text(name: str) -> str:
-        text = frame.state_keys[name]
-        inner = relative_name(name, loop.family, block.index)
-        if inner is None:
-            return text
-        storage = inner.rpartition("@")[0].replace("#.", f"{loop.family}.{{i}}." if loop.family else "{i}.")
-        return f'state[f"{storage}"]'
+        storage = name_by_block([other.rpartition("@")[0] for other in beside[name]], [b.index for b in loop.blocks]) if "@" in name else None
+        return frame.state_keys[name] if storage is None else f'state[f"{storage}"]'
 
     def path_text(path: str) -> str:
         return path.replace(prefix, f"{loop.family}.{{i}}" if loop.family else "{i}", 1) if path.startswith(prefix) else path
@@ -308,11 +312,13 @@ def _turn(frame: Frame, loop: Loop) -> str:
 
 
 def _grad_text(frame: Frame, loop: Loop, value: str) -> str:
-    key = frame.grad_keys[value]
-    inner = relative_name(key, loop.family, loop.blocks[0].index)
-    if inner is None:
-        raise ProgramError(f"{frame.graph.name}: the update reads {value} as {key}, which has no name inside of block {loop.family}")
-    return f'f"{inner.replace("#.", f"{loop.family}.{{i}}." if loop.family else "{i}.")}"'
+    """The text of the key of what a block makes, for all blocks."""
+    place, k = next((p, node.outputs.index(value)) for p, node in enumerate(frame.graph.nodes[i] for i in loop.blocks[0].nodes) if value in node.outputs)
+    keys = [frame.grad_keys[frame.graph.nodes[block.nodes[place]].outputs[k]] for block in loop.blocks]
+    text = name_by_block(keys, [block.index for block in loop.blocks])
+    if text is None:
+        raise ProgramError(f"{frame.graph.name}: the update reads what blocks of {loop.family or 'the row'} make as {', '.join(keys[:3])}: no one text says these")
+    return f'f"{text}"'
 
 
 def _is_last_reader(frame: Frame, k: int, key: str) -> bool:

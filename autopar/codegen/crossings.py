@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from ..graph.graph import Graph
 from ..graph.node import Phase
-from ..graph.repeats import relative_name
+from ..graph.repeats import name_by_block
 from ..graph.sections import Section
 from .expression import identifier
 from .loops import Item, Loop
@@ -108,8 +108,7 @@ def _find_way(
 ) -> Entry:
     loop = table.loop
     if all(n in entering for n in names):
-        inner = {relative_name(n, loop.family, b.index) for n, b in zip(names, loop.blocks)}
-        if len(inner) == 1 and None not in inner:
+        if all("@" in n for n in names) and name_by_block(names, [b.index for b in loop.blocks]) is not None:
             return Entry("state", names)
     if len(set(names)) == 1:
         return Entry("shared", names)

@@ -228,7 +228,7 @@ def _strip_numbers(init: tuple) -> tuple:
 
 def _pattern(storage: str) -> str:
     """The storage without its outermost number, so that equal states of equal blocks come together."""
-    return re.sub(r"(^|[.:])\d+(?=\.)", r"\1#", storage, count=1)
+    return re.sub(r"(^|[.:])\d+(?=\.|$)", r"\1#", storage, count=1)
 
 
 def _print_step(program: Program, body: Body) -> str:

@@ -15,7 +15,7 @@ from typing import Union
 from ..graph.graph import Graph, entering_values, producer_table, use_table
 from ..graph.node import Phase
 from ..graph.program import CUTS, STARTS, WAIT
-from ..graph.repeats import Block, Repeat, find_repeats
+from ..graph.repeats import Block, Repeat, find_repeats, name_by_block
 from ..graph.sections import Section, list_sections
 from ..graph.turns import ACCUMULATE
 from ..graph.update_parts import Part, update_parts
@@ -41,14 +41,16 @@ class Loop:
 Item = Union[int, Loop]
 
 
-def order_items(graph: Graph, sections: Sequence[Section], leaving: frozenset[str] = frozenset()) -> dict[Section, list[Item]]:
+def order_items(graph: Graph, sections: Sequence[Section], leaving: frozenset[str] = frozenset(), grads: Mapping[str, str] | None = None) -> dict[Section, list[Item]]:
     """The items of each section but the update, loops where possible.
 
     Args:
         sections: of each node (`graph.sections`).
         leaving: what blocks must all put into `grads`, or none of a loop.
+        grads: value -> the parameter whose gradient it is.
     """
     candidates = [parts for repeat in find_repeats(graph) if repeat.phase is not Phase.UPDATE for parts in _loops(graph, repeat, sections, leaving)]
+    candidates = [parts for parts in candidates if all(_can_say(graph, loop, grads or {}) for loop in parts)]
     found: dict[Section, list[Item]] = {}
     for section in list_sections(sections):
         if section.phase is Phase.UPDATE:
@@ -79,6 +81,24 @@ def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section], leaving: f
     entering = frozenset(graph.inputs)
     whole = [Loop(repeat.family, section, run) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
     return [tuple(_look_ahead(graph, entering, uses, part) for part in _part_lagging(graph, uses, loop)) for loop in whole]
+
+
+def _can_say(graph: Graph, loop: Loop, grads: Mapping[str, str]) -> bool:
+    """True where one text says, for every block, which states it writes or has brought ahead, and whose gradients it makes: they may lie outside of the row of blocks."""
+    indices, states = [block.index for block in loop.blocks], {*graph.inputs}
+    for row in zip(*(block.nodes for block in loop.ahead)):
+        for names in zip(*(graph.nodes[i].inputs for i in row)):
+            if states.issuperset(names) and len(set(names)) > 1 and name_by_block(names, indices) is None:
+                return False
+    for row in zip(*(block.nodes for block in loop.blocks)):
+        nodes = [graph.nodes[i] for i in row]
+        if nodes[0].op == "state.write" and name_by_block([node.inputs[0] for node in nodes], indices) is None:
+            return False
+        for outs in zip(*(node.outputs for node in nodes)):
+            whose = [grads.get(out) for out in outs]
+            if any(whose) and (None in whose or name_by_block(whose, indices) is None):  # type: ignore[arg-type]
+                return False
+    return True
 
 
 def _part_lagging(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], loop: Loop) -> tuple[Loop, ...]:

@@ -25,6 +25,7 @@ from .tensor import STATE_KINDS
 
 MANY = 16
 _LEAF = frozenset(("weight", "bias"))  # of a linear, a norm, an embedding alone
+_DIGITS = re.compile(r"\d+")
 _NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 
 
@@ -117,6 +118,32 @@ def relative_name(name: str, family: str, index: int) -> str | None:
     if place < 0 or (place and name[place - 1] not in ":"):
         return None
     return f"{name[:place]}#.{name[place + len(prefix) :]}"
+
+
+def name_by_block(names: Sequence[str], indices: Sequence[int]) -> str | None:
+    """The names of blocks' own things as one text with the block's number `i` in it: `h.0.w`, `h.1.w` -> `h.{i}.w`; also `gates.{i + 1}`, `m{3 - i}`, of things that lie beside the row. None where
+    no such text has all of them, or they are the same.
+
+    Args:
+        indices: of the blocks.
+    """
+    texts, rows = [_DIGITS.split(name) for name in names], [[int(number) for number in _DIGITS.findall(name)] for name in names]
+    plain = all("".join(part + str(number) for part, number in zip(text, [*row, ""])) == name for name, text, row in zip(names, texts, rows))  # no number begins with 0
+    if len(set(names)) < 2 or any(text != texts[0] for text in texts) or not plain or any("{" in name or "}" in name for name in names):
+        return None
+    found = texts[0][0]
+    for part, *numbers in zip(texts[0][1:], *rows):
+        more, whole = numbers[0] - indices[0], numbers[0] + indices[0]
+        if len(set(numbers)) == 1:
+            found += str(numbers[0])
+        elif all(number - i == more for number, i in zip(numbers, indices)):
+            found += "{i}" if not more else f"{{i {'+' if more > 0 else '-'} {abs(more)}}}"
+        elif all(number + i == whole for number, i in zip(numbers, indices)):
+            found += f"{{{whole} - i}}"
+        else:
+            return None
+        found += part
+    return found
 
 
 def state_blocks(graph: Graph) -> dict[str, tuple[str, int]]:

@@ -8,7 +8,7 @@ from codegen.chain import chain_graph
 
 from autopar.graph.graph import check_graph
 from autopar.graph.node import Phase
-from autopar.graph.repeats import block_of, class_counts, find_repeats, fold_graph, identity_fold, relative_name, state_blocks
+from autopar.graph.repeats import block_of, class_counts, find_repeats, fold_graph, identity_fold, name_by_block, relative_name, state_blocks
 from autopar.graph.tensor import Kind
 
 from .drafts import make_graph, node, value
@@ -61,6 +61,30 @@ def test_states_of_blocks(others, blocks):
 
 def shown(graph):
     return [(r.family, r.phase.value, [b.index for b in r.blocks]) for r in find_repeats(graph)]
+
+
+@pytest.mark.parametrize(
+    ("names", "indices", "text"),
+    [
+        (["h.0.w", "h.1.w", "h.2.w"], [0, 1, 2], "h.{i}.w"),
+        (["h.2.w", "h.1.w"], [2, 1], "h.{i}.w"),
+        (["exp_avg:s.0.h.5.w", "exp_avg:s.0.h.6.w"], [5, 6], "exp_avg:s.0.h.{i}.w"),
+        (["m0", "m1"], [4, 5], "m{i - 4}"),
+        (["g.1", "g.2"], [0, 1], "g.{i + 1}"),
+        (["g.3", "g.2", "g.1"], [0, 1, 2], "g.{3 - i}"),
+        (["0.0.w", "1.1.w"], [0, 1], "{i}.{i}.w"),
+        (["g.3", "g.1", "g.2"], [0, 1, 2], None),
+        (["a", "b"], [0, 1], None),
+        (["a.0", "b.1"], [0, 1], None),
+        (["g.0", "g.0"], [0, 1], None),
+        (["g.00", "g.01"], [0, 1], None),
+        (["{.0", "{.1"], [0, 1], None),
+    ],
+)
+def test_names_of_what_blocks_have_by_their_number(names, indices, text):
+    assert name_by_block(names, indices) == text
+    if text is not None:
+        assert [eval(f"f{text!r}", {"i": i}) for i in indices] == names
 
 
 def test_a_chain_folds_to_one_block():
