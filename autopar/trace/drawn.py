@@ -1,8 +1,8 @@
-"""Random numbers of Python and numpy: drawn while a step is traced, they would be the same in every step.
+"""Random numbers that a program would not draw as the step does.
 
-In: nothing but those generators. Out: an error where a step depends on them, unless it seeds them itself and so draws the same numbers
-in every step anyway. A uniform number may be compared with what it can never reach (LayerDrop with probability 0). Torch's own numbers are
-not meant: they are ops of the step (`random_ops`).
+In: generators of Python and numpy, and torch's where a step seeds it or makes one. Out: an error where a step depends on them. What Python and numpy draw while a step is traced
+would be the same in every step, unless it seeds them itself and so draws the same numbers in every step anyway. A uniform number may be compared with what it can never reach (LayerDrop with
+probability 0). Torch's own numbers are ops of the step (`random_ops`), which draw anew in every step: so a seed within the step, or a generator that it makes, would mean nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from ..errors import TraceError
 from .place import blame_stack, running_frames
@@ -33,6 +36,7 @@ def refuse_drawn_numbers() -> Iterator[None]:
     before = [state() for _, _, state in generators]
     calls: dict[tuple[str, str], str] = {}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_seeds_refused())
         for name, module in {name: module for name, module, _ in generators}.items():
             stack.enter_context(_noticed(name, module, calls))
         yield
@@ -47,6 +51,63 @@ def _refusal(names: str, place: str) -> TraceError:
         f"{place + ': ' if place else ''}the step draws random numbers from {names}: drawn while it is traced, they would be the same in "
         "every step. Draw with torch (torch.rand(()) stays a tensor), or outside of the step and pass them as an input; switch off what a "
         "library draws so (transformers: apply_spec_augment=False, layerdrop=0.0)."
+    )
+
+
+@contextlib.contextmanager
+def _seeds_refused() -> Iterator[None]:
+    """Refuse `torch.manual_seed` with a number that is the same in every step (one that `torch.seed` has drawn before is not), and draws from generators that the step makes."""
+    drawn: list[int] = []
+
+    def manual_seed(seed: object) -> object:
+        if not drawn:
+            raise _refuse_seed(f"torch.manual_seed({seed})")
+        return kept["manual_seed"](seed)
+
+    def draw_seed() -> int:
+        drawn.append(kept["seed"]())
+        return drawn[-1]
+
+    kept: dict[str, Callable] = {"manual_seed": torch.manual_seed, "seed": torch.seed}
+    generator = torch.Generator
+    for module in (torch, torch.random):
+        module.manual_seed, module.seed = manual_seed, draw_seed
+    torch.Generator = _MadeHere  # type: ignore[misc]
+    try:
+        with _RefusesMadeHere():
+            yield
+    finally:
+        torch.Generator = generator  # type: ignore[misc]
+        for module in (torch, torch.random):
+            module.manual_seed, module.seed = kept["manual_seed"], kept["seed"]
+
+
+class _AnyGenerator(type(torch.Generator)):
+    """So that every generator is an instance of what stands for the class meanwhile."""
+
+    def __instancecheck__(cls, thing: object) -> bool:
+        return isinstance(thing, _MadeHere.__base__)  # type: ignore[arg-type]
+
+
+class _MadeHere(torch.Generator, metaclass=_AnyGenerator):
+    """A generator that a step makes."""
+
+
+class _RefusesMadeHere(TorchFunctionMode):
+    """Refuses draws from them."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: D105
+        if any(type(a) is _MadeHere for a in (*args, *(kwargs or {}).values())):
+            raise _refuse_seed(f"{getattr(func, '__name__', func)} draws from a torch.Generator that the step makes")
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse_seed(what: str) -> TraceError:
+    """The error for a draw whose numbers the step fixes."""
+    place = blame_stack(running_frames())
+    return TraceError(
+        f"{place + ': ' if place else ''}{what}: the program draws its own numbers, anew in every step, so a seed within the step would mean nothing. Numbers that are to be the same "
+        "in every step belong in a buffer (register_buffer in __init__); for others leave the seed or the generator out."
     )
 
 

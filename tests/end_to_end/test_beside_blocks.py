@@ -105,5 +105,5 @@ def test_deep_rows_with_gates_are_no_longer_text():
             self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(depth))
             self.gates = nn.ParameterList(nn.Parameter(torch.ones(WIDTH)) for _ in range(depth))
 
-    sizes = [len(compile_workload(workload(Deep(depth)), "cpu:1", Options(price=False, time_limit_s=30)).files["program.py"].splitlines()) for depth in (4, 12)]
+    sizes = [len(compile_workload(workload(Deep(depth)), "cpu:1", Options(price=False, time_limit_s=30)).files["program.py"].splitlines()) for depth in (8, 16)]
     assert sizes[0] == sizes[1]

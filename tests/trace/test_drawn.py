@@ -83,6 +83,48 @@ def test_a_comparison_that_never_differs_is_answered():
     assert sizes[0] == sizes[1] and sizes[0][0] != sizes[0][1]
 
 
+def own_generator(y):
+    return y + torch.randn(y.shape, generator=torch.Generator().manual_seed(3))
+
+
+def own_permutation(y):
+    return y[torch.randperm(4, generator=torch.Generator().manual_seed(3))]
+
+
+def in_place_draw(y):
+    return y + torch.empty_like(y).uniform_(generator=torch.Generator().manual_seed(3))
+
+
+def seeded_torch(y):
+    torch.manual_seed(3)
+    return y + torch.rand(5)
+
+
+def seeded_apart(y):
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(3)
+        return y + torch.rand(5)
+
+
+@pytest.mark.parametrize("body, lines", [(own_generator, 1), (own_permutation, 1), (in_place_draw, 1), (seeded_torch, 1), (seeded_apart, 2)])
+def test_numbers_that_the_step_fixes_are_refused(body, lines):
+    """The program would draw others in every step."""
+    before = torch.manual_seed, torch.random.manual_seed, torch.seed
+    with pytest.raises(TraceError, match=rf"test_drawn.py:{body.__code__.co_firstlineno + lines}: .*draws its own numbers, anew in every step.*register_buffer"):
+        trace_step(step(body))
+    assert (torch.manual_seed, torch.random.manual_seed, torch.seed) == before
+
+
+def newly_seeded(y):
+    torch.manual_seed(torch.seed() % 1000)
+    return y + torch.rand(5)
+
+
+def test_a_seed_that_was_drawn_fixes_nothing():
+    """As transformers' Reformer does."""
+    assert any(node.op == "autopar.uniform" for node in trace_step(step(newly_seeded)).graph.nodes)
+
+
 def drops_layer(y):
     return y if torch.rand(()) < 0.1 else 2 * y
 

@@ -66,6 +66,7 @@ def add_noise(make):
     return lambda x: x + 0.1 * make(x)
 
 
+HELD = torch.Generator().manual_seed(1)
 SPELLINGS = {
     "dropout": nn.Dropout(0.3),
     "half": nn.Dropout(0.5),  # torch leaves out arguments that are the default
@@ -105,7 +106,7 @@ SPELLINGS = {
     "multinomial": lambda x: x[:, torch.multinomial(torch.arange(1.0, 13.0), 12)],
     "multinomial with replacement": lambda x: x.gather(1, torch.multinomial(x.detach().exp(), 12, replacement=True)),
     "gumbel": lambda x: x * F.gumbel_softmax(x, hard=True),
-    "a generator of the user": add_noise(lambda x: torch.rand(8, 12, generator=torch.Generator().manual_seed(1))),
+    "a generator of the user": add_noise(lambda x: torch.rand(8, 12, generator=HELD)),
 }
 
 
