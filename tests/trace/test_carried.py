@@ -85,7 +85,91 @@ class MakesAnew(torch.optim.Optimizer):
                 p.data = state["slow"] - group["lr"] * state["m"]
 
 
-@pytest.mark.parametrize("optimizer", [functools.partial(Decays, lr=0.1, momentum=0.9), CountsInGroup, Perturbs, MakesAnew])
+class Averages(torch.optim.SGD):
+    """Weights are pulled to averages of themselves, which are kept beside the states."""
+
+    def __init__(self, params, kind) -> None:
+        super().__init__(params, lr=0.1)
+        self.kind, mine = kind, [p for g in self.param_groups for p in g["params"]]
+        copies = [p.detach().clone() for p in mine]
+        if kind == "group":
+            self.param_groups[0]["slow"] = copies
+        else:
+            self.slow = {"list": copies, "tuple": tuple(copies), "by number": dict(enumerate(copies)), "by parameter": dict(zip(mine, copies)), "made anew": copies}[kind]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        for i, p in enumerate(p for g in self.param_groups for p in g["params"]):
+            held = self.param_groups[0]["slow"] if self.kind == "group" else self.slow
+            slow = held[p if self.kind == "by parameter" else i]
+            if self.kind == "made anew":
+                held[i] = slow = 0.9 * slow + 0.1 * p
+            else:
+                slow.lerp_(p, 0.1)
+            p.lerp_(slow, 0.2)
+
+
+class Norms(torch.optim.SGD):
+    """Two numbers of all parameters in a list, and a gradient that the step replaces."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.seen = [torch.zeros(()), torch.ones(())]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.grad = torch.clamp(p.grad, -0.02, 0.02)
+            self.seen[0].add_(p.grad.norm())
+            self.seen[1].mul_(0.9)
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            p.mul_(1 - 0.01 * self.seen[1] / (1 + self.seen[0]))
+
+
+def of_kind(kind):
+    return functools.partial(Averages, kind=kind)
+
+
+KINDS = ["list", "tuple", "by number", "by parameter", "group", "made anew"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_averages_in_lists_are_states_of_their_parameters(kind):
+    traced = trace_step(mlp(of_kind(kind)))
+    params = [name.rpartition("@")[0] for name in traced.graph.inputs if ":" not in name and not name.startswith(("input", "target"))]
+    where = "group" if kind == "group" else "self"
+    assert dict(traced.init_optim) == {f"{where}.slow:{param}": ("param", param) for param in params}
+
+
+def test_a_list_that_a_step_makes_is_not_looked_into():
+    class Late(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            params = self.param_groups[0]["params"]
+            if not hasattr(self, "slow"):
+                self.slow = [torch.zeros_like(p) for p in params]
+            super().step(closure)
+            for slow, p in zip(self.slow, params):
+                slow.lerp_(p, 0.1)
+
+    with pytest.raises(TraceError, match=r"test_carried.py:\d+: the step reads a tensor of shape .* that an earlier step made.*list, tuple or dict that __init__ makes"):
+        trace_step(mlp(functools.partial(Late, lr=0.1)))
+
+
+def test_a_list_that_serves_one_step_is_no_state():
+    class Gathers(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            self.found = [p.grad * 2 for p in self.param_groups[0]["params"]]
+            for p, grad in zip(self.param_groups[0]["params"], self.found):
+                p.sub_(grad, alpha=0.1)
+
+    assert not trace_step(mlp(functools.partial(Gathers, lr=0.1))).init_optim
+
+
+@pytest.mark.parametrize("optimizer", [*map(of_kind, KINDS), Norms, functools.partial(Decays, lr=0.1, momentum=0.9), CountsInGroup, Perturbs, MakesAnew])
 def test_equals_eager(optimizer):
     worst, _ = worst_differences(mlp(optimizer))
     assert all(w <= TOLERANCE for w in worst.values()), worst

@@ -123,6 +123,11 @@ class _Lowering:
 
     def _add_constant(self, uid: int) -> None:
         tensor = self.tape.constants.get(uid)
+        if tensor is None and self.draft.phase is Phase.UPDATE:
+            raise TraceError(
+                f"{self.draft.source or 'the optimizer'}: the step reads a tensor of shape {list(self.tape.tensors[uid].shape)} that an earlier step made and kept where it is not looked for. Keep it in "
+                "self.state[p], or in an attribute, list, tuple or dict that __init__ makes."
+            )
         if tensor is None:
             raise GraphError(f"tensor {uid} {list(self.tape.tensors[uid].shape)} is read, but nothing on the tape made it")
         self.tape_constant(uid, tensor)

@@ -75,7 +75,7 @@ def build_optimizer(factory: Callable[..., object], params: list[torch.Tensor]) 
 
 
 def run_step(optimizer: torch.optim.Optimizer, name: str, numbers: tuple[str, ...] = ()) -> None:
-    """One `optimizer.step()`, its failures explained. `numbers`: the Python numbers that have become tensors."""
+    """One `optimizer.step()`, its failures explained; a gradient that it replaces is there again afterwards. `numbers`: the Python numbers that have become tensors."""
     required = [
         p.name
         for p in [*inspect.signature(type(optimizer).step).parameters.values()][1:]
@@ -86,9 +86,12 @@ def run_step(optimizer: torch.optim.Optimizer, name: str, numbers: tuple[str, ..
             f"optimizer {name}: its step() needs {', '.join(required)}, so it evaluates the model as often as it likes (a closure), "
             "which no compiled step can do. Choose an optimizer whose step() takes nothing: AdamW, SGD, Muon, ..."
         )
+    grads = [(param, param.grad) for group in optimizer.param_groups for param in group["params"]]
     try:
         with compiling(True), TensorFactors():
             optimizer.step()
+        for param, grad in grads:
+            param.grad = grad
     except TraceError as error:
         changed = f" ({', '.join(dict.fromkeys(numbers))}: a number that every step changes is a tensor here. Of min and math.cos tensors have torch.clamp and torch.cos.)" if numbers else ""
         raise TraceError(f"optimizer {name}: {error}{changed}") from None

@@ -73,6 +73,7 @@ class _Learner:
             self.optimizer = build_optimizer(factory, list(params.values()))
             built = len(self.tape.records)
             settle_options(self.optimizer, self.tape, self.name)
+            self.held = {place for place, table in find_tables(self.optimizer).items() if table.is_entry}  # what a step puts into a list for itself is no state
             before, schedules = read_numbers(self.optimizer), read_schedules(self.optimizer)
             run_step(self.optimizer, self.name)
         if read_schedules(self.optimizer) != schedules:
@@ -111,6 +112,8 @@ class _Learner:
         names = {id(p): n for n, p in self.params.items()}
         found: dict[str, tuple[tuple[Place, str], torch.Tensor, Init]] = {}
         for place, table in find_tables(self.optimizer).items():
+            if table.is_entry and place not in self.held:
+                continue
             for key, value in table.entries.items():
                 is_carried = isinstance(value, FakeTensor) and storage_key(value) not in self.param_keys if place[1] else True
                 if isinstance(value, torch.Tensor) and is_carried:
