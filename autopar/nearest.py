@@ -134,7 +134,8 @@ class _Ladder:
 
     def more_memory(self) -> Change:
         """The least bytes for which a plan is known: the smallest found so far, the fastest of all, then some between these and the limit."""
-        step_s, need = self.means.estimate(self.asked, self.error.assignment)
+        known_s = self.error.step_s
+        step_s, need = (known_s, self.error.minimum_bytes) if known_s is not None else self.means.estimate(self.asked, self.error.assignment)
         limit, until = _NO_LIMIT, time.monotonic() + (self.deadline - time.monotonic()) / max(1, self.rungs)
         self.rungs -= 1
         for _ in range(_MOST_LIMITS):

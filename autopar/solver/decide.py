@@ -24,14 +24,14 @@ from ..errors import ConstraintError, InfeasibleError
 from ..graph.case import Case
 from ..graph.choice import Assignment
 from ..graph.mesh import Mesh
-from ..graph.plan import Certificate, Pruned
+from ..graph.plan import Certificate, Holder, Pruned
 from ..graph.stages import list_units
 from ..graph.tensor import STATE_KINDS, size_bytes
 from ..graph.turns import has_backward
-from .infeasible import MemoryShortage
+from .infeasible import MemoryShortage, describe_nearest
 from .layout_cases import LayoutCases
 from .layout_solve import Staged
-from .layouts import least_stages, num_samples
+from .layouts import least_stages, num_samples, print_layout
 from .mesh_bounds import bound_mesh
 from .mixed import TWO_KINDS
 from .obeyed import require_obeyed, require_obeyed_stages
@@ -40,6 +40,7 @@ from .role_meshes import label_meshes
 from .run_costs import FEW
 from .search import Question, SearchResult, search
 from .skeleton import Skeleton
+from .stage_solve import StageAnswer
 from .steer import Steer, check_words, describe_space, prepare_steer, refine_fold
 from .why_no_layout import why_no_layout
 
@@ -47,6 +48,8 @@ _MANY_DEVICES = 64
 _LAYOUT_SHARE = 0.5  # of the time, where layouts come first
 _BOUND_SHARE = 0.25  # of the time that is left, for the bound of one mesh with memory
 _GRACE = 0.25  # of the time, for layouts, where no plan was found in it
+_NO_LIMIT, _MOST_LIMITS = 1 << 60, 3  # bytes; limits under which the smallest layout is looked for
+_SHORTAGE_SHARE, _LEAST_SHORTAGE_S = 0.25, 2.0  # of the time, for that; seconds for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,11 @@ class Decision:
     assignment: Assignment | None
     staged: Staged | None
     certificate: Certificate
+
+
+def _held(stage: StageAnswer) -> int:
+    """Bytes at the peak of a stage, without the reserve."""
+    return stage.memory.peak_bytes if stage.memory is not None else 0
 
 
 @rare_collections()
@@ -212,7 +220,9 @@ class _Decide:
             assert layouts is not None
             said = ", ".join("a schedule of your own" if line.startswith("schedule=0F") else line for line in print_constraints(self.ask.constraints))
             reasons = "; ".join(f"{p.what}: {p.why}" for p in layouts.pruned[:4]) or self._why_none()
-            raise (InfeasibleError if "fits the memory" in reasons else ConstraintError)(f"{said or 'no constraints'}: no plan was found: {reasons}")
+            if "fits the memory" not in reasons:
+                raise ConstraintError(f"{said or 'no constraints'}: no plan was found: {reasons}")
+            raise self._find_shortage(layouts) or InfeasibleError(f"{said or 'no constraints'}: no plan was found: {reasons}")
         objective = staged.step_s if staged is not None else found.certificate.objective_s  # type: ignore[union-attr]
         bounds = [objective, *([found.certificate.lower_bound_s] if found is not None else []), *([layouts.bound_s] if layouts is not None else [])]
         bound = min(bounds)
@@ -233,6 +243,32 @@ class _Decide:
             return Decision(self.ask.case, None, staged, certificate)
         assert found is not None
         return Decision(self.case, found.assignment, None, certificate)
+
+    def _find_shortage(self, layouts: StagedResult) -> MemoryShortage | None:
+        """How much is missing where layouts were asked for: by the smallest plan that is found without the limit, and then below what the last one needs."""
+        ask, least = self.ask, None
+        room, until = _NO_LIMIT, time.monotonic() + _SHORTAGE_SHARE * ask.time_limit_s
+        for _ in range(_MOST_LIMITS):
+            search = PipelineSearch(self.cases, ask.model, room, max(until, time.monotonic() + _LEAST_SHORTAGE_S), lambda line: None, ask.most_stages, plain_too=True, price_only=True)
+            search.run(inf)
+            if search.best is None:
+                break
+            stage = max(range(len(search.best.stages)), key=lambda k: _held(search.best.stages[k]))  # type: ignore[union-attr]
+            if least is None or _held(search.best.stages[stage]) < _held(least[0].stages[least[1]]):
+                least = search.best, stage
+            room = (ask.limit_bytes - ask.model.reserve_bytes + _held(least[0].stages[least[1]])) // 2
+            if time.monotonic() > until:
+                break
+        if least is None:
+            return None
+        staged, number = least
+        answer, reserve = staged.stages[number], ask.model.reserve_bytes
+        if answer.memory is None or answer.assignment is None or answer.memory.peak_bytes + reserve <= ask.limit_bytes:
+            return None
+        holders = (*(h for h in answer.memory.holders if h.name != "reserve"), *([Holder("reserve", reserve)] if reserve else []))
+        memory = replace(answer.memory, peak_bytes=answer.memory.peak_bytes + reserve, holders=holders)
+        layout = print_layout(staged.layout) + (f", in stage {number}" if len(staged.stages) > 1 else "")
+        return MemoryShortage(ask.limit_bytes, memory, answer.assignment, layouts.bound_s == inf, describe_nearest(memory.peak_bytes), (), layout, staged.step_s)
 
     def _why_none(self) -> str:
         case, cluster = self.ask.case, self.ask.model.cluster

@@ -51,14 +51,16 @@ class MemoryShortage(InfeasibleError):
         missing_bytes: by how much that is too much.
         holders: (who, bytes) at that peak, largest first.
         proven: it is proven that nothing fits the limit (else time ran out).
+        layout: of that plan, where it is one of stages or microbatches: `assignment` is that of its stage; "" elsewhere.
+        step_s: of that plan, predicted; None where it is not known.
         nearest: what is said of them.
         changes: that were solved with, what fits and is nearest first; () where nobody asked.
     """
 
     def __init__(
-        self, limit_bytes: int, memory: Memory, assignment: Assignment, proven: bool, nearest: str, changes: tuple[Change, ...] = ()
+        self, limit_bytes: int, memory: Memory, assignment: Assignment, proven: bool, nearest: str, changes: tuple[Change, ...] = (), layout: str = "", step_s: float | None = None
     ) -> None:
-        self.memory, self.nearest, self.changes = memory, nearest, changes
+        self.memory, self.nearest, self.changes, self.layout, self.step_s = memory, nearest, changes, layout, step_s
         self.limit_bytes, self.minimum_bytes = limit_bytes, memory.peak_bytes
         self.missing_bytes = memory.peak_bytes - limit_bytes
         self.holders = tuple(sorted(((h.name, h.bytes) for h in memory.holders), key=lambda h: -h[1]))
@@ -67,7 +69,7 @@ class MemoryShortage(InfeasibleError):
         largest = ", ".join(f"{name} {print_bytes(size)}" for name, size in self.holders[:3])
         none = f"no plan fits {limit} per device" if proven else f"no plan that fits {limit} per device was found in the time given (--time-limit gives more)"
         super().__init__(
-            f"{none}; the best found needs {need} on mesh {print_mesh(assignment.mesh)} "
+            f"{none}; the best found needs {need} {f'as {layout}' if layout else f'on mesh {print_mesh(assignment.mesh)}'} "
             f"({print_bytes(self.missing_bytes)} too much).\n  largest: {largest}.\n  nearest change that fits: {nearest}"
         )
 
@@ -119,7 +121,7 @@ def _print_ms(seconds: float) -> str:
 def add_changes(error: MemoryShortage, changes: Sequence[Change]) -> MemoryShortage:
     """The same shortage with what was found out about these changes."""
     order = sorted(changes, key=lambda c: (c.status != FITS, c.size, c.step_s or 0.0))
-    return MemoryShortage(error.limit_bytes, error.memory, error.assignment, error.proven, print_changes(order), tuple(order))
+    return MemoryShortage(error.limit_bytes, error.memory, error.assignment, error.proven, print_changes(order), tuple(order), error.layout, error.step_s)
 
 
 def print_changes(changes: Sequence[Change]) -> str:
