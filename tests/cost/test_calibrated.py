@@ -15,6 +15,7 @@ from autopar.cost.matmul import find_matmul_rates, matmul_seconds
 from autopar.cost.measured_file import find_measured, list_packaged, load_packaged
 from autopar.cost.model import build_cost_model
 from autopar.cost.rows import SUSTAINED, Machine, OpRow, ProfileRows
+from autopar.cost.rows_file import save_profile
 from autopar.errors import ClusterError
 
 RATES = find_matmul_rates("H100-80GB")
@@ -115,3 +116,33 @@ def test_a_profile_of_an_earlier_autopar_is_left_aside_but_not_where_it_is_asked
     cpu.write_text('{"format": "autopar-profile-99"}')
     with pytest.raises(ClusterError, match="found 'autopar-profile-99'"):
         find_measured(cluster, None, cpu, machine_here(), said.append)
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ((), "no rows of ops"),
+        ((OpRow("matmul", "float64", (4096, 4096, 4096), 1, None, 0.0, 0, "2026-11-26", "CUDA error"),), r"1 rows of ops, none with seconds \(CUDA error\)"),
+        ((row("matmul", "bfloat16", (8192, 8192, 8192), 2 * 8192**3 / 1.3e15),), "8192 x 8192 x 8192 in bfloat16 at 1300 TFLOP/s: expected at most the 989 of H100-80GB's data sheet"),
+        ((row("copy", "float32", (2**31,), 2**31 / 5e12),), "memory at 5000 GB/s: expected at most the 3350 of"),
+        ((matmul("bfloat16", 0.12, 8192, SUSTAINED),), "bfloat16 matmuls at 0.12 of what H100-80GB reaches"),
+    ],
+    ids=["empty", "errors", "fast", "memory", "slow"],
+)
+def test_what_no_such_gpu_can_have_is_refused(tmp_path, rows, text):
+    path = tmp_path / "profile.json"
+    save_profile(replace(profile(*rows), finished=True), path)
+    with pytest.raises(ClusterError, match=text):
+        find_measured(parse_cluster("8xH100"), str(path), tmp_path / "cpu.json", machine_here(), [].append)
+
+
+def test_what_a_gpus_profile_lacks_is_said(tmp_path):
+    said, path = [], tmp_path / "profile.json"
+    save_profile(replace(profile(matmul("bfloat16", 0.95)), finished=False), path)
+    assert find_measured(parse_cluster("8xH100"), str(path), tmp_path / "cpu.json", machine_here(), said.append) is not None
+    text = "\n".join(said)
+    assert "measuring was interrupted" in text and "no matmul that runs for seconds" in text and "no copy was measured" in text
+    said.clear()
+    for name in list_packaged():
+        assert find_measured(parse_cluster(f"8x{name}"), name, tmp_path / "cpu.json", machine_here(), said.append) is not None
+    assert all("priced at the level of" in line for line in said)
