@@ -53,6 +53,9 @@ class Options:
             raise OptionsError(f"memory: expected a positive number of bytes, found {self.memory_bytes!r}")
         if not isinstance(self.constraints, Constraints):
             raise OptionsError(f"constraints: expected autopar.constrain(tp=2, ...), found {type(self.constraints).__name__}")
+        for name in ("price", "cuda_graph"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionsError(f"{name}: expected True or False, found {getattr(self, name)!r}")
         if self.batchnorm not in BATCHNORM:
             raise OptionsError(f"batchnorm: expected {' or '.join(BATCHNORM)}, found {self.batchnorm!r}")
         if self.batchnorm == "microbatch" and self.constraints.microbatches is None:

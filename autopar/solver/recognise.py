@@ -83,10 +83,10 @@ def require_split(labels: tuple[tuple[str, tuple[str, ...]], ...], degrees: Mapp
     for role in (SEQUENCE, TENSOR):
         mine = [names for axis, names in labels if axis_role(axis) == role]
         if degrees.get(role, 1) > 1 and mine and all(names == (_ALIKE,) for names in mine):
-            what = "the sequence, as its ops see it," if role == SEQUENCE else "their weights or heads"
+            what = "the sequence, as its ops see it, does not divide" if role == SEQUENCE else "their weights or heads do not divide"
             raise ConstraintError(
-                f"{role}={degrees[role]}: no matmul of this model can be split by it, as {what} does not divide by {degrees[role]}: its {degrees[role]} ranks would all do the same work. "
-                "Expected a degree that divides it (a class token beside 64 patches makes 65); leave it out, or change the size."
+                f"{role}={degrees[role]}: no matmul of this model can be split by it, as {what} by {degrees[role]}, or what reads them needs them whole (`autopar trace` says which): "
+                f"its {degrees[role]} ranks would all do the same work. Expected a degree that divides it (a class token beside 64 patches makes 65); leave it out, or change the size."
             )
 
 

@@ -126,3 +126,9 @@ def test_an_error_inside_of_a_forward_that_fits_is_told_as_it_is():
 def test_several_tensors_whose_values_are_asked_for_are_several():
     with pytest.raises(TraceError, match=re.escape("the program asks for the values of tensors (float32[8, 4], bool[8, 4], by aten.index.Tensor) that depend on data, while")):
         autopar.plan(Body(lambda x: x[x > 0]), "cpu:2", example_inputs=(X,))
+
+
+@pytest.mark.parametrize("word", ["price", "cuda_graph"])
+def test_what_is_true_or_false_is_no_text(word):
+    with pytest.raises(OptionsError, match=f"{word}: expected True or False, found 'no'"):
+        autopar.Options(**{word: "no"})
