@@ -12,8 +12,8 @@ the formula's do not.
                        across: the smaller of the inside figure and the NICs that the group drives, times what the nearest group on a like
                        network reached of that
     latency            of NCCL's model: its base, and hops of a ring or a tree (`_latency`)
-    no curve           latency + bytes / bandwidth with the link's own figures: the faster of ring and tree, pairwise exchange; between what presets come to that are no
-                       faster and no slower
+    no curve           latency + bytes / bandwidth with the link's own figures: the faster of ring and tree, pairwise exchange; of a link of the user's own between presets the curves of these,
+                       in proportion (`_between`)
 
 Laws between presets, for the same group and kind at any size, within 2 % (`_ordered_way`; the order of links: `cost.link_order`):
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import ceil, inf, log, log2
 
 import numpy as np
@@ -185,11 +185,14 @@ def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
     across = group.hosts > 1
     way, rows_from = _placed_way(table, kind, group)
     if way.knots is None:
-        curves = [_ordered_way(faster, kind, group).knots for faster in faster_tables(table, across)]
-        for least in curves:
-            way = way if least is None else replace(way, knots=least if way.knots is None else raise_knots(way.knots, least, inf))
-        most = [_ordered_way(slower, kind, group).knots for slower in tables_below(table, across)]
-        return replace(way, most=tuple(knots for knots in most if knots is not None))
+        faster, below = faster_tables(table, across), tables_below(table, across)
+        least = [knots for knots in (_ordered_way(other, kind, group).knots for other in faster) if knots is not None]
+        most = [knots for knots in (_ordered_way(other, kind, group).knots for other in below) if knots is not None]
+        if is_preset(table.inside) and (not across or is_preset(table.across)):
+            for knots in least:
+                way = replace(way, knots=knots if way.knots is None else raise_knots(way.knots, knots, inf))
+            return way
+        return replace(way, knots=_between(table, across, [*zip(faster, least)], [*zip(below, most)]), lines=() if most else way.lines, most=tuple(most))
     slower = [_placed_way(other, kind, group)[0].knots for other in slower_tables(table, across)]
     slower = [Knots(knots.log_bytes, knots.log_seconds + (_SLACK if across else 0.0)) for knots in slower if knots is not None]
     least = cap_knots(way.knots, slower, rows_from)
@@ -198,6 +201,28 @@ def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
         whole = _ordered_way(table, "all_reduce", group).knots
         way = way if whole is None else _lowered(way, cap_knots(least, [whole], inf), "an all_reduce")
     return way
+
+
+def _between(table: CommTable, across: bool, faster: Sequence[tuple[CommTable, Knots]], slower: Sequence[tuple[CommTable, Knots]]) -> Knots | None:
+    """The curve of a link of the user's own: between those of the next presets in proportion to where its bandwidth lies between theirs, logarithm over logarithm; above all presets that of the fastest,
+    with bytes that take as much less as its bandwidth says; below all at least that of the slowest."""
+    outside = across and not is_preset(table.across)
+
+    def width(other: CommTable) -> float:
+        link = other.across if outside else other.inside
+        return link.bandwidth_bytes_per_s * link.oversubscription
+
+    least, most = ([knots for _, knots in rows] for rows in (faster, slower))
+    low = reduce(lambda one, other: raise_knots(one, other, inf), least) if least else None
+    high = cap_knots(most[0], most[1:], inf) if most else None
+    up, down = (min(map(width, (t for t, _ in faster)), default=inf), max(map(width, (t for t, _ in slower)), default=0.0))
+    if low is None:
+        return None if high is None else move_knots(high, 1.0, down / width(table))
+    if high is None:
+        return low
+    share = min(1.0, max(0.0, log(width(table) / down) / log(up / down))) if up > down else 1.0
+    logs = np.union1d(high.log_bytes, low.log_bytes)
+    return Knots(logs, (1 - share) * np.log(knots_seconds(high, np.exp(logs))) + share * np.log(knots_seconds(low, np.exp(logs))))
 
 
 def _lowered(way: Way, knots: Knots, said: str) -> Way:
