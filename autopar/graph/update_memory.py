@@ -28,12 +28,12 @@ _LEAVES = -1  # stands for a node that needs what is still there after the step
 
 
 class Flight:
-    """Messages under way: the bytes that they hold beside what the law counts, until the first of their tensors is waited for."""
+    """Messages under way: the bytes that they hold beside what the law counts, and the values that they read where these lie, until the first of their tensors is waited for."""
 
-    __slots__ = ("held",)
+    __slots__ = ("held", "reads")
 
     def __init__(self) -> None:
-        self.held = 0
+        self.held, self.reads = 0, list[str]()
 
 
 class _Gathered:
@@ -115,7 +115,7 @@ class _Walk:
         self.live = bytes_over_time(graph, lives)[begin] + sum({id(one): one.held for one in flights.values()}.values())
         self.live += sum(map(self._size, self.there)) - sum(self._size(name) for name in self.needs if lives[name][0] <= begin <= lives[name][1])
         self.flights, self.messages = dict(flights), dict[str, _Gathered]()
-        self.readers: dict[str, list[Flight]] = {}  # value -> messages that read it where it lies
+        self.readers: dict[str, int] = {}  # value -> how many messages read it where it lies
         self.own: dict[str, int] = {}  # temporary of the function that runs -> the place of its part
         self.made: list[int] = []  # bytes of temporaries, by part
         self.held: dict[int, int] = {}
@@ -205,8 +205,9 @@ class _Walk:
             packs = len(places) > 1 or not (gathers or lies_right)
             if not (gathers and self.on_gloo):
                 flight.held += sent * (packs + self.on_gloo)
-                for name in reads if not packs else ():
-                    self.readers.setdefault(self.base[name], []).append(flight)
+                for name in map(self.base.__getitem__, reads if not packs else ()):
+                    self.readers[name] = self.readers.get(name, 0) + 1
+                    flight.reads.append(name)
         self.live += flight.held
         self.flights.update((name, flight) for node, _ in ends for name in node.outputs)
 
@@ -224,10 +225,10 @@ class _Walk:
         flight, message = self.flights.get(name), self.messages.pop(name, None)
         if flight is not None:
             self.live -= flight.held
-            flight.held = 0
-            for read in [read for read, readers in self.readers.items() if flight in readers]:
-                self.readers[read].remove(flight)
+            for read in flight.reads:
+                self.readers[read] -= 1
                 self._drop(read)
+            flight.held, flight.reads = 0, []
         if message is not None:
             self._take([self.base[name]])
             message.left -= 1

@@ -222,7 +222,7 @@ class _Decide:
             reasons = "; ".join(f"{p.what}: {p.why}" for p in layouts.pruned[:4]) or self._why_none()
             if "fits the memory" not in reasons:
                 raise ConstraintError(f"{said or 'no constraints'}: no plan was found: {reasons}")
-            raise self._find_shortage(layouts) or InfeasibleError(f"{said or 'no constraints'}: no plan was found: {reasons}")
+            raise self._find_shortage(layouts, reasons) or InfeasibleError(f"{said or 'no constraints'}: no plan was found: {reasons}")
         objective = staged.step_s if staged is not None else found.certificate.objective_s  # type: ignore[union-attr]
         bounds = [objective, *([found.certificate.lower_bound_s] if found is not None else []), *([layouts.bound_s] if layouts is not None else [])]
         bound = min(bounds)
@@ -244,7 +244,7 @@ class _Decide:
         assert found is not None
         return Decision(self.case, found.assignment, None, certificate)
 
-    def _find_shortage(self, layouts: StagedResult) -> MemoryShortage | None:
+    def _find_shortage(self, layouts: StagedResult, reasons: str) -> MemoryShortage | None:
         """How much is missing where layouts were asked for: by the smallest plan that is found without the limit, and then below what the last one needs."""
         ask, least = self.ask, None
         room, until = _NO_LIMIT, time.monotonic() + _SHORTAGE_SHARE * ask.time_limit_s
@@ -268,7 +268,7 @@ class _Decide:
         holders = (*(h for h in answer.memory.holders if h.name != "reserve"), *([Holder("reserve", reserve)] if reserve else []))
         memory = replace(answer.memory, peak_bytes=answer.memory.peak_bytes + reserve, holders=holders)
         layout = print_layout(staged.layout) + (f", in stage {number}" if len(staged.stages) > 1 else "")
-        return MemoryShortage(ask.limit_bytes, memory, answer.assignment, layouts.bound_s == inf, describe_nearest(memory.peak_bytes), (), layout, staged.step_s)
+        return MemoryShortage(ask.limit_bytes, memory, answer.assignment, layouts.bound_s == inf, describe_nearest(memory.peak_bytes), (), layout, staged.step_s, reasons)
 
     def _why_none(self) -> str:
         case, cluster = self.ask.case, self.ask.model.cluster

@@ -53,14 +53,16 @@ class MemoryShortage(InfeasibleError):
         proven: it is proven that nothing fits the limit (else time ran out).
         layout: of that plan, where it is one of stages or microbatches: `assignment` is that of its stage; "" elsewhere.
         step_s: of that plan, predicted; None where it is not known.
+        tried: what was, and what it was refused for; "" where it is not said.
         nearest: what is said of them.
         changes: that were solved with, what fits and is nearest first; () where nobody asked.
     """
 
     def __init__(
-        self, limit_bytes: int, memory: Memory, assignment: Assignment, proven: bool, nearest: str, changes: tuple[Change, ...] = (), layout: str = "", step_s: float | None = None
-    ) -> None:
-        self.memory, self.nearest, self.changes, self.layout, self.step_s = memory, nearest, changes, layout, step_s
+        self, limit_bytes: int, memory: Memory, assignment: Assignment, proven: bool, nearest: str, changes: tuple[Change, ...] = (), layout: str = "", step_s: float | None = None,
+        tried: str = "",
+    ) -> None:  # fmt: skip
+        self.memory, self.nearest, self.changes, self.layout, self.step_s, self.tried = memory, nearest, changes, layout, step_s, tried
         self.limit_bytes, self.minimum_bytes = limit_bytes, memory.peak_bytes
         self.missing_bytes = memory.peak_bytes - limit_bytes
         self.holders = tuple(sorted(((h.name, h.bytes) for h in memory.holders), key=lambda h: -h[1]))
@@ -70,7 +72,7 @@ class MemoryShortage(InfeasibleError):
         none = f"no plan fits {limit} per device" if proven else f"no plan that fits {limit} per device was found in the time given (--time-limit gives more)"
         super().__init__(
             f"{none}; the best found needs {need} {f'as {layout}' if layout else f'on mesh {print_mesh(assignment.mesh)}'} "
-            f"({print_bytes(self.missing_bytes)} too much).\n  largest: {largest}.\n  nearest change that fits: {nearest}"
+            f"({print_bytes(self.missing_bytes)} too much).\n{f'  tried: {tried}.{chr(10)}' if tried else ''}  largest: {largest}.\n  nearest change that fits: {nearest}"
         )
 
 
@@ -121,7 +123,7 @@ def _print_ms(seconds: float) -> str:
 def add_changes(error: MemoryShortage, changes: Sequence[Change]) -> MemoryShortage:
     """The same shortage with what was found out about these changes."""
     order = sorted(changes, key=lambda c: (c.status != FITS, c.size, c.step_s or 0.0))
-    return MemoryShortage(error.limit_bytes, error.memory, error.assignment, error.proven, print_changes(order), tuple(order), error.layout, error.step_s)
+    return MemoryShortage(error.limit_bytes, error.memory, error.assignment, error.proven, print_changes(order), tuple(order), error.layout, error.step_s, error.tried)
 
 
 def print_changes(changes: Sequence[Change]) -> str:
