@@ -223,6 +223,8 @@ def _block_writer(frame: Frame, loop: Loop) -> Writer:
 
     def state_text(name: str) -> str:
         storage = name_by_block([other.rpartition("@")[0] for other in beside[name]], [b.index for b in loop.blocks]) if "@" in name else None
+        if storage is None and len(set(beside[name])) > 1:
+            raise ProgramError(f"{frame.graph.name}: blocks of {loop.family or 'the row'} use {', '.join(beside[name][:3])} each at its place: no one text says these")
         return frame.state_keys[name] if storage is None else f'state[f"{storage}"]'
 
     def path_text(path: str) -> str:

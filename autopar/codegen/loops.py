@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from ..graph.graph import Graph, entering_values, producer_table, use_table
+from ..graph.kernel import written_states
 from ..graph.node import Phase
 from ..graph.program import CUTS, STARTS, WAIT
 from ..graph.repeats import Block, Repeat, find_repeats, name_by_block
@@ -92,7 +93,8 @@ def _can_say(graph: Graph, loop: Loop, grads: Mapping[str, str]) -> bool:
                 return False
     for row in zip(*(block.nodes for block in loop.blocks)):
         nodes = [graph.nodes[i] for i in row]
-        if nodes[0].op == "state.write" and name_by_block([node.inputs[0] for node in nodes], indices) is None:
+        written = [[node.inputs[0]] if node.op == "state.write" else [state for state, _ in written_states(node)] for node in nodes]
+        if any(name_by_block(states, indices) is None for states in zip(*written)):
             return False
         for outs in zip(*(node.outputs for node in nodes)):
             whose = [grads.get(out) for out in outs]

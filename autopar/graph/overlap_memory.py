@@ -62,10 +62,10 @@ def held_over_time(program: Program, on_gloo: bool = False) -> list[int]:
     for first, last, size in flights:
         change[first] += size
         change[min(len(held) - 1, last) + 1] -= size
-    by_lots, total = held_in_update(program, on_gloo, later), 0
-    for i in range(len(held)):
+    by_lots, values, total = held_in_update(program, on_gloo, later), value_table(program.graph), 0
+    for i, node in enumerate(program.graph.nodes):
         total += change[i]
-        held[i] = by_lots.get(i, held[i] + total)
+        held[i] = by_lots.get(i, held[i] + total) + (size_bytes(values[node.inputs[0]]) if on_gloo and node.op == "comm.reduce_scatter" else 0)
     return held
 
 
@@ -79,9 +79,7 @@ def _flights(program: Program, on_gloo: bool) -> tuple[list[tuple[int, int, int]
     alone: dict[object, int] = {}  # axis -> the next reduction that goes alone
     update = next((i for i, node in enumerate(graph.nodes) if node.phase is Phase.UPDATE), len(graph.nodes))
     for i, node in reversed([(i, node) for i, node in enumerate(graph.nodes) if node.phase is not Phase.UPDATE]):
-        if node.op == "comm.reduce_scatter" and on_gloo:
-            found.append((i, i, size_bytes(values[node.inputs[0]])))
-        elif node.op == "comm.start_all_reduce":
+        if node.op == "comm.start_all_reduce":
             found += _reduce_flight(graph, values, makers, i, on_gloo)
         elif node.op in STARTS:
             gathers = node.op == "comm.start_all_gather"
