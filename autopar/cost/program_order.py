@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 
 from ..graph.graph import producer_table, value_table
 from ..graph.node import Node, Phase, get_arg
-from ..graph.overlap import BUCKET_BYTES
 from ..graph.overlap_memory import overlap_within
 from ..graph.program import CUTS, OPEN, STARTS, WAIT, Program
 from ..graph.reshard import StepKind
 from ..graph.sections import phase_sections
 from ..graph.tensor import size_bytes
 from ..graph.turns import LOOP, count_microbatches, times_of
-from ..graph.update_parts import Part, split_part, update_parts
+from ..graph.update_order import as_they_come, list_parcels, list_update, sends_in_lots
+from ..graph.update_parts import Part, split_part
 from .memory import comm_step
 from .model import CostModel
 from .streams import CommStreams, Piece, Role
@@ -69,44 +69,24 @@ def replay_order(model: CostModel, program: Program, seconds: Mapping[str, float
 
 
 def _run_update(walk: _Walk) -> None:
-    """What is not one parameter's alone first, then the lots of equal updates."""
-    parts, rest = update_parts(walk.program.graph)
-    walk.run(rest)
-    groups: dict[tuple, list[Part]] = {}
-    for part in parts:
-        groups.setdefault(tuple((walk.nodes[i].op, get_arg(walk.nodes[i], "axis")) for i in part.nodes), []).append(part)
-    makers = producer_table(walk.program.graph)
-    for group in groups.values():
-        lots = [_Lot(walk, parts) for parts in _fill_lots(walk, sorted(group, key=lambda part: _place_made(walk, makers, part)))]
-        for ahead, here, before in zip([*lots[1:], None], lots, [None, *lots[:-1]]):
-            if before is None:
-                walk.start_lot(here.starts)
+    """Groups of equal updates; those that send, in lots."""
+    graph = walk.program.graph
+    makers = producer_table(graph)
+    for group in list_update(walk.program):
+        if not sends_in_lots(graph, group):
+            for part in as_they_come(graph, makers, group) if len(group) > 1 else group:
+                walk.run(part.nodes)
+            continue
+        lots = [_Lot(walk, parts) for parts in list_parcels(graph, makers, group)]
+        for ahead, here, before in zip([*lots, None, None], [None, *lots, None], [None, None, *lots]):
             if ahead is not None:
                 walk.start_lot(ahead.starts)
-            walk.run(here.update)
+            if here is not None:
+                walk.run(here.update)
             if before is not None:
                 walk.run(before.finish)
-            walk.start_lot(here.gathers)
-        walk.run(lots[-1].finish)
-
-
-def _place_made(walk: _Walk, makers: Mapping[str, tuple[int, int]], part: Part) -> int:
-    """The last node before the update that makes, or starts to bring, what a part reads."""
-    inside = {*part.nodes}
-    return max((makers[name][0] for i in part.nodes for name in walk.nodes[i].inputs if name in makers and makers[name][0] not in inside), default=-1)
-
-
-def _fill_lots(walk: _Walk, group: Sequence[Part]) -> list[list[Part]]:
-    lots: list[list[Part]] = []
-    held = 0
-    for part in group:
-        size = max((walk.sent_bytes(i) for i in part.nodes if walk.nodes[i].op in STARTS), default=0)
-        if not lots or held + size > BUCKET_BYTES:
-            lots.append([])
-            held = 0
-        lots[-1].append(part)
-        held += size
-    return lots
+            if here is not None:
+                walk.start_lot(here.gathers)
 
 
 class _Lot:
@@ -178,9 +158,6 @@ class _Walk:
 
     def stand(self, until_s: float) -> None:
         self.now = max(self.now, until_s)
-
-    def sent_bytes(self, place: int) -> int:
-        return sum(max(size_bytes(self.values[a]), size_bytes(self.values[b])) for a, b in zip(self.nodes[place].inputs, self.nodes[place].outputs))
 
     def _price(self, row: tuple[int, ...]) -> tuple[float, float]:
         """(seconds on the wire, of copies) of one collective for all tensors of these nodes."""

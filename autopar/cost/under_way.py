@@ -1,6 +1,6 @@
 """Under way: what a program holds beside its plan's peak, because its collectives start early, its ops run in kernels, and on a CPU reductions, matmuls, the loss and convolutions work on copies.
 
-In: a program as it was partitioned, its sections, the room that its device has left. Out: bytes. The plan's own law (`cost.memory`) knows the program before collectives are
+In: a program as it was partitioned, and as it is emitted, with its sections. Out: bytes. The plan's own law (`cost.memory`) knows the program before collectives are
 started ahead, and op by op; the emitted one holds what is under way, too (`graph.overlap_memory`), as far as there is room, and what its kernels are given (`cost.arguments`). On a CPU the loss works on a block of logits at a time (`runtime.vocabulary`);
 elsewhere it is a kernel.
 """
@@ -14,7 +14,7 @@ from ..graph.cpu_matmul import rows_scratch_bytes
 from ..graph.graph import value_table
 from ..graph.liveness import bytes_over_time, live_ranges
 from ..graph.node import Node, get_arg, packet_of
-from ..graph.overlap_memory import held_over_time, overlap_within
+from ..graph.overlap_memory import held_over_time
 from ..graph.program import MAKES, OPEN, STARTS, WAIT, WRITES, Program
 from ..graph.sections import Section
 from ..graph.tensor import DTYPE_BYTES, LOGITS_BLOCK, Value, num_elements
@@ -27,19 +27,18 @@ _PROMOTE = frozenset(("aten.add", "aten.sub", "aten.mul", "aten.div"))  # on a C
 _LOGITS = {"autopar.sum_exp": 0, "autopar.cross_entropy_backward": 1}  # place of the logits among the inputs
 
 
-def under_way_bytes(program: Program, sections: Sequence[Section], room_bytes: int | None, in_flight: float = 1.0, on_cpu: bool = False, opens: bool = True) -> int:
+def under_way_bytes(program: Program, overlapped: Program, sections: Sequence[Section], in_flight: float = 1.0, on_cpu: bool = False) -> int:
     """By how much the peak of what runs is above `estimate_memory`'s.
 
     Args:
-        room_bytes, opens: as of `overlap_within`.
+        overlapped, sections: the program as it is emitted, as far as there is room (`overlap_within`).
         in_flight: as of `estimate_memory`.
         on_cpu: whether collectives run on gloo, and groups of ops one after the other.
     """
-    overlapped, parts = overlap_within(program, sections, room_bytes, opens)
     waiting = sum(waiting_bytes(program, in_flight).values())
     plain = _peak(program, bytes_over_time(program.graph, live_ranges(program.graph)), waiting)
     held = held_over_time(overlapped, on_cpu)
-    return max(0, _peak(overlapped, with_arguments(overlapped, parts, held, on_cpu), waiting, on_cpu) - plain)
+    return max(0, _peak(overlapped, with_arguments(overlapped, sections, held, on_cpu), waiting, on_cpu) - plain)
 
 
 def _peak(program: Program, held: Sequence[int], waiting: int, on_cpu: bool = False) -> int:

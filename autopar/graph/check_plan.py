@@ -250,6 +250,8 @@ def _comm_faults(plan: Plan) -> Faults:
     tensors = {t.name: t for t in plan.tensors}
     readers = {n.name for n in plan.nodes} | tensors.keys() | {""}
     axes = {axis.name for axis in plan.assignment.mesh.axes}
+    named = {c.name: c for c in plan.comms}
+    nodes = {n.name for n in plan.nodes} | {""}
     for i, c in enumerate(plan.comms):
         place = f"comms[{i}] ({c.name})"
         if c.kind not in COMM_KINDS:
@@ -271,6 +273,14 @@ def _comm_faults(plan: Plan) -> Faults:
             yield f"{place}.seconds", f"expected a finite number of at least 0, found {c.seconds}"
         if not 0 <= c.hidden_s <= c.seconds:
             yield f"{place}.hidden_s", f"expected 0 to its {c.seconds} seconds, found {c.hidden_s}"
+        if c.value in tensors and c.dtype != tensors[c.value].dtype:
+            yield f"{place}.dtype", f"expected {tensors[c.value].dtype}, as {c.value} has, found {c.dtype!r}"
+        first = named.get(c.message)
+        if first is None or (first.kind, first.dtype, first.message) != (c.kind, c.dtype, c.message):
+            yield f"{place}.message", f"expected its own name, or that of a {c.kind} of {c.dtype} that is the first of a message, found {c.message!r}"
+        for field, at in (("starts_at", c.starts_at), ("waits_at", c.waits_at)):
+            if at not in nodes:
+                yield f"{place}.{field}", f"expected the name of a node or nothing, found {at!r}, which is not listed"
 
 
 def _repeat_faults(plan: Plan) -> Faults:

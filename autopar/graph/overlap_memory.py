@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from .graph import Graph, producer_table, use_table, value_table
 from .liveness import bytes_over_time, live_ranges
-from .messages import REDUCED_ALONE_BYTES, is_one_piece, split_bucket
+from .messages import goes_alone, is_one_piece, split_bucket
 from .node import Node, Phase, get_arg
 from .open_buckets import open_buckets
 from .overlap import overlap_program, write_over
@@ -138,7 +138,7 @@ def _reduce_flight(graph: Graph, values: Mapping[str, Value], makers: Mapping[st
     found, opened = [], makers[node.inputs[bucket.index]][0]
     for k in get_arg(node, "own") if on_gloo else ():
         size, made = size_bytes(values[node.inputs[k]]), makers[node.inputs[k]][0]
-        if size >= REDUCED_ALONE_BYTES:
+        if goes_alone(size, len(node.inputs), on_gloo):
             found.append((opened, made - 1 if graph.nodes[made].op == WRITES else start, -size))  # another op's result lies where that op made it
     return found
 
@@ -146,4 +146,4 @@ def _reduce_flight(graph: Graph, values: Mapping[str, Value], makers: Mapping[st
 def _in_place_bytes(node: Node, values: Mapping[str, Value], on_gloo: bool) -> list[int]:
     """Of the tensors of an all-reduce that are not copied (`runtime.pending.pack_around`)."""
     sizes = [size_bytes(values[node.inputs[k]]) for k in get_arg(node, "own", ())]
-    return [size for size in sizes if len(node.inputs) == 1 or (on_gloo and size >= REDUCED_ALONE_BYTES)]
+    return [size for size in sizes if goes_alone(size, len(node.inputs), on_gloo)]

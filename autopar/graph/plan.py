@@ -228,7 +228,7 @@ class NodePlan:
 class CommPlan:
     """One communication of the program: `value` is brought from one sharding to another because `reader` needs it there.
 
-    `hidden_s`: of its `seconds`, what hides behind compute and does not lengthen the step.
+    `dtype`: what it sends. `hidden_s`: of its `seconds`, what hides behind compute and does not lengthen the step. `message`, `starts_at`, `waits_at`: as of `graph.sendings.Sending`.
     """
 
     name: str
@@ -240,8 +240,12 @@ class CommPlan:
     source_sharding: Sharding
     target_sharding: Sharding
     bytes: int
+    dtype: str
     seconds: float
     hidden_s: float
+    message: str
+    starts_at: str
+    waits_at: str
 
 
 @dataclass(frozen=True, slots=True)

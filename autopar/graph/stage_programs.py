@@ -10,7 +10,7 @@ In: the case of the traced graph, the assignment of all stages, where they begin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..constraints import PIPELINE
@@ -103,18 +103,28 @@ def build_stage_programs(
     turns = split_case(case, assignment.microbatches)
     parts = stage_cases(turns, assignment, starts, ranks)
     numbers = _number_messages([stage for stage, _, _ in parts])
-    chunks = _chunk_table(turns.graph, starts, tuple(ranks))
+    sections_of = section_finder(turns.graph, starts, ranks, len(parts), splits_backward)
     found = []
     for number, (_, mine, part) in enumerate(parts):
         program = partition(mine.graph, mine.sites, mine.signatures, mine.cuts, part, keep_grads)
         program = _tell_messages(program, number, numbers)
-        own = program_chunks(program, chunks)
-        sections = stage_sections(program.graph, own, (len(starts) + 1) // len(parts), splits_backward)
+        sections = sections_of(program)
         _check_sections(program.graph, sections)
         outputs = tuple(k for k, name in enumerate(turns.graph.outputs) if name in mine.graph.outputs)
         found.append(StageProgram(program, mine.graph, sections, outputs))
     _check_ends(found)
     return tuple(found)
+
+
+def section_finder(turns: Graph, starts: Sequence[str], ranks: Sequence[int], num_stages: int, splits_backward: bool) -> Callable[[Program], tuple[Section, ...]]:
+    """What gives each node of a stage's program its section.
+
+    Args:
+        turns: the graph in turns that was cut.
+        Others as of `build_stage_programs`.
+    """
+    chunks = _chunk_table(turns, starts, tuple(ranks))
+    return lambda program: stage_sections(program.graph, program_chunks(program, chunks), (len(starts) + 1) // num_stages, splits_backward)
 
 
 def _check_ends(stages: Sequence[StageProgram]) -> None:

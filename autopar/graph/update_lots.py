@@ -43,13 +43,13 @@ def list_lots(graph: Graph, parts: Sequence[Part], most_bytes: int) -> list[list
 
 
 def parcel_bytes(graph: Graph, group: Sequence[Part]) -> int:
-    """Of the states of one lot whose collectives are started ahead, so that what travels for them fills at most a bucket."""
+    """Of the states of one lot whose collectives are started ahead, so that no message for them is more than a bucket."""
     values = value_table(graph)
     held = {v.storage: size_bytes(v) for v in entering_values(graph)}
     most = 1.0
     for part in group:
         begun = [graph.nodes[i] for i in part.nodes if graph.nodes[i].op in STARTS]
-        sent = sum(max(size_bytes(values[node.inputs[0]]), size_bytes(values[node.outputs[0]])) for node in begun)
+        sent = max((max(size_bytes(values[node.inputs[0]]), size_bytes(values[node.outputs[0]])) for node in begun), default=0)
         most = max(most, sent / max(1, held[part.param]))
     return int(BUCKET_BYTES / most)
 

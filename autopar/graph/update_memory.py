@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .graph import Graph, entering_values, producer_table, use_table, value_table
+from .graph import producer_table, value_table
 from .liveness import bytes_over_time, held_bases, list_readers, live_ranges
 from .messages import goes_alone, is_one_piece, split_bucket
 from .node import Node, get_arg
 from .program import CUTS, STARTS, WAIT, Program
-from .tensor import Kind, num_elements, size_bytes
-from .turns import RECEIVE, SEND
-from .update_lots import alike_parts, in_order, list_lots, lot_bytes, parcel_bytes, waits_for_others
-from .update_parts import Part, is_shared, split_part, update_layers, update_parts
+from .tensor import size_bytes
+from .update_lots import list_lots, lot_bytes
+from .update_order import as_they_come, list_parcels, list_update, sends_in_lots
+from .update_parts import Part, split_part
 
 _LEAVES = -1  # stands for a node that needs what is still there after the step
 
@@ -62,39 +62,6 @@ def held_in_update(program: Program, on_gloo: bool, flights: Mapping[str, Flight
     return walk.held
 
 
-def list_update(program: Program) -> list[list[Part]]:
-    """The update in the order in which it runs: groups of equal parts; what is nobody's own is a part without a parameter."""
-    graph = program.graph
-    parts, rest = update_parts(graph)
-    in_order = any(graph.nodes[i].op in (SEND, RECEIVE) for i in rest)
-    layers = [] if in_order else update_layers(graph, rest, _owners(graph, rest))
-    found = [[Part("", (i,))] for i in rest] if in_order else []
-    for layer in layers:
-        found += [*alike_parts(graph, layer.parts), *([Part("", (i,))] for i in layer.rest)]
-    return [*found, *alike_parts(graph, parts)]
-
-
-def _owners(graph: Graph, rest: Sequence[int]) -> dict[str, str]:
-    """Value that an earlier phase made and these nodes read -> the parameter whose gradient it is: the one whose states are rewritten with what element by element comes of it."""
-    inside, uses, makers, values = {*rest}, use_table(graph), producer_table(graph), value_table(graph)
-    params = {value.storage for value in graph.values if value.kind is Kind.PARAM}
-    states = {value.name: value.storage.partition(":")[2] or value.storage for value in entering_values(graph) if not is_shared(value.storage, value.shape)}
-    found = {}
-    for name in dict.fromkeys(name for i in rest for name in graph.nodes[i].inputs if name in makers and makers[name][0] not in inside):
-        whose, seen, ahead = set(), {name}, [name]
-        while ahead:
-            here = ahead.pop()
-            for node in (graph.nodes[k] for k, _ in uses[here] if k in inside):
-                whose.update(states[other] for other in node.inputs if states.get(other) in params)
-                sent = node.op.startswith("comm.")
-                on = [out for out in node.outputs if out and out not in seen and (sent or num_elements(values[out].shape) == num_elements(values[here].shape))]
-                seen.update(on)
-                ahead += on
-        if len(whose) == 1:
-            found[name] = whose.pop()
-    return found
-
-
 class _Walk:
     """A device on its way through the update: the bytes that are `live`, and those that were `held` while each node ran."""
 
@@ -125,8 +92,8 @@ class _Walk:
         splits = {part.param: split_part(self.graph, part) for part in group}
         if len(group) == 1:
             self._run([group[0].nodes])
-        elif any(split.starts or split.gathers for split in splits.values()):
-            lots = list_lots(self.graph, self._as_they_come(group), parcel_bytes(self.graph, group))
+        elif sends_in_lots(self.graph, group):
+            lots = list_parcels(self.graph, self.makers, group)
             for ahead, here, before in zip([*lots, [], []], [[], *lots, []], [[], [], *lots]):
                 self._run([splits[part.param].starts for part in ahead])
                 self._run([splits[part.param].update for part in here])
@@ -136,18 +103,8 @@ class _Walk:
         else:
             temporaries = any(self.values[name].shape for name in self._temporaries([group[0].nodes]))
             most = lot_bytes(self.graph, group, temporaries)
-            for lot in list_lots(self.graph, self._as_they_come(group), most) if most else [group]:
+            for lot in list_lots(self.graph, as_they_come(self.graph, self.makers, group), most) if most else [group]:
                 self._run([part.nodes for part in lot])
-
-    def _as_they_come(self, group: Sequence[Part]) -> Sequence[Part]:
-        """In the order of their names or, where they wait for what was started before, in that."""
-
-        def begun(part: Part) -> tuple[int, int]:
-            made_by = (self.makers[self.nodes[i].inputs[0]] for i in part.nodes if self.nodes[i].op == WAIT)
-            return max(place for place in made_by if place[0] not in part.nodes)
-
-        named = in_order(group, self.graph.sequences)
-        return sorted(named, key=begun) if waits_for_others(self.graph, group[0]) else named
 
     def _temporaries(self, columns: Sequence[Sequence[int]]) -> dict[str, int]:
         """What the ops of a function make for each other, without what is sent or comes -> the place of its part."""

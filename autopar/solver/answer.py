@@ -6,7 +6,7 @@ the nodes, `exposed_comm_s` of the comms less what is hidden, `num_params` of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import fsum, isfinite
 
@@ -21,6 +21,7 @@ from ..graph.choice import Assignment
 from ..graph.graph import Graph, use_table, value_table
 from ..graph.mesh import axis_sizes
 from ..graph.node import Node, Phase, input_names
+from ..graph.overlap_memory import overlap_within
 from ..graph.partition import assigned_strategies, node_cuts, partition
 from ..graph.plan import (
     FORMAT,
@@ -36,7 +37,8 @@ from ..graph.plan import (
     TensorPlan,
 )
 from ..graph.program import Program
-from ..graph.sections import phase_sections
+from ..graph.sections import Section, phase_sections
+from ..graph.sendings import Sending, list_sendings
 from ..graph.sharding import Sharding, local_elements
 from ..graph.strategy import REPLICATED, Strategy, axis_choices, build_strategy, list_strategies
 from ..graph.tensor import DTYPE_BYTES, Kind, Value, num_elements
@@ -68,6 +70,7 @@ def build_answer(
     in_flight: float = 1.0,
     among: Among = ALONE,
     opens: bool = True,
+    sections_of: Callable[[Program], Sequence[Section]] = lambda program: phase_sections(program.graph),
 ) -> Answered:
     """Build the program of an assignment and the plan with all its tables.
 
@@ -75,6 +78,7 @@ def build_answer(
         in_flight: of a stage: microbatches between their forward and backward.
         among: where it is among other stages.
         opens: as of `graph.overlap_memory.overlap_within`.
+        sections_of: the section of each of the program's nodes.
     """
     graph = case.graph
     strategies = assigned_strategies(graph, case.sites, case.signatures, case.cuts, assignment)
@@ -82,7 +86,8 @@ def build_answer(
     seconds = node_seconds(model, program, case.sites, case.signatures, strategies)
     cost = estimate_program(model, program, case.sites, case.signatures, strategies, in_flight, among)
     room, on_cpu = cluster_info.memory_bytes - cost.peak_bytes[0], model.cluster.device.kind == "cpu"
-    cost = replace(cost, under_way_bytes=(under_way_bytes(program, phase_sections(program.graph), room, in_flight, on_cpu, opens),))
+    overlapped, sections = overlap_within(program, sections_of(program), room, opens)
+    cost = replace(cost, under_way_bytes=(under_way_bytes(program, overlapped, sections, in_flight, on_cpu),))
     sizes = axis_sizes(assignment.mesh)
     made = _made_shardings(graph, assignment, strategies)
     plan = Plan(
@@ -90,7 +95,7 @@ def build_answer(
         tuple(_tensor_plan(v, made[v.name], sizes) for v in graph.values),
         _param_plans(graph, assignment, strategies, made, sizes),
         _node_plans(case, program, assignment, strategies, made, seconds, prices),
-        _comm_plans(program, seconds, hidden_seconds(model, program, seconds)),
+        _comm_plans(program, list_sendings(program, overlapped, on_cpu), seconds, hidden_seconds(model, program, seconds)),
         tuple(RepeatPlan(r.family, r.phase, tuple(tuple(graph.nodes[i].name for i in b.nodes) for b in r.blocks)) for r in case.repeats),
         peak=list_peak(program, max(cost.moments, key=lambda m: m.bytes).node, in_flight, among) if cost.moments else None,
     )  # fmt: skip
@@ -159,19 +164,19 @@ def _held_sharding(
     return made[grad]
 
 
-def _comm_plans(program: Program, seconds: Mapping[str, float], hidden: Mapping[str, float]) -> tuple[CommPlan, ...]:
+def _comm_plans(program: Program, sendings: Mapping[str, Sending], seconds: Mapping[str, float], hidden: Mapping[str, float]) -> tuple[CommPlan, ...]:
     sharding = {name: s for name, _, s in program.shardings}
     values = value_table(program.graph)
     rows = []
     for node, origin in zip(program.graph.nodes, program.origins):
         if node.op.startswith("comm."):
             moved = max(_bytes(values[node.inputs[0]]), _bytes(values[node.outputs[0]]))
-            axis = str(dict(node.args)["axis"])
+            axis, sent = str(dict(node.args)["axis"]), sendings[node.name]
             rows.append(
                 CommPlan(
                     node.name, node.op.partition(".")[2], axis, origin.value, origin.node, node.phase,
-                    sharding[node.inputs[0]], sharding[node.outputs[0]], moved, seconds[node.name],
-                    hidden.get(node.name, 0.0),
+                    sharding[node.inputs[0]], sharding[node.outputs[0]], moved, sent.dtype, seconds[node.name],
+                    hidden.get(node.name, 0.0), sent.message, sent.starts_at, sent.waits_at,
                 )
             )  # fmt: skip
     return tuple(rows)

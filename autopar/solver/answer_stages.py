@@ -20,7 +20,7 @@ from ..graph.node import Phase
 from ..graph.plan import Certificate, ClusterInfo, Cost, ModelInfo, ParamPlan, Pipeline, Plan, StagePlan
 from ..graph.repeats import block_of
 from ..graph.schedules.known import build_order, kind_name
-from ..graph.stage_programs import crossing_chunks
+from ..graph.stage_programs import crossing_chunks, section_finder
 from ..graph.stages import COPY, stage_table
 from ..graph.tensor import STATE_KINDS
 from .answer import build_answer
@@ -72,7 +72,9 @@ def build_staged_answer(
     telling = _telling_stages(staged.layout.place)
     layout, graphs = staged.layout, [s.case.graph for s in staged.stages]
     order = build_order(layout.schedule, layout.place.num_stages, layout.num_microbatches, layout.chunks)
-    chunks = crossing_chunks(split_case(case, layout.num_microbatches).graph, staged.starts, layout_ranks(layout), graphs)
+    turns, ranks = split_case(case, layout.num_microbatches).graph, layout_ranks(layout)
+    chunks = crossing_chunks(turns, staged.starts, ranks, graphs)
+    sections_of = section_finder(turns, staged.starts, ranks, len(staged.stages), bool(order.split))
     for number, (stage, held) in enumerate(zip(staged.stages, staged.in_flight)):
         assert stage.assignment is not None
         assignment = replace(stage.assignment, mesh=plan_axes(staged.layout.place))
@@ -81,7 +83,7 @@ def build_staged_answer(
             told[number] = recognise(mine.graph, mine.sites, mine.signatures, mine.cuts, assignment)
         prices = build_prices(model, assignment.mesh, mine.graph, mine.sites, mine.signatures)
         among = place_among(graphs, number, order, number, chunks)
-        plans.append(build_answer(mine, assignment, certificate, model, prices, (), "", model_info, cluster, held, among, opens).plan)
+        plans.append(build_answer(mine, assignment, certificate, model, prices, (), "", model_info, cluster, held, among, opens, sections_of).plan)
     place = staged.layout.place
     axes = [tuple(axis_role(a.name) for a in place.stage_mesh(s).axes) if place.others else () for s in range(len(plans))]
     rows = tuple(replace(row, holders=p.cost.holders, peak=p.peak, axes=own) for row, p, own in zip(_stage_rows(case, staged), plans, axes))

@@ -131,8 +131,10 @@ def _comm_columns(plan: Plan, texts: Texts) -> dict[str, Json]:
         "source_t": [texts.number(str(c.source_sharding)) for c in plan.comms],
         "target_t": [texts.number(str(c.target_sharding)) for c in plan.comms],
         "bytes": [c.bytes * comm_times(plan, c) for c in plan.comms],
+        "dtype_t": [texts.number(c.dtype) for c in plan.comms],
         "seconds": [c.seconds for c in plan.comms],
         "hidden_s": [c.hidden_s for c in plan.comms],
+        "message_t": [texts.number(c.message) for c in plan.comms],
         "times": [comm_times(plan, c) for c in plan.comms],
     }
 

@@ -113,8 +113,9 @@ function communicationTab(plan, goTo) {
   const draw = (by) => {
     const groups = new Map();
     for (const c of all) push(groups, groupings[by](c), c);
-    holder.replaceChildren(buildTable({ id: "comm-groups", rows: [...groups].map(([name, list]) => ({ name, list })), sortBy: 3, columns: [
+    holder.replaceChildren(buildTable({ id: "comm-groups", rows: [...groups].map(([name, list]) => ({ name, list })), sortBy: 4, columns: [
       { title: by, align: "left", of: (r) => r.name }, { title: "count", of: (r) => sum(r.list.map((c) => comms.times[c])), print: whole, total: "sum" },
+      { title: "messages", of: (r) => sum(new Map(r.list.map((c) => [comms.message_t[c], comms.times[c]])).values()), print: whole, total: "sum" },
       { title: "message bytes", hint: MESSAGE_HINT, of: (r) => sum(r.list.map((c) => comms.bytes[c])), print: bytes, total: "sum" },
       { title: "time", of: (r) => sum(r.list.map((c) => comms.seconds[c])), print: ms, total: "sum" },
       { title: "share of time", of: (r) => (total ? sum(r.list.map((c) => comms.seconds[c])) / total : 0), print: percent, total: "sum" },
@@ -130,10 +131,10 @@ function communicationTab(plan, goTo) {
     push(folded, key, c);
   }
   const each = (column, print) => ({ of: (r) => sum(r.list.map((c) => comms[column][c])), print: (n, r) => (r && r.list.length > 1 ? el("span", {}, print(n), el("span", { class: "note each" }, `${print(comms[column][r.c])} each`)) : print(n)), total: "sum" });
-  section.append(el("h2", {}, "One by one"), buildTable({ id: "comms", searchable: true, sortBy: 7, rows: [...folded.values()].map((list) => ({ list, c: list[0] })), onRow: (r) => comms.reader[r.c] >= 0 && goTo(comms.reader[r.c]),
+  section.append(el("h2", {}, "One by one"), buildTable({ id: "comms", searchable: true, sortBy: 8, rows: [...folded.values()].map((list) => ({ list, c: list[0] })), onRow: (r) => comms.reader[r.c] >= 0 && goTo(comms.reader[r.c]),
     note: "Message bytes: the larger of what one rank puts in and gets out. What travels along several axes as one collective has its time in the row of the axis that comes first. Equal communications of equal blocks are one row. Click a row to see its reader in the graph.", columns: [
       { title: "value", align: "left", of: (r) => plan.tensors.name[comms.value[r.c]], print: (name) => el("code", {}, name) }, { title: "count", of: (r) => sum(r.list.map((c) => comms.times[c])), print: (n, r) => (r ? `×${n}` : whole(n)), total: "sum" },
-      { title: "kind", align: "left", of: (r) => text(comms.kind_t, r.c) }, { title: "axis", align: "left", of: (r) => text(comms.axis_t, r.c) },
+      { title: "kind", align: "left", of: (r) => text(comms.kind_t, r.c) }, { title: "axis", align: "left", of: (r) => text(comms.axis_t, r.c) }, { title: "dtype", align: "left", of: (r) => text(comms.dtype_t, r.c) },
       { title: "from", align: "left", of: (r) => text(comms.source_t, r.c), print: (s) => shardingChips(plan, s) }, { title: "to", align: "left", of: (r) => text(comms.target_t, r.c), print: (s) => shardingChips(plan, s) },
       { title: "message bytes", hint: MESSAGE_HINT, ...each("bytes", bytes) }, { title: "time", ...each("seconds", ms) }, { title: "of it hidden", ...each("hidden_s", ms) },
       { title: "for", align: "left", of: (r) => `${PHASES[comms.phase[r.c]]} ${moduleOf(r.c)}` },

@@ -211,20 +211,21 @@ def _print_memory(plan: Plan, console: Console) -> None:
 def _print_comms(plan: Plan, console: Console) -> None:
     if not plan.comms:
         return
-    groups: dict[tuple[str, str, int], list[list[CommPlan]]] = {}
+    groups: dict[tuple[str, str, str, int], list[list[CommPlan]]] = {}
     order = {axis.name: k for k, axis in enumerate(plan.assignment.mesh.axes)}
     for one in _joined_comms(plan):
         axis = "+".join(sorted((c.axis for c in one), key=lambda name: order.get(name, len(order))))
-        groups.setdefault((axis, one[0].kind, comm_times(plan, one[0])), []).append(one)
+        groups.setdefault((axis, one[0].kind, one[0].dtype, comm_times(plan, one[0])), []).append(one)
     total, hidden = fsum(c.seconds for c in plan.comms), fsum(c.hidden_s for c in plan.comms)
     beside = f"of it {print_ms(hidden)} hidden behind compute" if hidden > 1e-9 * total else "all of it exposed"
     stages = f" on all {plan.num_stages} stages" if plan.num_stages > 1 else ""
-    print_heading(console, f"Communication {print_ms(total)}{stages}", f"{beside}; bytes: the larger of what a rank puts in and gets out")
+    print_heading(console, f"Communication {print_ms(total)}{stages}", f"{beside}; messages: of so many values; bytes: the larger of what a rank puts in and gets out")
     shown = []
-    for (axis, kind, times), those in sorted(groups.items()):
-        count = f"{len(those):,}" + (f" x{times}" if times > 1 else "")
-        shown.append((f"{axis} {kind}", count, print_bytes(sum(max(c.bytes for c in one) for one in those) * times), print_ms(fsum(c.seconds for one in those for c in one))))
-    print_rows(console, (Column("axis, kind"), Column("count", True), Column("bytes", True), Column("time", True)), shown)
+    for (axis, kind, dtype, times), those in sorted(groups.items()):
+        messages = f"{len({c.message for one in those for c in one}):,} of {len(those):,}" + (f" x{times}" if times > 1 else "")
+        size = print_bytes(sum(max(c.bytes for c in one) for one in those) * times)
+        shown.append((f"{axis} {kind} {dtype}", messages, size, print_ms(fsum(c.seconds for one in those for c in one))))
+    print_rows(console, (Column("axis, kind, dtype"), Column("messages", True), Column("bytes", True), Column("time", True)), shown)
     if plan.num_microbatches > 1:
         print_line(console, f"x{plan.num_microbatches}: once in each microbatch; bytes and time are of the whole step", "dim")
     crossing, size, seconds = crossing_sums(plan)

@@ -74,7 +74,7 @@ def test_a_bucket_is_held_once_where_a_copy_was_held_beside_its_tensors(data_par
 def test_what_is_large_has_no_room_on_a_cpu_until_it_is_made(data_parallel, monkeypatch):
     graph = (program := overlapped(data_parallel)).graph
     small = held_over_time(program, on_gloo=True)
-    monkeypatch.setattr(overlap_memory, "REDUCED_ALONE_BYTES", 1)
+    monkeypatch.setattr(messages, "REDUCED_ALONE_BYTES", 1)
     large, values = held_over_time(program, on_gloo=True), value_table(graph)
     makers = {out: i for i, n in enumerate(graph.nodes) for out in n.outputs if out}
     expected = [0] * len(small)

@@ -163,7 +163,7 @@ def test_on_gloo_what_is_reduced_where_it_lies_is_held_once(monkeypatch):
     assert len(starts) == 2
     held = []
     for least in (1, 2**40):
-        monkeypatch.setattr(overlap_memory, "REDUCED_ALONE_BYTES", least)
+        monkeypatch.setattr(messages, "REDUCED_ALONE_BYTES", least)
         held.append(held_over_time(program, on_gloo=True))
     assert [b - a for a, b in zip(*held)] == [2 * WIDTH * WIDTH * 8 * (i in starts) for i in range(len(graph.nodes))]
     assert held_over_time(program) == held[1]  # elsewhere they are packed, however large

@@ -114,9 +114,8 @@ class _Builder:
         a = self.mesh.axes[axis]
         speed = 2.5e10 if a.link == "inside" else 6e9
         seconds = 5e-6 + moved / speed
-        self.comms.append(
-            CommPlan(f"{kind}_{len(self.comms)}", kind, a.name, value, reader, phase, source, target, moved, seconds, 0.4 * seconds)
-        )
+        name = f"{kind}_{len(self.comms)}"
+        self.comms.append(CommPlan(name, kind, a.name, value, reader, phase, source, target, moved, t.dtype, seconds, 0.4 * seconds, name, reader, reader))
 
 
 def make_plan(num_layers: int = 2, update_ops: int = 4, mesh: Mesh | None = None, folded: bool = True, memory_bytes: int = 1 << 30,

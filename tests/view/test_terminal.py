@@ -52,8 +52,8 @@ def test_one_collective_along_two_axes_is_one_row():
         text = plan_text(dataclasses.replace(PLAN, comms=comms), 120)
         return [line.split()[:-1] for line in text.splitlines() if line.split()[1:2] == ["all_gather"]]
 
-    assert rows(first, then) == [["a+b", "all_gather", "1", "4.00", "MiB", "500"]]
-    assert rows(first, apart) == [["a", "all_gather", "1", "4.00", "MiB", "250"], ["b", "all_gather", "1", "1.00", "MiB", "500"]]
+    assert rows(first, then) == [["a+b", "all_gather", "float32", "1", "of", "1", "4.00", "MiB", "500"]]
+    assert rows(first, apart) == [["a", "all_gather", "float32", "1", "of", "1", "4.00", "MiB", "250"], ["b", "all_gather", "float32", "1", "of", "1", "1.00", "MiB", "500"]]
 
 
 def test_the_certificate_is_a_sentence():

@@ -1,0 +1,134 @@
+"""Sendings: what of a plan's communication travels together, in which dtype, from where on and until when, as the program does it.
+
+In: a program as it was partitioned, and the same one overlapped. Out: a `Sending` for each communication of the first. Invariant: those of one message are of one kind, axis and dtype; a
+message that blocks starts where its result is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .graph import producer_table, value_table
+from .messages import goes_alone, split_bucket
+from .node import Node, Phase, get_arg
+from .program import CUTS, STARTS, WAIT, Program
+from .tensor import size_bytes
+from .update_order import list_parcels, list_update, sends_in_lots
+from .update_parts import split_part
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How one communication travels.
+
+    Args:
+        message: the name of the first communication of its message; its own where it goes alone.
+        dtype: what it sends.
+        starts_at: the node of the whole graph before which it starts; "": after the last.
+        waits_at: the node before which the program waits for it; "": at the end of the step.
+    """
+
+    message: str
+    dtype: str
+    starts_at: str
+    waits_at: str
+
+
+def list_sendings(program: Program, overlapped: Program, on_cpu: bool) -> dict[str, Sending]:
+    """Communication of a program -> how it travels.
+
+    Args:
+        program: as `graph.partition` makes it.
+        overlapped: the same one as it is emitted (`graph.overlap_memory.overlap_within`).
+        on_cpu: whether what is large goes alone (`graph.messages`).
+    """
+    values, walk = value_table(program.graph), _Walk(program, overlapped, on_cpu)
+    stays = {node.name for node in overlapped.graph.nodes}
+    found: dict[str, Sending] = {}
+    first: dict[object, Node] = {}
+    same: dict[str, str] = {}  # value -> an equal one that was brought before
+    for node, origin in zip(program.graph.nodes, program.origins):
+        if node.op.startswith("comm."):
+            read = same.get(node.inputs[0], node.inputs[0])
+            once = first.setdefault((node.op, node.args, read), node)
+            if node.name in walk.trips or node.name in stays:
+                message, starts, waits = walk.trips.get(node.name, (node.name, origin.node, origin.node))
+                found[node.name] = Sending(message, values[read].dtype, starts, waits)
+            else:  # not reduced again
+                same[node.outputs[0]] = once.outputs[0]
+                found[node.name] = found[once.name]
+    return found
+
+
+class _Walk:
+    """The overlapped program in the order in which it runs; `trips`: communication -> the first of its message, the nodes before which it starts and is waited for."""
+
+    def __init__(self, program: Program, overlapped: Program, on_cpu: bool) -> None:
+        self.before, self.makers, self.on_cpu = program.graph, producer_table(program.graph), on_cpu
+        self.graph, self.origins, self.values = overlapped.graph, overlapped.origins, value_table(overlapped.graph)
+        self.trips: dict[str, tuple[str, str, str]] = {}
+        self.waits = {node.inputs[0]: (i, node.outputs[0]) for i, node in enumerate(self.graph.nodes) if node.op == WAIT}
+        steps = _list_steps(overlapped)
+        nexts = self._next_nodes(steps)
+        for step in steps:
+            self._follow(step, nexts)
+
+    def _next_nodes(self, steps: Sequence[Sequence[int]]) -> dict[int, str]:
+        """Node of the program -> the next one in order, or itself, that is an op of the whole graph; "" behind the last."""
+        found, here = {}, ""
+        for i in reversed([i for step in steps for i in step]):
+            if not self.graph.nodes[i].op.startswith(("comm.", "state.")):
+                here = self.origins[i].node
+            found[i] = here
+        return found
+
+    def _follow(self, step: Sequence[int], nexts: Mapping[int, str]) -> None:
+        """Starts that are one message, or several where some of it goes alone."""
+        nodes = [self.graph.nodes[i] for i in step]
+        ends = [(node, k) for node in nodes for k in range(len(node.outputs))] if nodes[0].op in STARTS else []
+        for places in self._split(ends):
+            first = ""
+            for node, k in (ends[place] for place in places):
+                wait, brought = self.waits[node.outputs[k]]
+                for name in self._list_joined(node.inputs[k], brought):
+                    first = first or name
+                    self.trips[name] = first, nexts[step[0]], nexts[wait]
+
+    def _split(self, ends: Sequence[tuple[Node, int]]) -> list[tuple[int, ...]]:
+        """The tensors of starts by messages, as the runtime sends them."""
+        if not ends or ends[0][0].op != "comm.start_all_reduce":
+            sizes = [max(size_bytes(self.values[node.inputs[k]]), size_bytes(self.values[node.outputs[k]])) for node, k in ends]
+            return split_bucket(sizes, bool(ends) and ends[0][0].op == "comm.start_all_gather", self.on_cpu)
+        own = [k in get_arg(node, "own", ()) and goes_alone(size_bytes(self.values[node.inputs[k]]), len(ends), self.on_cpu) for node, k in ends]
+        rest = tuple(place for place, alone in enumerate(own) if not alone)
+        return [*((place,) for place, alone in enumerate(own) if alone), *([rest] if rest else [])]
+
+    def _list_joined(self, sent: str, brought: str) -> Iterable[str]:
+        """The communications of the partitioned program between two values."""
+        found = []
+        while brought != sent and brought in self.makers:
+            node = self.before.nodes[self.makers[brought][0]]
+            if not node.op.startswith("comm.") or node.op in CUTS:
+                break
+            found.append(node.name)
+            brought = node.inputs[0]
+        return reversed(found)
+
+
+def _list_steps(overlapped: Program) -> list[list[int]]:
+    """All nodes in the order in which they run; starts that are one message together, else each alone."""
+    graph = overlapped.graph
+    found = [[i] for i, node in enumerate(graph.nodes) if node.phase is not Phase.UPDATE]
+    makers = producer_table(graph)
+    for group in list_update(overlapped):
+        if not sends_in_lots(graph, group):
+            found += [[i] for part in group for i in part.nodes]
+            continue
+        lots = [[split_part(graph, part) for part in parts] for parts in list_parcels(graph, makers, group)]
+        for ahead, here, past in zip([*lots, [], []], [[], *lots, []], [[], [], *lots]):
+            found += map(list, zip(*(split.starts for split in ahead)))
+            found += [[i] for split in here for i in split.update]
+            found += [[i] for split in past for i in split.finish]
+            found += map(list, zip(*(split.gathers for split in here)))
+    return found

@@ -1,0 +1,75 @@
+"""The order of an update: which parameters are updated together, and what travels for them together, as the emitted program does it.
+
+In: a program whose collectives were started ahead (`graph.overlap`). Out: groups of equal parts in the order in which they run; of a group for which something is started, its parts in
+parcels: what is started for the parts of one goes as one message (`codegen.parcels`, `runtime.parcels`). The law of memory (`graph.update_memory`), the order by which communication is
+replayed (`cost.program_order`) and the plan's own account (`graph.sendings`) all take it from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .graph import Graph, entering_values, producer_table, use_table, value_table
+from .program import STARTS, WAIT, Program
+from .tensor import Kind, num_elements
+from .turns import RECEIVE, SEND
+from .update_lots import alike_parts, in_order, list_lots, parcel_bytes, waits_for_others
+from .update_parts import Part, is_shared, update_layers, update_parts
+
+
+def list_update(program: Program) -> list[list[Part]]:
+    """The update in the order in which it runs: groups of equal parts; what is nobody's own is a part without a parameter."""
+    graph = program.graph
+    parts, rest = update_parts(graph)
+    in_order = any(graph.nodes[i].op in (SEND, RECEIVE) for i in rest)
+    layers = [] if in_order else update_layers(graph, rest, _owners(graph, rest))
+    found = [[Part("", (i,))] for i in rest] if in_order else []
+    for layer in layers:
+        found += [*alike_parts(graph, layer.parts), *([Part("", (i,))] for i in layer.rest)]
+    return [*found, *alike_parts(graph, parts)]
+
+
+def _owners(graph: Graph, rest: Sequence[int]) -> dict[str, str]:
+    """Value that an earlier phase made and these nodes read -> the parameter whose gradient it is: the one whose states are rewritten with what element by element comes of it."""
+    inside, uses, makers, values = {*rest}, use_table(graph), producer_table(graph), value_table(graph)
+    params = {value.storage for value in graph.values if value.kind is Kind.PARAM}
+    states = {value.name: value.storage.partition(":")[2] or value.storage for value in entering_values(graph) if not is_shared(value.storage, value.shape)}
+    found = {}
+    for name in dict.fromkeys(name for i in rest for name in graph.nodes[i].inputs if name in makers and makers[name][0] not in inside):
+        whose, seen, ahead = set(), {name}, [name]
+        while ahead:
+            here = ahead.pop()
+            for node in (graph.nodes[k] for k, _ in uses[here] if k in inside):
+                whose.update(states[other] for other in node.inputs if states.get(other) in params)
+                sent = node.op.startswith("comm.")
+                on = [out for out in node.outputs if out and out not in seen and (sent or num_elements(values[out].shape) == num_elements(values[here].shape))]
+                seen.update(on)
+                ahead += on
+        if len(whose) == 1:
+            found[name] = whose.pop()
+    return found
+
+
+def sends_in_lots(graph: Graph, group: Sequence[Part]) -> bool:
+    """True of equal parts for which something is started in the update."""
+    return len(group) > 1 and any(graph.nodes[i].op in STARTS for part in group for i in part.nodes)
+
+
+def list_parcels(graph: Graph, makers: Mapping[str, tuple[int, int]], group: Sequence[Part]) -> list[list[Part]]:
+    """Equal parts, of a group that sends in lots, a lot after the other.
+
+    Args:
+        makers: `producer_table` of the graph.
+    """
+    return list_lots(graph, as_they_come(graph, makers, group), parcel_bytes(graph, group))
+
+
+def as_they_come(graph: Graph, makers: Mapping[str, tuple[int, int]], group: Sequence[Part]) -> Sequence[Part]:
+    """Equal parts in the order of their names or, where they wait for what was started before the update, in that."""
+
+    def begun(part: Part) -> tuple[int, int]:
+        made_by = (makers[graph.nodes[i].inputs[0]] for i in part.nodes if graph.nodes[i].op == WAIT)
+        return max(place for place in made_by if place[0] not in part.nodes)
+
+    named = in_order(group, graph.sequences)
+    return sorted(named, key=begun) if waits_for_others(graph, group[0]) else named
