@@ -69,6 +69,7 @@ _ONE_CONNECTION_BYTES_PER_S, _ONE_CONNECTION_SHARE = 34.7e9, 34.7 / 50
 _LIKE = 1.5
 _FULL = (2**18, 2**30)  # a curve that may stand for other groups reaches from 256 KiB to 1 GiB
 _FLAT = 2**12  # a message of up to 4 KiB takes what one of 8 bytes does: 79 and 69 us, 169 and 164 (H100, A100; 16 ranks on two hosts)
+_FADES = 1.0  # octaves of bandwidth below the slowest preset with curves over which a link of the user's own comes to be priced by its figures
 _SLACK = 0.01  # what the same case comes to by the curves of two links
 _OTHER_DEVICE = 1e-3  # octaves: the device's own rows come first where the group is as near
 
@@ -192,6 +193,8 @@ def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
             for knots in least:
                 way = replace(way, knots=knots if way.knots is None else raise_knots(way.knots, knots, inf))
             return way
+        if least and not most:
+            return _below(table, kind, group, way, [*zip(faster, least)])
         return replace(way, knots=_between(table, across, [*zip(faster, least)], [*zip(below, most)]), lines=() if most else way.lines, most=tuple(most))
     slower = [_placed_way(other, kind, group)[0].knots for other in slower_tables(table, across)]
     slower = [Knots(knots.log_bytes, knots.log_seconds + (_SLACK if across else 0.0)) for knots in slower if knots is not None]
@@ -206,23 +209,45 @@ def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
 def _between(table: CommTable, across: bool, faster: Sequence[tuple[CommTable, Knots]], slower: Sequence[tuple[CommTable, Knots]]) -> Knots | None:
     """The curve of a link of the user's own: between those of the next presets in proportion to where its bandwidth lies between theirs, logarithm over logarithm; above all presets that of the fastest,
     with bytes that take as much less as its bandwidth says; below all at least that of the slowest."""
-    outside = across and not is_preset(table.across)
-
-    def width(other: CommTable) -> float:
-        link = other.across if outside else other.inside
-        return link.bandwidth_bytes_per_s * link.oversubscription
-
-    least, most = ([knots for _, knots in rows] for rows in (faster, slower))
-    low = reduce(lambda one, other: raise_knots(one, other, inf), least) if least else None
-    high = cap_knots(most[0], most[1:], inf) if most else None
-    up, down = (min(map(width, (t for t, _ in faster)), default=inf), max(map(width, (t for t, _ in slower)), default=0.0))
-    if low is None:
-        return None if high is None else move_knots(high, 1.0, down / width(table))
-    if high is None:
-        return low
-    share = min(1.0, max(0.0, log(width(table) / down) / log(up / down))) if up > down else 1.0
+    high = cap_knots(slower[0][1], [knots for _, knots in slower[1:]], inf) if slower else None
+    own, up, down = _width(table, table, across), _least_width(table, faster, across), max((_width(table, t, across) for t, _ in slower), default=0.0)
+    if not faster:
+        return None if high is None else move_knots(high, 1.0, down / own)
+    assert high is not None
+    low = _dearest(faster)
+    share = min(1.0, max(0.0, log(own / down) / log(up / down))) if up > down else 1.0
     logs = np.union1d(high.log_bytes, low.log_bytes)
     return Knots(logs, (1 - share) * np.log(knots_seconds(high, np.exp(logs))) + share * np.log(knots_seconds(low, np.exp(logs))))
+
+
+def _below(table: CommTable, kind: str, group: Group, way: Way, faster: Sequence[tuple[CommTable, Knots]]) -> Way:
+    """The way over a link of the user's own to which no preset with curves is slower in both figures. By bandwidth: from half of the slowest such preset's on by the link's figures, which small messages
+    never undercut; between the two in proportion, logarithm over logarithm, for figures and curves say different things of the same link (a tree crosses between two hosts once, a ring twice).
+    By latency: no less than its hops, however little of it there is in the curves."""
+    across = group.hosts > 1
+    low, link = _dearest(faster), table.across if across and not is_preset(table.across) else table.inside
+    share = min(1.0, max(0.0, log2(_least_width(table, faster, across) / _width(table, table, across)) / _FADES))
+    logs = np.union1d(low.log_bytes, np.log(2.0) * np.arange(3, 40, 0.5))
+    hops = 1 if kind == "send_recv" else ceil(log2(group.hosts if link is table.across else group.per_host)) * (2 if kind == "all_reduce" else 1)
+    curve = np.maximum(knots_seconds(low, np.exp(logs)), hops * link.latency_s)
+    figures = np.maximum(curve, np.minimum.reduce([fixed + per_byte * np.exp(logs) for fixed, per_byte in way.lines])) if share < 1 else curve
+    lines = tuple((share * fixed, share * per_byte) for fixed, per_byte in way.lines)
+    return replace(way, knots=Knots(logs, (1 - share) * np.log(curve) + share * np.log(figures)), lines=lines)
+
+
+def _width(table: CommTable, other: CommTable, across: bool) -> float:
+    """Of the link of another table that stands where the user's own does in the first."""
+    link = other.across if across and not is_preset(table.across) else other.inside
+    return link.bandwidth_bytes_per_s * link.oversubscription
+
+
+def _least_width(table: CommTable, faster: Sequence[tuple[CommTable, Knots]], across: bool) -> float:
+    return min((_width(table, other, across) for other, _ in faster), default=inf)
+
+
+def _dearest(faster: Sequence[tuple[CommTable, Knots]]) -> Knots:
+    """At each size the slowest of these curves."""
+    return reduce(lambda one, other: raise_knots(one, other, inf), [knots for _, knots in faster])
 
 
 def _lowered(way: Way, knots: Knots, said: str) -> Way:

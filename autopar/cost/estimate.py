@@ -28,7 +28,7 @@ from ..graph.sharding import Sharding
 from ..graph.stages import COPY
 from ..graph.strategy import Strategy, split_share
 from ..graph.tensor import Kind, Value, count_batch, num_elements, size_bytes
-from ..graph.transfer import HIDING_PHASES, Transfer, may_hide, outside_blocks, transfer_of
+from ..graph.transfer import HIDING_PHASES, Transfer, find_hiding, may_hide, outside_blocks, transfer_of
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .error_bar import error_bar
 from .memory import ALONE, Among, comm_step, estimate_memory
@@ -113,10 +113,19 @@ def _comm_prices(model: CostModel, program: Program, values: Mapping[str, Value]
         last = origin
     sharding, whole = {name: s for name, _, s in program.shardings}, dict(program.whole)
     found = {}
-    for run, (value, begins) in zip(runs, about):
+    for run, (value, begins), hides in zip(runs, about, _list_hiding(runs, about)):
         seconds, hidden = _comm_s(model, program, run, value, values, sharding, whole[value.name])
         more = 0.0 if transfer_of(value) is Transfer.BLOCKING else STEP_S * (len(run) - begins)
-        found[run[0].name] = seconds + more, hidden
+        found[run[0].name] = seconds + more, hidden * hides
+    return found
+
+
+def _list_hiding(runs: Sequence[Sequence[Node]], about: Sequence[tuple[Value, bool]]) -> list[bool]:
+    """Of each collective whether it hides where it may, reshard by reshard (`find_hiding`)."""
+    found: list[bool] = []
+    starts = [k for k, (_, begins) in enumerate(about) if begins]
+    for low, high in zip(starts, [*starts[1:], len(runs)]):
+        found += find_hiding(transfer_of(about[low][0]), [StepKind(run[0].op.removeprefix("comm.")) for run in runs[low:high]])
     return found
 
 

@@ -22,10 +22,10 @@ import numpy as np
 
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.reshard import COLLECTIVES, JOINED, Step, StepKind, after_step, join_steps, lies_outermost, reshard_steps
-from ..graph.reshard_pairs import reshard_pairs
+from ..graph.reshard_pairs import PairStep, reshard_pairs
 from ..graph.sharding import Sharding
 from ..graph.tensor import DTYPE_BYTES, Value, num_elements
-from ..graph.transfer import Transfer, transfer_of
+from ..graph.transfer import Transfer, find_hiding, transfer_of
 from .collectives import Way, collective_way, way_seconds
 from .lookup import Reach
 from .measured import MeasuredRows, copy_seconds, meeting_seconds, wire_reach, wire_seconds
@@ -255,12 +255,13 @@ def estimate_reshard_s(model: CostModel, value: Value, source: Sharding, target:
     steps, moved = reshard_steps(value.shape, source, target, axis_sizes(mesh)), transfer_of(value)
     joins, here = moved is not Transfer.BLOCKING, source
     seconds, hidden = STEP_S * (len(steps) - 1) * joins, 0.0
-    for run in join_steps(steps) if joins else [(step,) for step in steps]:
+    runs = join_steps(steps) if joins else [(step,) for step in steps]
+    for run, hides in zip(runs, find_hiding(moved, [run[0].kind for run in runs])):
         before = here
         for step in run:
             here = after_step(here, step, target)
         whole, beside = _estimate_run_s(model, value, run, before if run[0].kind is StepKind.ALL_GATHER else here, mesh)
-        seconds, hidden = seconds + whole, hidden + beside
+        seconds, hidden = seconds + whole, hidden + beside * hides
     return seconds, hidden
 
 
@@ -289,9 +290,31 @@ def estimate_reshards_s(
     seconds = np.where(paths.reachable, 0.0, np.inf)
     hidden = np.zeros(seconds.shape)
     flat, width = seconds.reshape(-1), DTYPE_BYTES[value.dtype]
+    besides: list[np.ndarray] = []
     for step in paths.steps:
         sides = width * step.elements_in, width * step.elements_out, width * step.least_elements
         whole, beside = estimate_comms_s(model, step.kind, joint_link(model, mesh, step.axes), sides, width * step.packed_elements, moved, num_elements(value.shape))
         flat[step.pairs] += whole + STEP_S * (len(step.axes) - step.first) * joins
-        hidden.reshape(-1)[step.pairs] += beside
+        besides.append(beside)
+    _add_hiding(hidden.reshape(-1), moved, paths.steps, besides)
     return seconds, hidden
+
+
+def _add_hiding(hidden: np.ndarray, moved: Transfer, steps: Sequence[PairStep], besides: Sequence[np.ndarray]) -> None:
+    """Add to each pair what of its steps hides, as `find_hiding` says.
+
+    Args:
+        besides: of each step, what would hide, per pair.
+    """
+    over = np.zeros(hidden.shape, bool)  # pairs of which no further step hides
+    ordered = list(zip(steps, besides))  # the last ones first
+    for step, beside in reversed(ordered) if moved is Transfer.STATE else ordered if moved is Transfer.GRAD else ():
+        if moved is Transfer.STATE:
+            hides, ends = step.kind is StepKind.ALL_GATHER, step.kind not in (StepKind.SLICE, StepKind.KEEP)
+        else:
+            hides = step.kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)
+            ends = not hides
+        if hides:
+            hidden[step.pairs] += np.where(over[step.pairs], 0.0, beside)
+        if ends:
+            over[step.pairs] = True

@@ -12,11 +12,12 @@ of the block before; what is in no block (an embedding, a head) is fetched when 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from .graph import Graph, entering_values
 from .node import Phase
 from .repeats import state_blocks
+from .reshard import StepKind
 from .tensor import STATE_KINDS, Kind, Value
 
 
@@ -45,6 +46,19 @@ def outside_blocks(graph: Graph) -> frozenset[str]:
     next block ahead, nothing else. None of a graph without blocks."""
     blocks = state_blocks(graph)
     return frozenset(value.name for value in entering_values(graph) if blocks and value.kind in STATE_KINDS and value.storage not in blocks)
+
+
+def find_hiding(moved: Transfer, kinds: Sequence[StepKind]) -> tuple[bool, ...]:
+    """Of the steps of one reshard (several that are one collective count once), which the program runs beside compute where the value may hide (`graph.overlap`).
+
+    A state is gathered ahead as far as the first collectives go: what must be cut or moved between ranks after them, and then gathered again, waits for its reader. What of a gradient
+    is not reduced last is waited for at once, for something stands behind it.
+    """
+    if moved is Transfer.STATE:
+        first = next((k for k, kind in enumerate(kinds) if kind not in (StepKind.SLICE, StepKind.KEEP)), len(kinds))
+        return tuple(k == first and kind is StepKind.ALL_GATHER for k, kind in enumerate(kinds))
+    last = next((k for k in range(len(kinds), 0, -1) if kinds[k - 1] not in (StepKind.REDUCE_SCATTER, StepKind.ALL_REDUCE)), 0)
+    return tuple(moved is Transfer.GRAD and k >= last for k in range(len(kinds)))
 
 
 def may_hide(value: Value, phase: Phase, outside: Collection[str]) -> bool:
