@@ -59,8 +59,8 @@ def read_file(path: str, forms: str) -> Cluster:
 
 def _load(path: str, forms: str) -> dict[str, object]:
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        with open(path, encoding="utf-8-sig") as file:  # editors on Windows begin a file with a mark
+            return tomllib.loads(file.read())
     except FileNotFoundError:
         raise ClusterError(f"{path}: no such file; expected {forms}") from None
     except OSError as error:

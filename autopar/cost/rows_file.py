@@ -20,6 +20,8 @@ FORMAT = "autopar-profile-6"  # since 3: matmuls by the library that has them in
 _EARLIER = tuple(f"autopar-profile-{number}" for number in range(1, 6))
 _AGAIN = "run `autopar profile` again, or delete the file"
 _LEAST_S, _MOST_S = 1e-9, 1e4  # no clock measures less, and no profile waits longer
+_MOST_OP_S = {"launch": 0.1, "": 60.0}  # an op that does nothing, and any other of the grid, of which a profile measures some hundred in three minutes
+_OP_KEYS, _COMM_KEYS = (tuple(f.name for f in fields(kind)) for kind in (OpRow, CommRow))
 # What no machine is: least and most FLOP/s of a matmul of _LARGE_FLOPS and more, least and most bytes/s of a copy of _LARGE_BYTES and more. Seconds in another unit are a thousand times off.
 _LARGE_FLOPS, _LARGE_BYTES = 1e8, 2**24
 _IMPOSSIBLE = {True: ((2e8, 2e14), (1e8, 2e13)), False: ((1e11, 2e16), (1e10, 1e14))}  # on a CPU; on a GPU
@@ -101,7 +103,9 @@ def _parse_rows(data: object) -> ProfileRows:
     if not isinstance(data, dict) or found != FORMAT:
         raise ValueError(f"expected format {FORMAT!r}, found {found!r}" + (" of an earlier autopar" if found in _EARLIER else ""))
     data = _Object(data, "")
+    _check_keys(data, ("format", "machine", "finished", "ops", "comms"), "")
     machine = _object(data["machine"], "machine")
+    _check_keys(machine, [f.name for f in fields(Machine)], "machine.")
     who = Machine(
         *(_text(machine, f.name, "machine") if f.name != "cores" else _whole(machine, "cores", "machine") for f in fields(Machine))
     )
@@ -119,6 +123,7 @@ def _parse_rows(data: object) -> ProfileRows:
 
 def _parse_op(row: object, where: str, on_cpu: bool) -> OpRow:
     row = _object(row, where)
+    _check_keys(row, _OP_KEYS, f"{where}.")
     shape = row["shape"]
     if not isinstance(shape, list) or not shape:
         raise ValueError(f"{where}.shape: expected a list of positive whole numbers, found {shape!r}")
@@ -132,7 +137,10 @@ def _parse_op(row: object, where: str, on_cpu: bool) -> OpRow:
 
 
 def _check_speed(row: OpRow, where: str, on_cpu: bool) -> None:
-    """Raise what tells that a row's seconds are of another unit."""
+    """Raise what tells that a row's seconds are of another unit, or stand for a measurement that failed."""
+    most_s = _MOST_OP_S["launch" if row.family == "launch" else ""]
+    if row.seconds is not None and row.seconds > most_s:
+        raise ValueError(f"{where}.seconds: {row.seconds:g} s of a {row.family} in {row.dtype}: expected at most {most_s:g}: are they seconds, and were they measured?")
     if row.seconds is None or not row.family.startswith(("matmul", "copy")):
         return
     flops, moved = op_work(row.family, row.dtype, row.shape)
@@ -146,6 +154,7 @@ def _check_speed(row: OpRow, where: str, on_cpu: bool) -> None:
 
 def _parse_comm(row: object, where: str) -> CommRow:
     row = _object(row, where)
+    _check_keys(row, _COMM_KEYS, f"{where}.")
     group = row["group"]
     if not isinstance(group, list) or len(group) != 2:
         raise ValueError(f"{where}.group: expected [ranks, distance], found {group!r}")
@@ -192,6 +201,12 @@ def _object(row: object, where: str) -> _Object:
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected an object, found {row!r}")
     return _Object(row, f"{where}.")
+
+
+def _check_keys(row: dict, known: Collection[str], where: str) -> None:
+    for name in row:
+        if name not in known:
+            raise ValueError(f"{where}{name}: unknown; expected {', '.join(known)}")
 
 
 def _list(data: dict, name: str) -> list:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .cuts import resolve_known
@@ -86,7 +86,8 @@ def fuse_program(
     found = find_groups(graph, sites, signatures, parts=sections)
     if segments:
         found = (*find_segments(graph, sections), *(nodes for nodes in found if graph.nodes[nodes[0]].phase is Phase.UPDATE))
-    groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes)).outside]  # what nobody reads makes no kernel
+    apart = {i for nodes in found for i in nodes} if segments else set[int]()  # a segment has views of its own, which nobody else makes again
+    groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes, apart)).outside]  # what nobody reads makes no kernel
     groups += () if segments else _find_copies(graph, values, makers, uses, {i for nodes in found for i in nodes})
     cut: dict[object, Kernel] = {}
     stands: dict[int, Node] = {}  # the node in whose place a group runs -> the node that takes it
@@ -145,12 +146,17 @@ def _find_copies(graph: Graph, values: Mapping[str, Value], makers: Mapping[str,
 
 
 def _describe(
-    graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], uses: _Uses, ends: set[str], members: Sequence[int]
+    graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], uses: _Uses, ends: set[str], members: Sequence[int], apart: Collection[int] = ()
 ) -> _Group:
+    """A group.
+
+    Args:
+        apart: views among these are made where they are.
+    """
     inside = set(members)
     views = {view for i in members for name in graph.nodes[i].inputs for view in _views_between(graph, makers, name, inside)}
     if graph.nodes[members[0]].phase is not Phase.UPDATE:  # there they are made once for all parameters
-        views |= {view for i in (*members, *views) for name in graph.nodes[i].inputs for view in _expanding(graph, values, makers, name, inside)}
+        views |= {view for i in (*members, *views) for name in graph.nodes[i].inputs for view in _expanding(graph, values, makers, name, inside, apart)}
         read = [name for i in (*members, *views) for name in graph.nodes[i].inputs if not (name in makers and makers[name][0] in inside | views)]
         numbers = {makers[name][0] for name in read if name in makers and is_number(graph.nodes[makers[name][0]])}
         views |= numbers if any(name not in makers or makers[name][0] not in numbers for name in read) else set()  # a kernel has an argument
@@ -203,14 +209,14 @@ def _views_between(graph: Graph, makers: Mapping[str, tuple[int, int]], name: st
     return []
 
 
-def _expanding(graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], name: str, inside: set[int]) -> list[int]:
+def _expanding(graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], name: str, inside: set[int], apart: Collection[int]) -> list[int]:
     """The views through which a node of a group reads something smaller that others make, as far as they make it larger: the kernel reads what is there."""
     found: list[int] = []
     needed = 0
     phase = graph.nodes[next(iter(inside))].phase
     while name in makers and makers[name][0] not in inside:
         node = graph.nodes[makers[name][0]]
-        if not is_view(node.op) or not node.inputs or node.phase is not phase:
+        if not is_view(node.op) or not node.inputs or node.phase is not phase or makers[name][0] in apart:
             break
         found.append(makers[name][0])
         if num_elements(values[node.inputs[0]].shape) < num_elements(values[name].shape):

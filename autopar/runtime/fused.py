@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -469,8 +470,23 @@ def num_ranks() -> int:
 
 
 def compiled(ops: Callable) -> Callable:
-    """`ops` through torch.compile, made when it is first called: for its first shapes, then for any."""
-    return torch.compile(ops)
+    """`ops` through torch.compile, made when it is first called: for its first shapes, then for any. What its compiler breaks down over runs op by op, and a warning says so."""
+    made, broken = torch.compile(ops), list[Exception]()
+
+    @functools.wraps(ops)
+    def run(*inputs: Any) -> Any:
+        if not broken:
+            try:
+                return made(*inputs)
+            except torch._dynamo.exc.BackendCompilerFailed as error:  # before anything ran
+                inner = getattr(error, "inner_exception", error)
+                if type(inner).__name__ == "InvalidCxxCompiler":  # there is none: nothing would be compiled
+                    raise
+                broken.append(error)
+                warnings.warn(f"torch.compile cannot have {ops.__name__}, which runs op by op: {type(inner).__name__}: {inner}", RuntimeWarning, stacklevel=2)
+        return ops(*inputs)
+
+    return run
 
 
 def in_pieces(ops: Callable, inputs: Sequence[Tensor]) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import autopar  # noqa: E402
 from autopar.codegen.emit import ModelFacts, print_files  # noqa: E402
 from autopar.errors import OptionsError  # noqa: E402
 from autopar.options import Options  # noqa: E402
@@ -37,6 +38,50 @@ def test_torch_compile_gives_the_same_numbers(case, monkeypatch):
     control, program, files = emitted(case)
     monkeypatch.setattr(random_plans, "files_of", lambda graph, program: files["inductor"])
     assert control.worst(program)[0] < 1e-10
+
+
+class Summed(torch.nn.Module):
+    """Its gradient is expanded, by the loss's module, and read by the linear's."""
+
+    def __init__(self):
+        super().__init__()
+        self.l = torch.nn.Linear(13, 4)
+
+    def forward(self, x):
+        return self.l(x).sum(1)
+
+
+@pytest.mark.parametrize("local", ["kernels", "inductor", "ops"])
+def test_what_a_segment_expands_another_reads(local):
+    model, x, y = Summed().double(), torch.randn(4, 3, 13, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    step = autopar.compile(
+        model, "cpu:1", example_inputs=(x,), example_targets=(y,), loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD,
+        options=Options(local=local, precision="fp64"),
+    )  # fmt: skip
+    if local == "inductor":
+        assert "kernels.backward(expand" in step.files["program.py"] or "kernels.backward_l(expand" in step.files["program.py"]
+    elif shutil.which("g++"):
+        torch.testing.assert_close(step(x, y), loss.detach(), rtol=1e-12, atol=0)
+
+
+def test_what_inductor_breaks_down_over_runs_op_by_op(monkeypatch):
+    from autopar.runtime import fused
+
+    calls = []
+
+    def broken(ops):
+        def made(*inputs):
+            calls.append(inputs)
+            raise torch._inductor.exc.InductorError(KeyError("buf7"), None)
+
+        return made
+
+    monkeypatch.setattr(torch, "compile", broken)
+    double = fused.compiled(lambda x: x + x)
+    with pytest.warns(RuntimeWarning, match="runs op by op: KeyError: 'buf7'"):
+        assert double(2) == 4
+    assert double(3) == 6 and len(calls) == 1, "it is asked once"
 
 
 @pytest.mark.parametrize("case", ["gpt", "batch norm"])

@@ -96,7 +96,7 @@ def test_what_the_update_sends_starts_a_lot_ahead(monkeypatch):
     """In lots of at most a bucket; the reductions of the next lot start before a lot is updated."""
     from autopar.graph import update_lots
 
-    monkeypatch.setattr(update_lots, "BUCKET_BYTES", 2 * 32 * 128 * 4)
+    monkeypatch.setattr(update_lots, "BUCKET_BYTES", 32 * 128 * 4)
     found = compiled("dp=4,zero=1,microbatches=2")
     made_by = {n.outputs[0]: n for n in found.plan.nodes}
     reduced = [c for c in found.plan.comms if c.kind == "reduce_scatter" and c.dtype == "float32" and c.bytes == 32 * 128 * 4]
