@@ -38,7 +38,15 @@ CUTS = {  # cut -> (number of concatenations, of padded gradients that are left)
     "a select and a slice": (lambda h: (h[:, 0], h[:, 1:]), 1, 0),
     "overlap": (lambda h: (h[..., :7], h[..., 5:]), 0, 2),
     "two dims": (lambda h: (h[..., :6], h[:, :2]), 0, 2),
-    "steps": (lambda h: (h[..., ::2], h[..., 1::2]), 0, 2),
+    "steps": (lambda h: (h[..., ::2], h[..., 1::2]), 1, 0),
+    "steps of three, a gap": (lambda h: (h[..., 2::3], h[..., ::3]), 1, 0),
+    "steps along an outer dim": (lambda h: (lambda r: (r[:, 1::2], r[:, ::2]))(h.reshape(6, 6, 6)), 1, 0),
+    "steps that do not divide": (lambda h: (h[..., ::5], h[..., 1::5]), 0, 2),
+    "steps that overlap": (lambda h: (h[..., ::2], h[..., ::4]), 0, 2),
+    "halves, and the whole": (lambda h: (h, h[..., 6:], h[..., :6]), 1, 0),
+    "three, and the whole": (lambda h: (h, h[..., :4], h[..., 8:], h[..., 4:8]), 1, 0),
+    "the whole, and what overlaps": (lambda h: (h, h[..., :7], h[..., 5:]), 0, 2),
+    "every other, and the whole": (lambda h: (h, h[..., ::2], h[..., 1::2]), 1, 0),
     "one slice": (lambda h: (h[..., 2:9],), 0, 1),
 }
 
