@@ -300,6 +300,13 @@ def node_inputs(node: DraftNode) -> list[Val]:
     return [v for _, value in node.args for v in find_vals(value)]
 
 
+def stand_in(value: object, stands: dict[int, Val]) -> object:
+    """An argument with other values in place of some, by their ids."""
+    if isinstance(value, Val):
+        return stands.get(id(value), value)
+    return tuple(stand_in(v, stands) for v in value) if isinstance(value, tuple) else value
+
+
 def view_chain(x: Val) -> list[Val]:
     """`x`, what it is a view of, and so on: same elements in the same order."""
     chain = [x]

@@ -17,8 +17,9 @@ from ...graph.rules.random_numbers import STATE as RANDOM_STATE
 from ...graph.sequences import find_sequences
 from ...graph.tensor import Kind, Value
 from ...graph.update_parts import is_shared
-from .draft import Draft, DraftNode, Val, node_inputs
+from .draft import Draft, DraftNode, Val, node_inputs, stand_in
 from .totals import join_totals, thin_constants
+from .widened import widen_again
 
 
 def finish_graph(
@@ -45,7 +46,7 @@ def finish_graph(
     inputs, updates = _drop_idle_counter(draft, inputs, updates, [*grads.values(), *outputs, *([loss] if loss is not None else [])])
     roots = [*updates.values(), *grads.values(), *outputs, *([loss] if loss is not None else [])]
     nodes = thin_constants(join_totals(_live_nodes([*draft.preamble, *draft.nodes], roots), roots))
-    nodes = _share_numbers(_turn_weight_grads(_live_nodes(nodes, roots), roots), roots)
+    nodes = widen_again(_share_numbers(_turn_weight_grads(_live_nodes(nodes, roots), roots), roots))
     if _collapse_views(nodes, roots):
         nodes = _live_nodes(nodes, roots)
     _place_updates(nodes, owners, grads)
@@ -145,7 +146,7 @@ def _share_numbers(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNode]:
         if node.phase is not Phase.UPDATE:
             kept.append(node)
             continue
-        node.args = tuple((key, _stand_in(value, stands)) for key, value in node.args)
+        node.args = tuple((key, stand_in(value, stands)) for key, value in node.args)
         read = node_inputs(node)
         [out] = node.outs if len(node.outs) == 1 else [None]
         if out is not None and read and not out.shape and not any(v.shape for v in read) and node.op.startswith("aten.") and id(out) not in taken:
@@ -155,12 +156,6 @@ def _share_numbers(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNode]:
                 continue
         kept.append(node)
     return kept
-
-
-def _stand_in(value: object, stands: dict[int, Val]) -> object:
-    if isinstance(value, Val):
-        return stands.get(id(value), value)
-    return tuple(_stand_in(v, stands) for v in value) if isinstance(value, tuple) else value
 
 
 def _by_place(value: object) -> object:
