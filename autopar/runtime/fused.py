@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +28,7 @@ from ..graph.view_strides import alike
 from .adam import adam  # noqa: F401  called by kernels
 from .block_table import BlockTable, candidates, loop_candidates, table_of
 from .clock import clock_of
+from .compiled import compiled  # noqa: F401  called by what torch.compile makes of segments
 from .straight import straight
 
 try:
@@ -467,26 +467,6 @@ def num_ranks() -> int:
     """Of this job."""
     there = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if there else 1
-
-
-def compiled(ops: Callable) -> Callable:
-    """`ops` through torch.compile, made when it is first called: for its first shapes, then for any. What its compiler breaks down over runs op by op, and a warning says so."""
-    made, broken = torch.compile(ops), list[Exception]()
-
-    @functools.wraps(ops)
-    def run(*inputs: Any) -> Any:
-        if not broken:
-            try:
-                return made(*inputs)
-            except torch._dynamo.exc.BackendCompilerFailed as error:  # before anything ran
-                inner = getattr(error, "inner_exception", error)
-                if type(inner).__name__ == "InvalidCxxCompiler":  # there is none: nothing would be compiled
-                    raise
-                broken.append(error)
-                warnings.warn(f"torch.compile cannot have {ops.__name__}, which runs op by op: {type(inner).__name__}: {inner}", RuntimeWarning, stacklevel=2)
-        return ops(*inputs)
-
-    return run
 
 
 def in_pieces(ops: Callable, inputs: Sequence[Tensor]) -> Any:
