@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .graph import producer_table, value_table
 from .messages import goes_alone, split_bucket
 from .node import Node, Phase, get_arg
-from .program import CUTS, STARTS, WAIT, Program
+from .program import STARTS, WAIT, Program
 from .tensor import size_bytes
 from .update_order import list_parcels, list_update, sends_in_lots
 from .update_parts import split_part
@@ -52,7 +52,7 @@ def list_sendings(program: Program, overlapped: Program, on_cpu: bool) -> dict[s
         if node.op.startswith("comm."):
             read = same.get(node.inputs[0], node.inputs[0])
             once = first.setdefault((node.op, node.args, read), node)
-            if node.name in walk.trips or node.name in stays:
+            if node.name in walk.trips or node.name in stays or once is node:
                 message, starts, waits = walk.trips.get(node.name, (node.name, origin.node, origin.node))
                 found[node.name] = Sending(message, values[read].dtype, starts, waits)
             else:  # not reduced again
@@ -91,7 +91,8 @@ class _Walk:
             first = ""
             for node, k in (ends[place] for place in places):
                 wait, brought = self.waits[node.outputs[k]]
-                for name in self._list_joined(node.inputs[k], brought):
+                axis = get_arg(node, "axis")
+                for name in self._list_joined(brought, len(axis) if isinstance(axis, tuple) else 1):
                     first = first or name
                     self.trips[name] = first, nexts[step[0]], nexts[wait]
 
@@ -104,13 +105,11 @@ class _Walk:
         rest = tuple(place for place, alone in enumerate(own) if not alone)
         return [*((place,) for place, alone in enumerate(own) if alone), *([rest] if rest else [])]
 
-    def _list_joined(self, sent: str, brought: str) -> Iterable[str]:
-        """The communications of the partitioned program between two values."""
+    def _list_joined(self, brought: str, count: int) -> Iterable[str]:
+        """The communications of the partitioned program that are one, by what the last of so many makes."""
         found = []
-        while brought != sent and brought in self.makers:
+        for _ in range(count):
             node = self.before.nodes[self.makers[brought][0]]
-            if not node.op.startswith("comm.") or node.op in CUTS:
-                break
             found.append(node.name)
             brought = node.inputs[0]
         return reversed(found)
