@@ -243,6 +243,8 @@ def blocks(grid: Grid, widest: int = 0, loaded: int = 0) -> dict[str, int]:
         cols, wide = (block_cols("rows", width, grid.walks) for width in (grid.cols, grid.width))
         rows = max(1, min(_ELEMENTS // wide, power_of_two(grid.rows)))
         sizes = {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * wide // 512))}
+    if grid.shape == "rows" and widest > 1 and grid.cols % EIGHT:  # every element has an address and a mask of its own, which take the registers of half of the elements
+        sizes["ROWS"] = max(1, sizes["ROWS"] // 2)
     if widest:
         most = _PROGRAMS.get(grid.shape, _MOST_PROGRAMS) if widest > 1 else _MOST_PROGRAMS
         sizes["PROGRAMS"] = max(1, most // _across(grid, sizes))

@@ -195,6 +195,32 @@ def test_norms_do_not_spill(hidden, norm):
     assert len(rows) >= 3 and not [row for row in rows if row.spilled_bytes], rows
 
 
+class Parallel(nn.Module):
+    """Two layer norms of one x in a kernel, in a block of 90 columns, of which every element has an address of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.first, self.second = nn.Linear(16, 90), nn.LayerNorm(90), nn.LayerNorm(90)
+        self.one, self.other, self.out = nn.Linear(90, 90), nn.Linear(90, 90), nn.Linear(90, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.into(x)
+        return self.out(x + F.gelu(self.one(self.first(x))) + F.relu(self.other(self.second(x))))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_two_norms_of_narrow_rows_do_not_spill(precision):
+    pytest.importorskip("triton")
+    warnings.simplefilter("ignore", UserWarning)
+    from benchmarks.kernel_compile import compile_kernels
+
+    with torch.device("meta"):
+        net, x, y = Parallel(), torch.empty(320, 16), torch.empty(320, dtype=torch.long)
+    kernels = [k for k in kernels_of(Workload(net, (x,), (y,), F.cross_entropy, ADAMW), precision) if "norm" in k.name]
+    rows = compile_kernels(kernels, [90])
+    assert any(row.name.count("norm_backward") == 2 for row in rows) and not [row for row in rows if row.spilled_bytes], rows
+
+
 def test_more_rows_than_32_bits_count_compile_too():
     """Elements of 300,000 rows of 8,192: rows have 64 bits."""
     pytest.importorskip("triton")
