@@ -286,6 +286,11 @@ def _powers(x):
     return torch.pow(size, x) + size.pow(1.7) + x.pow(5) + x.pow(-2) * 0 + torch.pow(x, whole).clamp(-3, 3) + size.log10() + size.exp2() + size.log2()
 
 
+def _whole_powers(x):
+    """Powers of whole numbers, which are not rounded: 3 ** 2 is 9, not 8."""
+    return x * torch.pow(3, x.abs().clamp(max=4).int()).to(x.dtype) + torch.ldexp(x, x.abs().clamp(max=3).to(torch.int16))
+
+
 def _pieces(x):
     """Paddings, slices with steps and selections, forward and backward."""
     x = F.pad(x * 2, (2, -1, 0, 3), value=0.5)[1:, :, 1:] * 3
@@ -354,6 +359,7 @@ CASES = {
     "activations": lambda: _of(_bent, 6, 13),
     "rounding": lambda: _straight(_rounded, 5, 19),
     "powers": lambda: _of(_powers, 3, 23),
+    "whole powers": lambda: _of(_whole_powers, 3, 23),
     "exact powers": lambda: _straight(_powers, 3, 23),
     "exact activations": lambda: _straight(_bent, 3, 23),
     "hard sigmoid": lambda: _of(F.hardsigmoid, 3, 11),

@@ -73,7 +73,9 @@ def _power(op: str, names: dict[str, str], options: dict[str, object], dtype: st
 
 
 def _power_of_number(op: str, names: dict[str, str], options: dict[str, object], dtype: str) -> str | None:
-    """`base ** x` as exp2(x log2(base)): exact to the rounding of the exponent."""
+    """`base ** x` as exp2(x log2(base)): exact to the rounding of the exponent. Whole powers of whole numbers are not rounded: None."""
+    if dtype not in FLOATS:
+        return None
     base, exponent = options.get("self"), names["exponent"]
     if not isinstance(base, (int, float)) or not 0 < base < math.inf:
         return None
