@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from autopar.graph import messages, overlap, overlap_memory, own, small_reductions, update_lots  # noqa: E402
+from autopar.graph import messages, overlap, own, small_reductions, update_lots  # noqa: E402
 from autopar.graph.liveness import bytes_over_time, live_ranges  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
