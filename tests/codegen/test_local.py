@@ -61,7 +61,7 @@ def test_what_a_segment_expands_another_reads(local):
     )  # fmt: skip
     if local == "inductor":
         assert "kernels.backward(expand" in step.files["program.py"] or "kernels.backward_l(expand" in step.files["program.py"]
-    elif shutil.which("g++"):
+    else:
         torch.testing.assert_close(step(x, y), loss.detach(), rtol=1e-12, atol=0)
 
 
