@@ -13,7 +13,7 @@ and one for each axis along which something is sent; so the two may be compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..graph.graph import producer_table, value_table
@@ -24,8 +24,7 @@ from ..graph.reshard import StepKind
 from ..graph.sections import phase_sections
 from ..graph.tensor import size_bytes
 from ..graph.turns import LOOP, count_microbatches, times_of
-from ..graph.update_order import as_they_come, list_parcels, list_update, sends_in_lots
-from ..graph.update_parts import Part, split_part
+from ..graph.update_order import as_they_come, list_calls, list_steps, list_update, sends_in_lots
 from .memory import comm_step
 from .model import CostModel
 from .streams import CommStreams, Piece, Role
@@ -58,11 +57,11 @@ def replay_order(model: CostModel, program: Program, seconds: Mapping[str, float
     overlapped, _ = overlap_within(program, phase_sections(program.graph), room_bytes)
     walk = _Walk(model, program, overlapped, seconds)
     nodes = overlapped.graph.nodes
-    by_phase = {phase: [i for i, node in enumerate(nodes) if node.phase is phase] for phase in Phase}
-    walk.run(by_phase[Phase.PREPARE])
+    steps = {phase: [[i] for i, node in enumerate(nodes) if node.phase is phase] for phase in Phase}
+    walk.run(steps[Phase.PREPARE])
     for _ in range(count_microbatches(program.graph)):
         for phase in LOOP:
-            walk.run(by_phase[phase])
+            walk.run(steps[phase])
     _run_update(walk)
     walk.stand(walk.stream.over_s())
     return ProgramOrder(walk.now, walk.compute_s, walk.comm_s, walk.now - walk.compute_s)
@@ -73,38 +72,12 @@ def _run_update(walk: _Walk) -> None:
     graph = walk.program.graph
     makers = producer_table(graph)
     for group in list_update(walk.program):
-        if not sends_in_lots(graph, group):
+        if sends_in_lots(graph, group):
+            for call in list_calls(graph, makers, group):
+                walk.run(list_steps(graph, call))
+        else:
             for part in as_they_come(graph, makers, group) if len(group) > 1 else group:
-                walk.run(part.nodes)
-            continue
-        lots = [_Lot(walk, parts) for parts in list_parcels(graph, makers, group)]
-        for ahead, here, before in zip([*lots, None, None], [None, *lots, None], [None, None, *lots]):
-            if ahead is not None:
-                walk.start_lot(ahead.starts)
-            if here is not None:
-                walk.run(here.update)
-            if before is not None:
-                walk.run(before.finish)
-            if here is not None:
-                walk.start_lot(here.gathers)
-
-
-class _Lot:
-    """Equal updates that go together. `starts`, `gathers`: by their place in a part; `update`, `finish`: node by node."""
-
-    def __init__(self, walk: _Walk, parts: Sequence[Part]) -> None:
-        self.starts: list[list[int]] = []
-        self.gathers: list[list[int]] = []
-        self.update: list[int] = []
-        self.finish: list[int] = []
-        for part in parts:
-            split = split_part(walk.program.graph, part)
-            self.update += split.update
-            self.finish += split.finish
-            for row, mine in ((self.starts, split.starts), (self.gathers, split.gathers)):
-                row.extend([] for _ in range(len(mine) - len(row)))
-                for place, i in enumerate(mine):
-                    row[place].append(i)
+                walk.run([[i] for i in part.nodes])
 
 
 class _Walk:
@@ -122,32 +95,31 @@ class _Walk:
         self._priced: dict[tuple[int, ...], tuple[float, float]] = {}
         self._over: dict[str, float] = {}  # value under way -> when it is there
 
-    def run(self, places: Sequence[int]) -> None:
-        """Nodes one after the other."""
-        for i in places:
-            node = self.nodes[i]
+    def run(self, steps: Iterable[Sequence[int]]) -> None:
+        """Nodes one after the other; of a step with several of them, alike, one collective."""
+        for step in steps:
+            node = self.nodes[step[0]]
             if node.op in STARTS:
-                self.start_lot([[i]])
+                self.start(step)
             elif node.op == OPEN:
                 continue
             elif node.op == WAIT:
                 self.stand(self._over[node.inputs[0]])
             elif node.op.startswith("comm.") and node.op not in CUTS:
-                self.start_lot([[i]])
+                self.start(step)
                 self.stand(self._over[node.outputs[0]])
             else:
                 self.compute(self.seconds[node.name], for_comm=node.op.startswith("comm."))
 
-    def start_lot(self, rows: Sequence[Sequence[int]]) -> None:
-        """Queue a collective for each row of alike nodes."""
-        for row in rows:
-            wire_s, copies_s = self._price(tuple(row))
-            axis = get_arg(self.nodes[row[0]], "axis")
-            axes = axis if isinstance(axis, tuple) else (axis,)
-            self.compute(copies_s, for_comm=True)
-            self.comm_s += wire_s
-            over = self.stream.start(Piece(self.nodes[row[0]].name, Role.BLOCKING, wire_s, "", axes), self.now)  # type: ignore[arg-type]
-            self._over.update((out, over) for i in row for out in self.nodes[i].outputs)
+    def start(self, step: Sequence[int]) -> None:
+        """Queue one collective for all of these nodes."""
+        wire_s, copies_s = self._price(tuple(step))
+        axis = get_arg(self.nodes[step[0]], "axis")
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        self.compute(copies_s, for_comm=True)
+        self.comm_s += wire_s
+        over = self.stream.start(Piece(self.nodes[step[0]].name, Role.BLOCKING, wire_s, "", axes), self.now)  # type: ignore[arg-type]
+        self._over.update((out, over) for i in step for out in self.nodes[i].outputs)
 
     def compute(self, seconds: float, for_comm: bool = False) -> None:
         self.now, _ = self.stream.compute(self.now, seconds, {})

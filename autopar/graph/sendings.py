@@ -14,8 +14,7 @@ from .messages import goes_alone, split_bucket
 from .node import Node, Phase, get_arg
 from .program import STARTS, WAIT, Program
 from .tensor import size_bytes
-from .update_order import list_parcels, list_update, sends_in_lots
-from .update_parts import split_part
+from .update_order import list_calls, list_steps, list_update, sends_in_lots
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +120,6 @@ def _list_steps(overlapped: Program) -> list[list[int]]:
     found = [[i] for i, node in enumerate(graph.nodes) if node.phase is not Phase.UPDATE]
     makers = producer_table(graph)
     for group in list_update(overlapped):
-        if not sends_in_lots(graph, group):
-            found += [[i] for part in group for i in part.nodes]
-            continue
-        lots = [[split_part(graph, part) for part in parts] for parts in list_parcels(graph, makers, group)]
-        for ahead, here, past in zip([*lots, [], []], [[], *lots, []], [[], [], *lots]):
-            found += map(list, zip(*(split.starts for split in ahead)))
-            found += [[i] for split in here for i in split.update]
-            found += [[i] for split in past for i in split.finish]
-            found += map(list, zip(*(split.gathers for split in here)))
+        calls = list_calls(graph, makers, group) if sends_in_lots(graph, group) else ([part.nodes] for part in group)
+        found += (step for call in calls for step in list_steps(graph, call))
     return found

@@ -21,8 +21,8 @@ from .node import Node, get_arg
 from .program import CUTS, STARTS, WAIT, Program
 from .tensor import size_bytes
 from .update_lots import list_lots, lot_bytes
-from .update_order import as_they_come, list_parcels, list_update, sends_in_lots
-from .update_parts import Part, split_part
+from .update_order import as_they_come, list_calls, list_update, sends_in_lots
+from .update_parts import Part
 
 _LEAVES = -1  # stands for a node that needs what is still there after the step
 
@@ -89,17 +89,11 @@ class _Walk:
 
     def run_group(self, group: Sequence[Part]) -> None:
         """Equal parts."""
-        splits = {part.param: split_part(self.graph, part) for part in group}
         if len(group) == 1:
             self._run([group[0].nodes])
         elif sends_in_lots(self.graph, group):
-            lots = list_parcels(self.graph, self.makers, group)
-            for ahead, here, before in zip([*lots, [], []], [[], *lots, []], [[], [], *lots]):
-                self._run([splits[part.param].starts for part in ahead])
-                self._run([splits[part.param].update for part in here])
-                for part in before:
-                    self._run([splits[part.param].finish])
-                self._run([splits[part.param].gathers for part in here])
+            for call in list_calls(self.graph, self.makers, group):
+                self._run(call)
         else:
             temporaries = any(self.values[name].shape for name in self._temporaries([group[0].nodes]))
             most = lot_bytes(self.graph, group, temporaries)

@@ -1,20 +1,20 @@
 """The order of an update: which parameters are updated together, and what travels for them together, as the emitted program does it.
 
-In: a program whose collectives were started ahead (`graph.overlap`). Out: groups of equal parts in the order in which they run; of a group for which something is started, its parts in
-parcels: what is started for the parts of one goes as one message (`codegen.parcels`, `runtime.parcels`). The law of memory (`graph.update_memory`), the order by which communication is
+In: a program whose collectives were started ahead (`graph.overlap`). Out: groups of equal parts in the order in which they run; of a group for which something is started, the functions that are
+called for a lot of its parts after the other: what one of them starts goes as one message (`codegen.parcels`, `runtime.parcels`). The law of memory (`graph.update_memory`), the order by which communication is
 replayed (`cost.program_order`) and the plan's own account (`graph.sendings`) all take it from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .graph import Graph, entering_values, producer_table, use_table, value_table
 from .program import STARTS, WAIT, Program
 from .tensor import Kind, num_elements
 from .turns import RECEIVE, SEND
 from .update_lots import alike_parts, in_order, list_lots, parcel_bytes, waits_for_others
-from .update_parts import Part, is_shared, update_layers, update_parts
+from .update_parts import Part, is_shared, split_part, update_layers, update_parts
 
 
 def list_update(program: Program) -> list[list[Part]]:
@@ -55,13 +55,27 @@ def sends_in_lots(graph: Graph, group: Sequence[Part]) -> bool:
     return len(group) > 1 and any(graph.nodes[i].op in STARTS for part in group for i in part.nodes)
 
 
-def list_parcels(graph: Graph, makers: Mapping[str, tuple[int, int]], group: Sequence[Part]) -> list[list[Part]]:
-    """Equal parts, of a group that sends in lots, a lot after the other.
+def list_calls(graph: Graph, makers: Mapping[str, tuple[int, int]], group: Sequence[Part]) -> Iterator[list[tuple[int, ...]]]:
+    """The functions that update a group that sends in lots, call by call: of each the nodes of every part that it is called for, which correspond.
+
+    The reductions of the next lot start before a lot is updated, and the gathers of the last one are waited for, part by part, after it.
 
     Args:
         makers: `producer_table` of the graph.
     """
-    return list_lots(graph, as_they_come(graph, makers, group), parcel_bytes(graph, group))
+    parcels = list_lots(graph, as_they_come(graph, makers, group), parcel_bytes(graph, group))
+    lots = [[split_part(graph, part) for part in parcel] for parcel in parcels]
+    for ahead, here, before in zip([*lots, [], []], [[], *lots, []], [[], [], *lots]):
+        yield [split.starts for split in ahead]
+        yield [split.update for split in here]
+        yield from ([split.finish] for split in before)
+        yield [split.gathers for split in here]
+
+
+def list_steps(graph: Graph, call: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The nodes of a call in order: those that start together as one step, else each alone, part by part."""
+    together = any(graph.nodes[i].op in STARTS for column in call[:1] for i in column)
+    return [[*row] for row in zip(*call)] if together else [[i] for column in call for i in column]
 
 
 def as_they_come(graph: Graph, makers: Mapping[str, tuple[int, int]], group: Sequence[Part]) -> Sequence[Part]:
