@@ -5,7 +5,7 @@ In: the bytes of tensors that start together. Out: their places, message by mess
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -32,14 +32,42 @@ def split_bucket(sizes: Sequence[int], gathers: bool, on_cpu: bool) -> list[tupl
         gathers: whether they are gathered; else they are reduced.
     """
     least = GATHERED_ALONE_BYTES if gathers else REDUCED_ALONE_BYTES
-    alone = [k for k, size in enumerate(sizes) if on_cpu and size >= least]
-    rest = tuple(k for k in range(len(sizes)) if k not in alone)
+    return _set_apart([k for k, size in enumerate(sizes) if on_cpu and size >= least], len(sizes))
+
+
+def list_in_place(sizes: Sequence[int], own: Iterable[int], on_cpu: bool) -> list[int]:
+    """The places of tensors that are all-reduced where they lie, each a message of its own, while the rest is packed: on a CPU the large ones, elsewhere a single one.
+
+    Args:
+        sizes: bytes of each.
+        own: places of those that may be written over (`graph.own`).
+    """
+    return [k for k in own if len(sizes) == 1 or (on_cpu and sizes[k] >= REDUCED_ALONE_BYTES)]
+
+
+def list_ends(nodes: Iterable[Node]) -> list[tuple[Node, int]]:
+    """Each tensor that these start: the collective, and the tensor's place in it."""
+    return [(node, k) for node in nodes for k in range(len(node.outputs))]
+
+
+def find_in_place(ends: Sequence[tuple[Node, int]], values: Mapping[str, Value], on_cpu: bool) -> list[int]:
+    """`list_in_place` of tensors that start together (`list_ends`)."""
+    own = [place for place, (node, k) in enumerate(ends) if k in get_arg(node, "own", ())]
+    return list_in_place([size_bytes(values[node.inputs[k]]) for node, k in ends], own, on_cpu)
+
+
+def split_starts(ends: Sequence[tuple[Node, int]], values: Mapping[str, Value], on_cpu: bool) -> list[tuple[int, ...]]:
+    """The places of tensors that are one message each, of those that start together (`list_ends`)."""
+    if ends[0][0].op == "comm.start_all_reduce":
+        return _set_apart(find_in_place(ends, values, on_cpu), len(ends))
+    sizes = [max(size_bytes(values[node.inputs[k]]), size_bytes(values[node.outputs[k]])) for node, k in ends]
+    return split_bucket(sizes, ends[0][0].op == "comm.start_all_gather", on_cpu)
+
+
+def _set_apart(alone: Sequence[int], count: int) -> list[tuple[int, ...]]:
+    """Messages of so many tensors: what goes alone, then the rest."""
+    rest = tuple(k for k in range(count) if k not in alone)
     return [*((k,) for k in alone), *((rest,) if rest else ())]
-
-
-def goes_alone(num_bytes: int, count: int, on_cpu: bool) -> bool:
-    """Whether a tensor, one of so many that are all-reduced at once, is not packed if it may be written over."""
-    return count == 1 or (on_cpu and num_bytes >= REDUCED_ALONE_BYTES)
 
 
 def is_one_piece(mesh: Mesh, node: Node, place: int, values: Mapping[str, Value]) -> bool:

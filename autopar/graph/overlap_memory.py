@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from .graph import Graph, producer_table, use_table, value_table
 from .liveness import bytes_over_time, live_ranges
-from .messages import goes_alone, is_one_piece, split_bucket
-from .node import Node, Phase, get_arg
+from .messages import find_in_place, is_one_piece, list_ends, split_starts
+from .node import Phase, get_arg
 from .open_buckets import open_buckets
 from .overlap import overlap_program, write_over
 from .program import STARTS, WAIT, WRITES, Program
@@ -85,7 +85,7 @@ def _flights(program: Program, on_gloo: bool) -> tuple[list[tuple[int, int, int]
             gathers = node.op == "comm.start_all_gather"
             done = min(alone.get(get_arg(node, "axis"), len(graph.nodes)) - 1, *(waited[out] for out in node.outputs))  # the next one finishes it before it packs
             flight = Flight()
-            for places in split_bucket([max(map(size_bytes, ends)) for ends in _ends(node, values)], gathers, on_gloo):
+            for places in split_starts(list_ends([node]), values, on_gloo):
                 lies_right = len(places) == 1 and is_one_piece(program.mesh, node, places[0], values)
                 if gathers:
                     found += _gather_flight(graph, values, i, places, lies_right, waited, uses, on_gloo)
@@ -99,11 +99,6 @@ def _flights(program: Program, on_gloo: bool) -> tuple[list[tuple[int, int, int]
                 if done >= update:
                     later.update(dict.fromkeys(node.outputs, flight))
     return found, later
-
-
-def _ends(node: Node, values: Mapping[str, Value]) -> list[tuple[Value, Value]]:
-    """Of each tensor of a collective, what goes in and what comes out."""
-    return [(values[a], values[b]) for a, b in zip(node.inputs, node.outputs)]
 
 
 def _gather_flight(
@@ -132,18 +127,11 @@ def _gather_flight(
 def _reduce_flight(graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], start: int, on_gloo: bool) -> list[tuple[int, int, int]]:
     """Of an all-reduce: what is less than its results, or its bucket, beside what it reads."""
     node = graph.nodes[start]
-    bucket = get_arg(node, "bucket")
+    bucket, in_place = get_arg(node, "bucket"), find_in_place(list_ends([node]), values, on_gloo)
     if bucket is None:
-        return [(start, start, -sum(_in_place_bytes(node, values, on_gloo)))]
+        return [(start, start, -sum(size_bytes(values[node.inputs[k]]) for k in in_place))]
     found, opened = [], makers[node.inputs[bucket.index]][0]
-    for k in get_arg(node, "own") if on_gloo else ():
+    for k in in_place:
         size, made = size_bytes(values[node.inputs[k]]), makers[node.inputs[k]][0]
-        if goes_alone(size, len(node.inputs), on_gloo):
-            found.append((opened, made - 1 if graph.nodes[made].op == WRITES else start, -size))  # another op's result lies where that op made it
+        found.append((opened, made - 1 if graph.nodes[made].op == WRITES else start, -size))  # another op's result lies where that op made it
     return found
-
-
-def _in_place_bytes(node: Node, values: Mapping[str, Value], on_gloo: bool) -> list[int]:
-    """Of the tensors of an all-reduce that are not copied (`runtime.pending.pack_around`)."""
-    sizes = [size_bytes(values[node.inputs[k]]) for k in get_arg(node, "own", ())]
-    return [size for size in sizes if goes_alone(size, len(node.inputs), on_gloo)]

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .graph import producer_table, value_table
-from .messages import goes_alone, split_bucket
+from .messages import list_ends, split_starts
 from .node import Node, Phase, get_arg
 from .program import STARTS, WAIT, Program
-from .tensor import size_bytes
 from .update_order import list_calls, list_steps, list_update, sends_in_lots
 
 
@@ -84,9 +83,8 @@ class _Walk:
 
     def _follow(self, step: Sequence[int], nexts: Mapping[int, str]) -> None:
         """Starts that are one message, or several where some of it goes alone."""
-        nodes = [self.graph.nodes[i] for i in step]
-        ends = [(node, k) for node in nodes for k in range(len(node.outputs))] if nodes[0].op in STARTS else []
-        for places in self._split(ends):
+        ends = list_ends(node for node in (self.graph.nodes[i] for i in step) if node.op in STARTS)
+        for places in split_starts(ends, self.values, self.on_cpu) if ends else ():
             first = ""
             for node, k in (ends[place] for place in places):
                 wait, brought = self.waits[node.outputs[k]]
@@ -94,15 +92,6 @@ class _Walk:
                 for name in self._list_joined(brought, len(axis) if isinstance(axis, tuple) else 1):
                     first = first or name
                     self.trips[name] = first, nexts[step[0]], nexts[wait]
-
-    def _split(self, ends: Sequence[tuple[Node, int]]) -> list[tuple[int, ...]]:
-        """The tensors of starts by messages, as the runtime sends them."""
-        if not ends or ends[0][0].op != "comm.start_all_reduce":
-            sizes = [max(size_bytes(self.values[node.inputs[k]]), size_bytes(self.values[node.outputs[k]])) for node, k in ends]
-            return split_bucket(sizes, bool(ends) and ends[0][0].op == "comm.start_all_gather", self.on_cpu)
-        own = [k in get_arg(node, "own", ()) and goes_alone(size_bytes(self.values[node.inputs[k]]), len(ends), self.on_cpu) for node, k in ends]
-        rest = tuple(place for place, alone in enumerate(own) if not alone)
-        return [*((place,) for place, alone in enumerate(own) if alone), *([rest] if rest else [])]
 
     def _list_joined(self, brought: str, count: int) -> Iterable[str]:
         """The communications of the partitioned program that are one, by what the last of so many makes."""

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from .graph import producer_table, value_table
 from .liveness import bytes_over_time, held_bases, list_readers, live_ranges
-from .messages import goes_alone, is_one_piece, split_bucket
-from .node import Node, get_arg
+from .messages import find_in_place, is_one_piece, list_ends, split_starts
+from .node import Node
 from .program import CUTS, STARTS, WAIT, Program
 from .tensor import size_bytes
 from .update_lots import list_lots, lot_bytes
@@ -137,13 +137,12 @@ class _Walk:
 
     def _start(self, row: Sequence[int]) -> None:
         """One collective for all: what it brings is there from now on, but what must be unpacked."""
-        ends = [(self.nodes[i], place) for i in row for place in range(len(self.nodes[i].inputs))]
+        ends = list_ends(self.nodes[i] for i in row)
         if self.nodes[row[0]].op == "comm.start_all_reduce":
             self._start_all_reduce(row, ends)
             return
         gathers, flight = self.nodes[row[0]].op == "comm.start_all_gather", Flight()
-        sizes = [max(self._size(node.inputs[k]), self._size(node.outputs[k])) for node, k in ends]
-        for places in split_bucket(sizes, gathers, self.on_gloo):
+        for places in split_starts(ends, self.values, self.on_gloo):
             reads, brings = ([names[k] for names, k in ((getattr(ends[p][0], side), ends[p][1]) for p in places)] for side in ("inputs", "outputs"))
             sent = sum(map(self._size, reads))
             lies_right = len(places) == 1 and is_one_piece(self.program.mesh, *ends[places[0]], self.values)
@@ -164,9 +163,9 @@ class _Walk:
 
     def _start_all_reduce(self, row: Sequence[int], ends: Sequence[tuple[Node, int]]) -> None:
         """What it may write over becomes the sum, if it travels alone; else it is packed, and the sums lie there."""
-        for node, k in ends:
+        for node, k in (ends[place] for place in find_in_place(ends, self.values, self.on_gloo)):
             read = self.base[node.inputs[k]]
-            if k in get_arg(node, "own", ()) and goes_alone(self._size(node.inputs[k]), len(ends), self.on_gloo) and self.needs.get(read, {_LEAVES}) <= {*row}:
+            if self.needs.get(read, {_LEAVES}) <= {*row}:
                 self.needs[read].clear()
                 self._drop(read)
         self._take(self.base[name] for node, _ in ends for name in node.outputs)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ProgramError
-from ..graph.messages import goes_alone
+from ..graph.messages import list_in_place
 from .digits import merge_digits, open_digits
 
 Digits = Union[int, Sequence[int]]  # a dim or a stride: one, or one for each of several axes
@@ -129,7 +129,7 @@ class Bucket:
 
     def __init__(self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, own: Sequence[int], device: torch.device) -> None:
         sizes, step = [prod(shape) for shape in shapes], _ALIGNED_BYTES // dtype.itemsize
-        alone = [k for k in own if goes_alone(sizes[k] * dtype.itemsize, len(sizes), device.type == "cpu")]
+        alone = list_in_place([size * dtype.itemsize for size in sizes], own, device.type == "cpu")
         rest = [k for k in range(len(sizes)) if k not in alone]
         rooms = {k: -(-sizes[k] // step) * step for k in rest}
         self.flat = torch.empty(sum(rooms.values()), dtype=dtype, device=device)
@@ -159,10 +159,10 @@ def pack_around(xs: Sequence[Tensor], own: Sequence[int], bucket: Bucket | None 
     """What travels, flat, and of each the tensors in it by their places in `xs`: first what goes alone, no copy unless it has gaps, then the rest, packed.
 
     Args:
-        own: places of tensors that may be written over. On a CPU the large ones go alone, elsewhere a single one does.
+        own: places of tensors that may be written over: those go alone of which `graph.messages` says so.
         bucket: for these tensors; what lies there already is not copied.
     """
-    alone = [k for k in own if goes_alone(xs[k].nbytes, len(xs), xs[k].device.type == "cpu")]
+    alone = list_in_place([x.nbytes for x in xs], own, xs[0].device.type == "cpu")
     found = [(x.view(-1), {k: x}) for k, x in ((k, xs[k].contiguous()) for k in alone)]
     rest = [k for k in range(len(xs)) if k not in alone]
     if rest and bucket is not None:
