@@ -203,7 +203,8 @@ def _name_grads(
 
 
 def _whose(program: Program, grads: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """Value of the program -> the parameter whose final gradient it is."""
+    """Value of the program -> the parameter whose final gradient it is, in whatever sharding. The laws, which have the program alone, find the owner by what becomes of the value
+    (`graph.update_order`)."""
     param_of = {g: p.rpartition("@")[0] for p, g in grads}
     return {local: param_of[whole] for local, whole, _ in program.shardings if whole in param_of}
 

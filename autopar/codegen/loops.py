@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
-from ..graph.graph import Graph, entering_values, producer_table, use_table
+from ..graph.graph import Graph, producer_table, use_table
 from ..graph.kernel import written_states
 from ..graph.node import Phase
 from ..graph.program import CUTS, STARTS, WAIT
 from ..graph.repeats import Block, Repeat, find_repeats, name_by_block
 from ..graph.sections import Section, list_sections
 from ..graph.turns import ACCUMULATE
-from ..graph.update_parts import Part, update_parts
+from ..graph.update_lots import group_parts
+from ..graph.update_parts import Part, role_of, update_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,24 +227,28 @@ def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -
         apart: nodes of the update phase that are printed elsewhere.
     """
     parts, rest = update_parts(graph, apart)
-    return group_parts(graph, parts, keys), rest
+    return one_text_parts(graph, parts, keys), rest
 
 
-def group_parts(graph: Graph, parts: Sequence[Part], keys: Mapping[str, str], shared: frozenset[str] = frozenset()) -> list[tuple[Part, ...]]:
-    """Parts that correspond node for node; `keys` as of `split_update`."""
-    entering = {v.name: v for v in entering_values(graph)}
-    groups: dict[object, list[Part]] = {}
-    for part in parts:
-        groups.setdefault(_part_signature(graph, part, entering, keys, shared), []).append(part)
-    return [tuple(g) for g in groups.values()]
+def one_text_parts(graph: Graph, parts: Sequence[Part], keys: Mapping[str, str], shared: frozenset[str] = frozenset()) -> list[tuple[Part, ...]]:
+    """Parts that one text can serve: it has their arguments in it, shapes and dims, too, and the names of what they take out of `grads` and leave there. The laws, which have no text
+    (`graph.update_lots.alike_parts`), ask less.
+
+    Args:
+        keys: as of `split_update`.
+        shared: what stays in `grads` when it was read.
+    """
+
+    def left(part: Part, name: str) -> str:
+        return grad_text(keys[name], part.param) if name in keys else ""
+
+    return [tuple(group) for group in group_parts(graph, parts, lambda node: node.args, lambda part, name: (grad_text(keys[name], part.param), name in shared), left)]
 
 
 def beside_param(storage: str, param: str) -> str:
     """A state's name with its parameter's name as `{name}` (`exp_avg:{name}`), "" where it is of another parameter."""
-    if storage == param:
-        return "{name}"
-    role, _, owner = storage.partition(":")
-    return f"{role}:{{name}}" if owner == param else ""
+    role = role_of(storage, param)
+    return "" if role is None else f"{role}:{{name}}" if role else "{name}"
 
 
 def grad_text(key: str, param: str) -> str:
@@ -251,24 +256,3 @@ def grad_text(key: str, param: str) -> str:
     if key == param:
         return "name"
     return f'f"{{name}}{key[len(param) :]}"' if key.startswith(f"{param}~") else repr(key)
-
-
-def _part_signature(graph: Graph, part: Part, entering: dict, keys: Mapping[str, str], shared: frozenset[str]) -> tuple:
-    own: dict[str, tuple] = {}
-    outside: dict[str, tuple] = {}
-    rows = []
-    for position, i in enumerate(part.nodes):
-        node = graph.nodes[i]
-        refs = []
-        for name in node.inputs:
-            if name in own:
-                refs.append(own[name])
-            elif name in entering:
-                refs.append(("state", beside_param(entering[name].storage, part.param) or entering[name].storage))
-            else:
-                refs.append(outside.setdefault(name, ("outside", len(outside), grad_text(keys[name], part.param), name in shared)))
-        for k, name in enumerate(node.outputs):
-            own[name] = (position, k)
-        leaves = tuple((k, grad_text(keys[name], part.param)) for k, name in enumerate(node.outputs) if name in keys)
-        rows.append((node.op, node.args, tuple(refs), leaves))
-    return tuple(rows)

@@ -23,7 +23,7 @@ from ..graph.update_parts import Layer, Part, update_layers
 from .folded import fold_in_order, fold_names
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
 from .list_writer import ListWriter
-from .loops import beside_param, grad_text, group_parts, split_update
+from .loops import beside_param, grad_text, one_text_parts, split_update
 from .parcels import Parcels, name_crossing, print_loop, print_lots, start_title
 from .writer import Writer, wish_of
 
@@ -36,8 +36,8 @@ def print_update(frame: Frame) -> list[str]:
     layers = _find_layers(frame, rest)
     _name_between(frame, layers)
     shared = _shared(frame.graph, [i for layer in layers for i in layer.rest], [*(layer.parts for layer in layers), *groups])
-    steps = [(group_parts(frame.graph, layer.parts, frame.grad_keys, shared), layer.rest) for layer in layers]
-    groups = group_parts(frame.graph, [part for group in groups for part in group], frame.grad_keys, shared)
+    steps = [(one_text_parts(frame.graph, layer.parts, frame.grad_keys, shared), layer.rest) for layer in layers]
+    groups = one_text_parts(frame.graph, [part for group in groups for part in group], frame.grad_keys, shared)
     found = [group for made, _ in steps for group in made] + groups
     titles = _name_functions(frame.graph, found)
     functions: list[str] = []

@@ -6,14 +6,17 @@ In: a graph, the parts of its update (`graph.update_parts`). Out: groups of equa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from .graph import Graph, entering_values, producer_table, value_table
+from .node import Arg, Node
 from .overlap import BUCKET_BYTES
 from .program import STARTS, WAIT
 from .repeats import name_patterns
 from .tensor import size_bytes
-from .update_parts import Part
+from .update_parts import Part, role_of
+
+Word = Callable[[Part, str], object]
 
 
 def fill_lots(rows: Iterable[tuple[str, int, object]], most_bytes: int) -> list[list[str]]:
@@ -82,25 +85,38 @@ def in_order(group: Sequence[Part], sequences: Collection[str]) -> list[Part]:
 
 
 def alike_parts(graph: Graph, parts: Sequence[Part]) -> list[list[Part]]:
-    """Parts that correspond node for node: same ops of the same inputs and with the same numbers (what is sent, with the same arguments; kernels serve all shapes and dims). States of a parameter are
-    told by their roles, what others make by the order in which it is read."""
+    """Parts that kernels will serve together, of a program whose ops are not in kernels yet: kernels serve all shapes and dims, so these need not be the same but of what is sent. Of a text
+    (`codegen.loops.one_text_parts`) more is asked, which only the emitted program can tell."""
+    return group_parts(graph, parts, _numbers)
+
+
+def _numbers(node: Node) -> tuple[tuple[str, Arg], ...]:
+    return node.args if node.op.startswith("comm.") else tuple((key, arg) for key, arg in node.args if not isinstance(arg, tuple))
+
+
+def group_parts(graph: Graph, parts: Sequence[Part], args_of: Callable[[Node], object], taken: Word | None = None, left: Word | None = None) -> list[list[Part]]:
+    """Parts that correspond node for node: same ops of the same inputs. States of a parameter are told by their roles, what others make by the order in which it is read.
+
+    Args:
+        args_of: of a node's arguments, what must be the same.
+        taken, left: of a part, and a value that it takes from others or makes, what must be the same beside.
+    """
     entering, makers = {v.name: v.storage for v in entering_values(graph)}, producer_table(graph)
     groups: dict[object, list[Part]] = {}
     for part in parts:
-        place, own, outside = {i: k for k, i in enumerate(part.nodes)}, set(part.nodes), dict[str, int]()
+        place, outside = {i: k for k, i in enumerate(part.nodes)}, dict[str, int]()
         rows = []
         for i in part.nodes:
             node = graph.nodes[i]
             refs: list[object] = []
             for name in node.inputs:
                 if name in entering:
-                    role, _, owner = entering[name].rpartition(":")
-                    refs.append(role if owner == part.param else entering[name])
-                elif makers[name][0] in own:
-                    refs.append((place[makers[name][0]], makers[name][1]))
+                    role = role_of(entering[name], part.param)
+                    refs.append(("state", entering[name]) if role is None else ("own", role))
+                elif makers[name][0] in place:
+                    refs.append(("made", place[makers[name][0]], makers[name][1]))
                 else:
-                    refs.append(("outside", outside.setdefault(name, len(outside))))
-            args = node.args if node.op.startswith("comm.") else [(key, arg) for key, arg in node.args if not isinstance(arg, tuple)]
-            rows.append((node.op, tuple(args), tuple(refs)))
+                    refs.append(("outside", outside.setdefault(name, len(outside)), taken and taken(part, name)))
+            rows.append((node.op, args_of(node), tuple(refs), left and tuple(left(part, name) for name in node.outputs)))
         groups.setdefault(tuple(rows), []).append(part)
     return list(groups.values())

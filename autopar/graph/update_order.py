@@ -30,7 +30,11 @@ def list_update(program: Program) -> list[list[Part]]:
 
 
 def _owners(graph: Graph, rest: Sequence[int]) -> dict[str, str]:
-    """Value that an earlier phase made and these nodes read -> the parameter whose gradient it is: the one whose states are rewritten with what element by element comes of it."""
+    """Value that an earlier phase made and these nodes read -> the parameter whose gradient it is: the one whose states are rewritten with what element by element comes of it.
+
+    A program does not say whose gradient a value is; what prints one is told by the whole graph (`codegen.body`). Of a gradient that is read in two shardings (whole by a norm, in pieces by the
+    update) it knows both, this only the one of which states are made.
+    """
     inside, uses, makers, values = {*rest}, use_table(graph), producer_table(graph), value_table(graph)
     params = {value.storage for value in graph.values if value.kind is Kind.PARAM}
     states = {value.name: value.storage.partition(":")[2] or value.storage for value in entering_values(graph) if not is_shared(value.storage, value.shape)}

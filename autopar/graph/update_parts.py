@@ -142,6 +142,12 @@ def is_shared(storage: str, shape: tuple[int, ...]) -> bool:
     return storage.startswith(("self.", "group.")) and ":" in storage and num_elements(shape) == 1
 
 
+def role_of(storage: str, param: str) -> str | None:
+    """What a state is to its parameter (`exp_avg`), "" for the parameter itself; None where it is of another."""
+    role, _, owner = storage.partition(":")
+    return "" if storage == param else role if owner == param else None
+
+
 @dataclass(frozen=True, slots=True)
 class Parcels:
     """A parameter's update in the order in which it runs: what is started before, what is done then, what is started after that, and what waits for it."""
