@@ -24,8 +24,9 @@ from autopar import Workload  # noqa: E402
 from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
 from autopar.codegen.kernels.parts import print_parts  # noqa: E402
 from autopar.codegen.kernels.reductions import UnsupportedError  # noqa: E402
+from autopar.codegen.kernels.totals import Total, print_total, take_apart, without_rest  # noqa: E402
 from autopar.errors import AutoparError  # noqa: E402
-from autopar.graph.kernel import Kernel, takes_lists  # noqa: E402
+from autopar.graph.kernel import Kernel, joined_numbers, takes_lists  # noqa: E402
 from autopar.graph.tensor import DTYPE_BYTES, num_elements  # noqa: E402
 
 POINTERS = {"float64": "*fp64", "float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int64": "*i64", "int32": "*i32", "int16": "*i16", "int8": "*i8",
@@ -54,6 +55,9 @@ def compile_kernels(kernels: Sequence[Kernel], archs: Sequence[int]) -> list[Com
         namespace: dict = {}
         exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
         for kernel in kernels:
+            if joined_numbers(kernel):
+                found += [_compile_total(take_apart(kernel), namespace[f"{kernel.name}_kernel"], arch, Path(folder)) for arch in archs]
+                continue
             try:
                 parts = print_parts(kernel)
             except UnsupportedError:
@@ -64,10 +68,6 @@ def compile_kernels(kernels: Sequence[Kernel], archs: Sequence[int]) -> list[Com
 
 
 def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compiled:
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from autopar.runtime import fused, together
 
     values = {v.name: v for v in kernel.graph.values}
@@ -82,9 +82,35 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
     warps = sizes.pop("num_warps")
     if takes_lists(kernel):
         signature = {"parts": "*i64", "table": "*i64", **{f"{kernel.graph.outputs[p.output]}_out": POINTERS[p.kept] for p in text.partials}}
-        sizes = {"ROWS": sizes["ROWS"] if kernel.any_shape else 1, "ALIGN": together.ALIGNED}
+        rows = together.LARGE["ROWS"] if partial and len(partial) == len(kernel.graph.outputs) else sizes["ROWS"]
+        warps = together.LARGE["num_warps"] if rows == together.LARGE["ROWS"] else warps
+        sizes = {"ROWS": rows if kernel.any_shape else 1, "ALIGN": together.ALIGNED}
     elif kernel.any_shape:
         signature["SIZE"] = "i32"
+    return _compile_function(kernel.name, function, signature, sizes, warps, arch, folder)
+
+
+def _compile_total(total: Total, function, arch: int, folder: Path) -> Compiled:
+    """One number of all, and what follows of it: of as many parts as a program holds."""
+    from autopar.runtime import totals
+
+    try:
+        print_total(total)
+    except UnsupportedError:
+        total = without_rest(total)
+    kernel, into = total.kernel, dict(total.kernel.into)
+    kinds = {v.name: POINTERS[v.dtype] for v in kernel.graph.values}
+    outs = {f"{name}_out": kinds[name] for k, name in enumerate(kernel.graph.outputs) if k not in into}
+    signature = {"parts_ptr": POINTERS[total.partial.kept], **{f"{name}_ptr": kinds[name] for name in kernel.graph.inputs[1:]}, **outs, "COUNT": "i32"}
+    sizes = {"COLS": totals.MOST_COLS, "WAITS": arch >= 90}
+    return _compile_function(kernel.name, function, signature, sizes, totals.MOST_COLS // totals.OF_A_WARP, arch, folder)
+
+
+def _compile_function(name: str, function, signature: dict[str, str], sizes: dict[str, int], warps: int, arch: int, folder: Path) -> Compiled:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
     signature.update(dict.fromkeys(sizes, "constexpr"))
     # as the launcher finds them: torch's allocations are aligned to 16 bytes
     attrs = {(k,): [["tt.divisibility", 16]] for k, kind in enumerate(signature.values()) if kind.startswith("*")}
@@ -92,10 +118,10 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
     source = ASTSource(fn=function, signature=signature, constexprs=sizes, attrs=attrs)
     made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
     seconds = time.perf_counter() - began
-    cubin = folder / f"{kernel.name}_{arch}.cubin"
+    cubin = folder / f"{name}_{arch}.cubin"
     cubin.write_bytes(made.asm["cubin"])
     registers, spilled = _resources(cubin)
-    return Compiled(kernel.name, arch, registers, spilled, made.asm["ptx"].count("bar.sync"), seconds, cubin.stat().st_size)
+    return Compiled(name, arch, registers, spilled, made.asm["ptx"].count("bar.sync"), seconds, cubin.stat().st_size)
 
 
 def _resources(cubin: Path) -> tuple[int, int]:

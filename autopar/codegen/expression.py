@@ -11,7 +11,7 @@ import keyword
 import re
 from collections.abc import Sequence
 
-from ..graph.kernel import KERNEL
+from ..graph.kernel import INTO, KERNEL
 from ..graph.node import Arg, Const, Node, Ref
 from ..graph.program import OPEN, WAIT
 from ..graph.stages import COPY
@@ -100,7 +100,7 @@ def print_expression(node: Node, names: Sequence[str], device: str = "comm.devic
     if space == "autopar":
         return f"ops.{rest}({_call_arguments(node, names)})"
     if space == KERNEL:
-        return f"kernels.{rest}({', '.join(names)})"
+        return f"kernels.{rest}({', '.join(print_arg(value, names) for key, value in node.args if key != INTO)})"
     if space != "aten":
         return f"torch.ops.{node.op}({_user_arguments(node, names)})"
     if op in _OPERATORS and set(args) == {"self", "other"} and all(isinstance(args[k], (Ref, int, float)) for k in args):

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from ..graph.fuse import rewritten_states
 from ..graph.graph import Graph
-from ..graph.kernel import fresh_name, written_states
+from ..graph.kernel import INTO, JOINS, fresh_name, is_kernel, written_states
 from ..graph.liveness import is_view
-from ..graph.node import Node, packet_of
+from ..graph.node import Node, Ref, packet_of
 from ..graph.program import WAIT
 from ..graph.small_reductions import SMALL_BYTES
 from ..graph.tensor import Kind, size_bytes
@@ -26,6 +26,8 @@ from .list_writer import ListWriter
 from .loops import beside_param, grad_text, one_text_parts, split_update
 from .parcels import Parcels, name_crossing, print_loop, print_lots, start_title
 from .writer import Writer, wish_of
+
+_LIST = "a list"  # stands for the inputs that a node takes as one
 
 
 def print_update(frame: Frame) -> list[str]:
@@ -108,29 +110,47 @@ def _print_group(frame: Frame, writer: Writer, title: str, group: tuple[Part, ..
 def _print_rest(frame: Frame, writer: Writer, i: int, place: int, last: Mapping[str, int], shared: frozenset[str]) -> None:
     """The lines of a node that is no one parameter's own."""
     node = frame.graph.nodes[i]
-    if not _print_join(frame, writer, node, shared):
-        for name in dict.fromkeys(node.inputs):
-            if name in frame.grad_keys and name not in writer.names:
-                writer.line(f'{writer.bind(name, "grad")} = {_take(_quoted(frame.grad_keys[name]), name in shared)}')
-        writer.node(node, frame.program.origins[i], dead_here(frame, node))
+    text = _list_text(frame, writer, node, shared)
+    printed = _with_one_list(node) if text else node
+    for name in dict.fromkeys(printed.inputs):
+        if name in frame.grad_keys and name not in writer.names:
+            writer.line(f'{writer.bind(name, "grad")} = {_take(_quoted(frame.grad_keys[name]), name in shared)}')
+    writer.names.update({_LIST: text} if text else {})
+    writer.node(printed, frame.program.origins[i], dead_here(frame, node))
+    writer.names.pop(_LIST, None)
     for name in node.outputs:
         if name in frame.grad_keys:
             writer.line(f"grads[{_quoted(frame.grad_keys[name])}] = {writer.text_of(name)}")
     writer.drop([n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last.get(n, place) <= place])
 
 
-def _print_join(frame: Frame, writer: Writer, node: Node, shared: frozenset[str]) -> bool:
-    """The line of a node that puts together what each parameter has left: a list over their names."""
-    keys = [frame.grad_keys.get(name, "") for name in node.inputs]
+def _list_text(frame: Frame, writer: Writer, node: Node, shared: frozenset[str]) -> str:
+    """The text of the list of what each parameter has left, over their names, of a node whose first argument that is; "" of another node."""
+    listed = _listed(node)
+    keys = [frame.grad_keys.get(name, "") for name in listed]
     ends = {key.partition("~")[2] for key in keys}
-    fresh = len({*node.inputs}) == len(node.inputs) and not any(name in writer.names or name in shared for name in node.inputs)
-    if packet_of(node.op) not in ("aten.cat", "aten.stack") or len(keys) < 2 or len(ends) != 1 or not all(ends) or not fresh:
-        return False
+    fresh = len({*listed}) == len(listed) and not any(name in writer.names for name in listed) and not {*listed}.intersection(node.inputs[len(listed) :])
+    stay = {name in shared for name in listed}
+    if len(keys) < 2 or len(ends) != 1 or not all(ends) or not fresh or len(stay) > 1:
+        return ""
     names = ", ".join(map(_quoted, fold_in_order([key.partition("~")[0] for key in keys], frame.graph.sequences)))
-    rest = "".join(f", {key}={value!r}" for key, value in node.args if key != "tensors")
-    taken = f'grads.pop(f"{{name}}~{ends.pop()}")'
-    writer.line(f"{writer.bind(node.outputs[0], wish_of(node, 0))} = {node.op}([{taken} for name in expand_names({names})]{rest})")
-    return True
+    taken = _take(f'f"{{name}}~{ends.pop()}"', stay.pop())
+    return f"[{taken} for name in expand_names({names})]"
+
+
+def _listed(node: Node) -> tuple[str, ...]:
+    """The inputs that a node takes as a list: what it puts beside each other."""
+    first = node.args[0][1] if node.args else None
+    joins = packet_of(node.op) in JOINS or is_kernel(node.op)
+    return tuple(node.inputs[x.index] for x in first if isinstance(x, Ref)) if joins and isinstance(first, tuple) and node.args[0][0] != INTO else ()
+
+
+def _with_one_list(node: Node) -> Node:
+    """The node with its list as one input, the first."""
+    count = len(_listed(node))
+    (key, _), *rest = node.args
+    args = [(name, tuple((o, i - count + 1) for o, i in arg) if name == INTO else Ref(arg.index - count + 1) if isinstance(arg, Ref) else arg) for name, arg in rest]  # type: ignore[union-attr, misc]
+    return replace(node, inputs=(_LIST, *node.inputs[count:]), args=((key, Ref(0)), *args))
 
 
 def _print_tail(frame: Frame, writer: Writer) -> None:

@@ -18,7 +18,7 @@ from .cuts import resolve_known
 from .fusion import find_groups
 from .graph import Graph, final_values, producer_table, use_table, value_table
 from .held_longer import HeldLonger
-from .kernel import KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, is_number, kernel_key, kernel_node, suggest_name, written_states
+from .kernel import JOINS, KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, is_number, kernel_key, kernel_node, suggest_name, written_states
 from .layouts import Laid, lay_out
 from .liveness import is_view, storage_bases
 from .node import Node, Phase, packet_of
@@ -28,6 +28,7 @@ from .rules import RULES
 from .sections import Section
 from .segments import find_segments, segment_name
 from .tensor import Value, num_elements
+from .totals import list_in_parts
 from .view_strides import expanded, is_copied, packed
 
 _RESHAPES = ("aten.view", "aten._unsafe_view", "aten.reshape")
@@ -113,15 +114,17 @@ def _name_kernels(program: Program, cut: Sequence[Kernel], taken: Sequence[Kerne
     names = {k.name for k in taken}
     by_op = {f"{KERNEL}.{k.name}": k for k in cut}
     layouts = {} if segments else lay_out(program.graph, by_op)
-    laid: dict[tuple[str, object], Kernel] = {}
+    graph = program.graph
+    in_parts = list_in_parts(graph, by_op, {*graph.outputs, graph.loss, *(g for _, g in graph.grads), *final_values(graph)})
+    laid: dict[object, Kernel] = {}
     nodes, origins = list(program.graph.nodes), list(program.origins)
     for number, node in enumerate(nodes):
         if not is_kernel(node.op):
             continue
         lies = layouts.get(number, Laid())
-        there = node.op, lies
+        there = node.op, lies, in_parts.get(number, ())
         if there not in laid:
-            kernel = replace(by_op[node.op], layouts=lies.layouts, roomy=lies.roomy)
+            kernel = replace(by_op[node.op], layouts=lies.layouts, roomy=lies.roomy, in_parts=there[2])
             key = kernel_key(kernel)
             if key not in kernels:
                 kernels[key] = replace(kernel, name=fresh_name(kernel.name.partition(" ")[2], names))
@@ -160,8 +163,10 @@ def _describe(
         read = [name for i in (*members, *views) for name in graph.nodes[i].inputs if not (name in makers and makers[name][0] in inside | views)]
         numbers = {makers[name][0] for name in read if name in makers and is_number(graph.nodes[makers[name][0]])}
         views |= numbers if any(name not in makers or makers[name][0] not in numbers for name in read) else set()  # a kernel has an argument
+    joins = [i for i in members if packet_of(graph.nodes[i].op) in JOINS and graph.nodes[i].phase is Phase.UPDATE]
+    views |= {view for i in joins for name in graph.nodes[i].inputs for view in _views_of_number(graph, makers, name)}
     made = [out for i in members for out in graph.nodes[i].outputs if out]
-    alike = {values[out].shape for out in made} - {()}  # sums, which end it, and numbers: where there is nothing else, of them
+    alike = {values[out].shape for out in made if makers[out][0] not in joins} - {()}  # sums, which end it, and numbers: where there is nothing else, of them
     into: dict[str, str] = {}
     writes = []
     rewrites = len(alike) <= 1 and graph.nodes[members[0]].phase is Phase.UPDATE  # before that the turns may still read the old version
@@ -207,6 +212,15 @@ def _views_between(graph: Graph, makers: Mapping[str, tuple[int, int]], name: st
         found.append(i)
         name = graph.nodes[i].inputs[0]
     return []
+
+
+def _views_of_number(graph: Graph, makers: Mapping[str, tuple[int, int]], name: str) -> list[int]:
+    """The views of a number that is put beside others: a total takes the number itself."""
+    found: list[int] = []
+    while name in makers and is_view(graph.nodes[makers[name][0]].op) and graph.nodes[makers[name][0]].inputs:
+        found.append(makers[name][0])
+        name = graph.nodes[found[-1]].inputs[0]
+    return found
 
 
 def _expanding(graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], name: str, inside: set[int], apart: Collection[int]) -> list[int]:

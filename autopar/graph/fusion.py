@@ -13,6 +13,8 @@ The law:
 * it can run at once: nothing outside lies on a way from one of its nodes to another; and it holds no more for it, while others work, than its nodes one by one (`held_longer`);
 * what only widens a value is of the kernel that reads it: the narrow one is what another leaves;
 * a sum that a matmul adds up (`graph.in_place`) is in none, and moves what the matmul then reads;
+* what the update makes of a number of each parameter by putting them beside each other and adding them up (a norm of all gradients; or their largest, or whether any is not 0) is a group,
+  with the arithmetic of numbers that follows if nobody else reads the sum: the kernel reads those numbers, or what they are still to be added up of (`graph.totals`);
 * pointwise ops, whatever operands broadcast, may be in a group; so may random numbers, and what knows only its own row: norms, softmax, sums over
   trailing dims, the loss of a row of logits. Matmuls, convolutions, attention and lookups are never in one.
 
@@ -31,11 +33,12 @@ from .blocks import ROOMY, WIDEST_TILE
 from .graph import Graph, value_table
 from .held_longer import HeldLonger
 from .in_place import find_products_onto
-from .kernel import is_number
+from .kernel import JOINS, is_number
 from .liveness import is_view, list_readers, storage_bases
 from .node import Node, Phase, packet_of
 from .repeats import block_of
 from .tensor import DTYPE_BYTES, num_elements
+from .totals import is_total
 from .turns import GROWN, RECEIVE, SEND, TAKE
 
 if TYPE_CHECKING:
@@ -48,7 +51,6 @@ _ROWS = frozenset((
 _CLASSES = frozenset(("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward"))  # each token's row of logits
 _ALONE = frozenset(("autopar.cross_entropy_backward",))  # of several passes where it is no kernel: a group by itself
 _NEVER = frozenset((TAKE, SEND, RECEIVE, *GROWN))
-_JOINS = frozenset(("aten.cat", "aten.stack"))
 _MOST_WIDE = 2**17  # elements of a row: one block of a kernel walks along it
 MOST_NODES = 64  # the largest group of the zoo's transformers (a block of Gemma 3) has 39
 MOST_VALUES = 40  # there 13; a function of 27 arguments and 18 results takes 15 s to compile (Triton 3.9, sm_90)
@@ -80,13 +82,14 @@ class _Values:
         read: by node, as (value, the value whose bytes it has).
         made: by node.
         readers: by value the nodes that read it, through views, too, and -1 where it leaves the graph.
-        dtypes: by value.
+        dtypes, shapes: by value.
     """
 
     read: Mapping[int, frozenset[tuple[str, str]]]
     made: Mapping[int, tuple[str, ...]]
     readers: Mapping[str, set[int]]
     dtypes: Mapping[str, str]
+    shapes: Mapping[str, Shape]
 
     def count(self, nodes: Sequence[int]) -> int:
         """Values that nodes read of others, or leave to others."""
@@ -103,7 +106,7 @@ def _list_values(graph: Graph) -> _Values:
         readers.setdefault(base.get(name, name), set()).add(-1)
     nodes = {i: node for i, node in enumerate(graph.nodes) if not is_view(node.op)}
     read = {i: frozenset((name, base[name]) for name in node.inputs if name not in numbers) for i, node in nodes.items()}
-    return _Values(read, {i: tuple(filter(None, node.outputs)) for i, node in nodes.items()}, readers, {v.name: v.dtype for v in graph.values})
+    return _Values(read, {i: tuple(filter(None, node.outputs)) for i, node in nodes.items()}, readers, {v.name: v.dtype for v in graph.values}, {v.name: v.shape for v in graph.values})
 
 
 def find_groups(
@@ -177,7 +180,7 @@ class _Run:
         self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], makers: dict[str, int], nodes: list[int], held: HeldLonger | None, values: _Values,
         apart: Collection[int],
     ) -> None:
-        self.nodes, self.held, self.values = nodes, held, values
+        self.graph, self.nodes, self.held, self.values = graph, nodes, held, values
         self.members = {i: [i] for i in nodes}
         self.ops = {i: graph.nodes[i].op for i in nodes}
         self.leader = {i: i for i in nodes}
@@ -198,6 +201,7 @@ class _Run:
             if len(self.members[self.find(i)]) == 1:
                 self._merge_all(i, self.reads[i])
         self._join_readers()
+        self._join_totals()
         members: dict[int, list[int]] = {}
         for i in self.nodes:
             members.setdefault(self.find(i), []).append(i)
@@ -215,6 +219,36 @@ class _Run:
         for i, names in self.taken.items():
             for name in names or () if self.find(i) not in mixed else ():
                 self._merge(self.find(i), self.find(readers.setdefault(name, i)))
+
+    def _join_totals(self) -> None:
+        """In the update, numbers of many parameters, what is made of all of them, and then of that alone or of it and other numbers."""
+        for join in [i for i in self.nodes if packet_of(self.ops[i]) in JOINS and self.graph.nodes[i].phase is Phase.UPDATE]:
+            readers = self.values.readers.get(self.graph.nodes[join].outputs[0], set())
+            total = next(iter(readers), -1)
+            if len(readers) != 1 or total not in self.leader or self.members[self.find(total)] != [total]:
+                continue
+            if not is_total(self.graph.nodes[join], self.graph.nodes[total], dict(self.values.read[join]), self.values.shapes, self.values.dtypes):
+                continue
+            numbers = {self.find(i) for i in self.values.readers.get(self.graph.nodes[total].outputs[0], {-1}) if i in self.leader} or {-1}
+            after = numbers.pop()
+            if not numbers and self._follows(join, total, after):
+                self._unite(total, after)
+            self._unite(join, total)
+
+    def _follows(self, join: int, total: int, after: int) -> bool:
+        """True for a unit of numbers that can be made where a total is made: nobody else reads that, and the unit reads none of the numbers that it is of."""
+        members = self.members.get(after, [])
+        inside, listed = set(members), {name for name, _ in self.values.read[join]} | {base for _, base in self.values.read[join]}
+        alone = self.values.readers[self.graph.nodes[total].outputs[0]] <= inside
+        return bool(members) and self.rows.get(after) == _NUMBERS and alone and not any(listed & set(self.graph.nodes[i].inputs) for i in members) and not self._leads(total, after)
+
+    def _unite(self, one: int, other: int) -> None:
+        """Two units as one that no other joins."""
+        low, high = sorted((self.find(one), self.find(other)))
+        self.members[low] = sorted((*self.members[low], *self.members[high]))
+        self.leader[high] = low
+        self.reads[low] |= self.reads[high]
+        self.rows[low] = frozenset()
 
     def find(self, i: int) -> int:
         while self.leader[i] != i:
@@ -272,7 +306,7 @@ def work_rows(site: Site, signature: Signature) -> _Rows | None:
     op = packet_of(site.node.op)
     if site.node.op in _NEVER or not site.outputs or not (op.startswith("aten.") or op == DRAWS or op in _CLASSES):
         return None
-    if op in _JOINS and site.node.phase is Phase.UPDATE:  # of what many parameters made: numbers
+    if op in JOINS and site.node.phase is Phase.UPDATE:  # of what many parameters made: `_Run._join_totals`
         return None
     wide = max((*site.inputs, *site.outputs), key=num_elements)
     if not num_elements(wide):  # nothing is made

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .graph import Graph
@@ -20,12 +20,14 @@ from .tensor import STATE_KINDS, Kind, Value
 KERNEL = "kernel"  # the namespace of ops that are kernels: `kernel.add_layer_norm`
 INTO = "into"  # argument of such a node: ((output, input), ...): outputs that are written into the storage of an input
 
+JOINS = frozenset(("aten.cat", "aten.stack"))  # in a kernel of the update: of numbers, one of each parameter
+KINDS = {"aten.sum": "sum", "aten.amax": "max", "aten.amin": "min", "aten.any": "max", "aten.all": "min", "aten.count_nonzero": "sum"}  # what a reduction makes of the parts that programs leave
 _PLAIN = frozenset(("_to_copy", "neg", "reciprocal", "expand", "view", "reshape", "permute", "unsqueeze", "squeeze", "full", "alias", "slice"))
 _MOST_WORDS = 4
 _RESERVED = ("row", "col", "first", "block", "part", "tl", "torch", "aten", "ops", "fused", "formulas", "uniform", "row_sums", "more_exps", "row_exps", "range", "float", "parts", "table", "entry",
-             "together", "lists", "inside", "along")  # in the texts of kernels
+             "together", "totals", "lists", "numbers", "inside", "along")  # in the texts of kernels
 # Names that texts make of others (`x_ptr`, `x_out`, `x_sum`, ...), of widths (`col_7`), and those of sizes (`ROWS`): what would have one of these, or is a word of Python, gets a line behind it.
-_MADE = re.compile(r".*_(ptr|out|sum|max|min|parts|kernel|launch|together|seen)|(col|input|inside|place)_\d+|[A-Z0-9_]+")
+_MADE = re.compile(r".*_(ptr|out|sum|max|min|parts|kernel|launch|together|total|seen)|(col|input|inside|place)_\d+|[A-Z0-9_]+")
 _OVER_EVERYTHING = {
     "aten.sum": "aten.sum.dim_IntList", "aten.amax": "aten.amax.default", "aten.amin": "aten.amin.default", "aten.any": "aten.any.default", "aten.all": "aten.all.default", "aten.count_nonzero": "aten.count_nonzero.default",
 }  # fmt: skip  # packet -> the op that takes a tensor of any shape
@@ -51,6 +53,7 @@ class Kernel:
         any_shape: it works on tensors of any one shape, and scalars: `graph` has the shapes of the first place where it was found.
         sources: `file.py:91 add` of each of its nodes that does work, as it was first found.
         layouts: of its arguments and results those that do not lie row by row on a GPU, with their strides (`graph.layouts`).
+        in_parts: numbers of its outputs that are sums or extremes of a whole tensor and that only a total reads (`graph.totals`): programs of a device leave them in parts.
         roomy: of these, those with rows to walk along whose memory goes on behind each, the last one, too, until the next would begin: a kernel may read what is there, and leave anything there.
     """
 
@@ -61,6 +64,7 @@ class Kernel:
     sources: tuple[str, ...]
     layouts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     roomy: tuple[str, ...] = ()
+    in_parts: tuple[int, ...] = ()
 
 
 def cut_kernel(
@@ -74,10 +78,17 @@ def cut_kernel(
         outside: values that the group makes and others read, in order.
         into: of these, new version -> the state into whose storage it goes.
     """
-    made = {out for i in nodes for out in graph.nodes[i].outputs if out}
-    arguments = tuple(dict.fromkeys(name for i in nodes for name in graph.nodes[i].inputs if name not in made))
+    made = {out: i for i in nodes for out in graph.nodes[i].outputs if out}
+
+    def made_of(name: str) -> str:
+        while name in made:
+            name = graph.nodes[made[name]].inputs[0]
+        return name
+
+    listed = tuple(name for i in nodes if packet_of(graph.nodes[i].op) in JOINS and graph.nodes[i].phase is Phase.UPDATE for name in map(made_of, graph.nodes[i].inputs))
+    arguments = tuple(dict.fromkeys((*listed, *(name for i in nodes for name in graph.nodes[i].inputs if name not in made))))
     arguments += tuple(old for old in into.values() if old not in arguments)
-    names = _name_values(graph, values, makers, nodes, arguments)
+    names = _name_values(graph, values, makers, nodes, arguments, {*listed})
     entering = tuple(Value(names[a], names[a], 0, values[a].shape, values[a].dtype, Kind.ACTIVATION) for a in arguments)
     inner, own = [], []
     for number, i in enumerate(nodes):
@@ -100,7 +111,9 @@ def kernel_node(kernel: Kernel, arguments: Sequence[str], outside: Sequence[str]
         outside: the values that it makes.
         like: whose name, phase, path and source it has.
     """
-    args: list[tuple[str, Arg]] = [(name, Ref(k)) for k, name in enumerate(kernel.graph.inputs)]
+    count = len(joined_numbers(kernel))
+    args: list[tuple[str, Arg]] = [("numbers", tuple(map(Ref, range(count))))] if count else []
+    args += [(name, Ref(k)) for k, name in enumerate(kernel.graph.inputs) if k >= count]
     if kernel.into:
         args.append((INTO, kernel.into))
     return replace(like, op=f"{KERNEL}.{kernel.name}", inputs=tuple(arguments), args=tuple(args), outputs=tuple(outside))
@@ -130,6 +143,13 @@ def takes_lists(kernel: Kernel) -> bool:
     return kernel.graph.nodes[0].phase is Phase.UPDATE and (kernel.any_shape or not any(v.shape for v in kernel.graph.values))
 
 
+def joined_numbers(kernel: Kernel) -> tuple[str, ...]:
+    """The first arguments of a kernel of the update that makes one number of one of each parameter: these, which it takes as a list. None of another kernel."""
+    nodes = kernel.graph.nodes
+    join = next((node for node in nodes if packet_of(node.op) in JOINS and node.phase is Phase.UPDATE), None)
+    return kernel.graph.inputs[: len(join.inputs)] if join is not None else ()
+
+
 def written_states(node: Node) -> tuple[tuple[str, str], ...]:
     """(state, new version) of the states that a kernel's node rewrites in place."""
     pairs = next((arg for key, arg in node.args if key == INTO), ()) if is_kernel(node.op) else ()
@@ -144,7 +164,7 @@ def kernel_key(kernel: Kernel) -> object:
     shapes = tuple((bool(v.shape) if kernel.any_shape else v.shape, v.dtype) for v in graph.values)
     layouts = tuple((number[name], strides) for name, strides in kernel.layouts)
     roomy = tuple(number[name] for name in kernel.roomy)
-    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel), layouts, roomy
+    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel), layouts, roomy, kernel.in_parts
 
 
 def leaves_sums(kernel: Kernel) -> bool:
@@ -190,12 +210,13 @@ def suggest_name(kernel: Kernel) -> str:
         states = [kernel.graph.inputs[i] for _, i in kernel.into]
         return "_".join(dict.fromkeys(["update", *sorted(states, key=lambda s: s != "param")]))[:60]
     words: list[str] = []
+    joins = bool(joined_numbers(kernel))
     spelled, first, last = _find_phrase(kernel.graph)
     for number, node in enumerate(kernel.graph.nodes):
         word = spelled if first <= number <= last else short_op(node)
         if first <= number <= last and words[-1:] != [spelled]:
             words.append(spelled)
-        elif packet_of(node.op).partition(".")[2] not in _PLAIN and (not words or words[-1] != word):
+        elif packet_of(node.op).partition(".")[2] not in _PLAIN and not (joins and packet_of(node.op) in JOINS) and (not words or words[-1] != word):
             words.append(word)
     words = words or [short_op(next((n for n in kernel.graph.nodes if packet_of(n.op) == "aten.expand"), kernel.graph.nodes[-1]))]
     if len(words) > _MOST_WORDS and spelled:
@@ -256,14 +277,15 @@ def short_op(node: Node) -> str:
 
 
 def _name_values(
-    graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], nodes: Sequence[int], arguments: Sequence[str]
+    graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], nodes: Sequence[int], arguments: Sequence[str], listed: Collection[str]
 ) -> dict[str, str]:
-    """Value -> its name in the kernel."""
+    """Value -> its name in the kernel; those that are listed have no names in its text."""
     names: dict[str, str] = {}
     taken = set(_RESERVED)
     phase = graph.nodes[nodes[0]].phase
     for name in arguments:
-        names[name] = fresh_name(_identifier(_argument_wish(values[name], short_op(graph.nodes[makers[name][0]]) if name in makers else "", phase)), taken)
+        wish = "number" if name in listed else _argument_wish(values[name], short_op(graph.nodes[makers[name][0]]) if name in makers else "", phase)
+        names[name] = fresh_name(_identifier(wish), taken)
     for i in nodes:
         for out in graph.nodes[i].outputs:
             if out:

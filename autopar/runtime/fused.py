@@ -534,6 +534,8 @@ def identity_of(kind: str, dtype: torch.dtype) -> float:
         return 0
     if dtype.is_floating_point:
         return float("-inf") if kind == "max" else float("inf")
+    if dtype == torch.bool:
+        return int(kind == "min")
     return torch.iinfo(dtype).min if kind == "max" else torch.iinfo(dtype).max
 
 
@@ -543,7 +545,7 @@ def _adder(count: int, programs: int, width: int, dtype: torch.dtype, out: Out, 
         return lambda parts: parts.squeeze(1).to(out.dtype).unbind()
     pitch = -(-width // 16) * 16
     cols = min(_PART_COLS, power_of_two(width))
-    waits = _can_wait(device)
+    waits = can_wait(device)
     sizes = {"ROWS": min(_PART_ELEMENTS // cols, power_of_two(programs)), "COLS": cols, "WAITS": waits, "KIND": out.kind, "NONE": identity_of(out.kind, dtype)}
     sizes |= {"launch_pdl": True} if waits else {}
     launch = straight(add_parts, (-(-width // cols), count), [programs, width, pitch], sizes, device)
@@ -558,7 +560,7 @@ def _adder(count: int, programs: int, width: int, dtype: torch.dtype, out: Out, 
 
 
 @functools.cache
-def _can_wait(device: torch.device) -> bool:
+def can_wait(device: torch.device) -> bool:
     """True where a launch may begin before the one before it has ended, and wait for it (programmatic dependent launch)."""
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= _WAITING and hasattr(tl.extra.cuda, "gdc_wait")
 

@@ -4,10 +4,11 @@ In: a Triton function that `codegen.kernels` printed for this, and for each of i
 reads two tables of int64 on its device:
 
     table    a row per parameter: how many elements it has, then the address of each argument and result
-    parts    a row per program: whose turn it is, and which block of that parameter
+    parts    a row per program: whose turn it is, which block of that parameter, and where it leaves its part of a sum
 
-`parts` follows from sizes alone and is made once. `table` is looked up by all that is in it, so it is made again only where an address is new (gradients may come to lie
-elsewhere). A number that is summed up over a whole parameter comes in parts, one per program, and a second launch (`add_up`) adds those of each parameter.
+`parts` follows from sizes and alignment and is made once. `table` is looked up by all that is in it, so it is made again only where an address is new (gradients may come to lie
+elsewhere). A number that is summed up over a whole parameter comes in parts, one per program, in the order of the parameters; a second launch (`add_up`) adds those of each
+parameter, or where only a number of all parameters is made of them, the launch that makes it takes the parts (`runtime.totals`).
 
 While a CUDA graph is captured nothing may be copied from the host: its launches read tables that were reserved before (`reserve`), and `fill` writes them before the graph is
 replayed. Memory that is allocated during a capture would not do: what a graph did earlier lies in it again at each replay, activations where addresses are read. What a graph reads is kept as long as this is.
@@ -24,23 +25,36 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..graph.blocks import most_rows
 from .adam import adam_all, runs_adam  # noqa: F401  called by kernels
 from .fused import Grid, along, block_sizes, blocks, identity_of, in_pieces, jit, more, num_ranks, on_device, tl
 from .lists import columns, pack
 from .straight import ALIGNED
+from .totals import Share
 
 _SUM_BLOCK = 1024  # parts that `add_up` holds at once
+LARGE = {"ROWS": most_rows("flat"), "num_warps": 8}  # of kernels that leave nothing but parts: few are left to add up, and 16 elements for a thread need no more registers than loads
 _MOST_TABLES = 64  # one for each lot of parameters and each of the places where its gradients come to lie
 
 
 @dataclass(frozen=True)
 class Made:
-    """A result for each parameter: of its shape, or a number (`scalar`); `part_dtype`: the number is a sum, or an extreme (`kind`), whose parts have this dtype."""
+    """A result for each parameter: of its shape, or a number (`scalar`); `part_dtype`: the number is a sum, or an extreme (`kind`), whose parts have this dtype; `in_parts`: it is left so."""
 
     dtype: torch.dtype
     scalar: bool = False
     part_dtype: torch.dtype | None = None
     kind: str = "sum"
+    in_parts: bool = False
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What programs do. `rows`: of each alignment the table of its launch; `bounds`: of the parts of each parameter, on the host and on the device."""
+
+    rows: tuple[tuple[int, Tensor], ...]
+    bounds: tuple[int, ...]
+    bounds_there: Tensor
 
 
 @jit
@@ -67,7 +81,7 @@ class Together:
 
     def __init__(self, kernel: Any, wide: int | None, made: Sequence[Made] = (), written: Sequence[int] = ()) -> None:
         self._kernel, self._wide, self._made, self._written = kernel, wide, tuple(made), tuple(written)
-        self._parts: dict[object, tuple[Tensor, Tensor]] = {}
+        self._parts: dict[object, _Parts] = {}
         self._tables: dict[object, Tensor] = {}
         self._unfilled: list[tuple[Tensor, Tensor]] = []
         self._of_graphs: list[Tensor] = []
@@ -92,18 +106,8 @@ class Together:
         addresses = [[x.data_ptr() for x in one] for one in dense]
         with on_device(dense[0][0].device):
             if self._wide is None:
-                return pack(self._launch({"ROWS": 1, "num_warps": 1}, dense, addresses, 1))
-            blocks = self._blocks(dense)
-            groups = self._by_alignment(dense, addresses)
-            if len(groups) == 1:
-                return pack(self._launch(blocks, dense, addresses, *groups))
-            results: list[list[Any]] = [[None] * len(lists[0]) for _ in self._made]
-            for align, places in groups.items():
-                made = self._launch(blocks, *([[one[k] for k in places] for one in of] for of in (dense, addresses)), align)
-                for whole, found in zip(results, made):
-                    for place, x in zip(places, found):
-                        whole[place] = x
-            return pack(results)
+                return pack(self._launch({"ROWS": 1, "num_warps": 1}, dense, addresses, (1,) * len(dense[0])))
+            return pack(self._launch(self._blocks(dense), dense, addresses, self._alignments(dense, addresses)))
 
     def begin_step(self) -> None:
         """What is launched from here on is a step."""
@@ -119,34 +123,37 @@ class Together:
             table.copy_(rows)
         self._unfilled = []
 
-    def _by_alignment(self, lists: Sequence[Sequence[Tensor]], addresses: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-        """Which parameters may be loaded as wide as the device can: addresses (bytes) and sizes (elements) are multiples of `ALIGNED`. The others have a launch of their own."""
-        found: dict[int, list[int]] = {}
+    def _alignments(self, lists: Sequence[Sequence[Tensor]], addresses: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """Of each parameter whether it may be loaded as wide as the device can: addresses (bytes) and sizes (elements) are multiples of `ALIGNED`. Those of one kind have a launch of their own."""
         wide = [of for one, of in zip(lists, addresses) if one[0].dim()]
-        for place, numbers in enumerate(zip([x.numel() for x in lists[self._wide]], *wide)):
-            found.setdefault(1 if any([n % ALIGNED for n in numbers]) else ALIGNED, []).append(place)
-        return found
+        return tuple(1 if any([n % ALIGNED for n in numbers]) else ALIGNED for numbers in zip([x.numel() for x in lists[self._wide]], *wide))
 
-    def _launch(self, blocks: dict[str, int], lists: Sequence[Sequence[Tensor]], addresses: Sequence[Sequence[int]], align: int) -> list[list[Tensor]]:
+    def _launch(self, blocks: dict[str, int], lists: Sequence[Sequence[Tensor]], addresses: Sequence[Sequence[int]], aligned: tuple[int, ...]) -> list[list[Any]]:
         device, count = lists[0][0].device, len(lists[0])
         shapes = [torch.Size()] * count if self._wide is None else [x.shape for x in lists[self._wide]]
         sizes = tuple(shape.numel() for shape in shapes)
-        parts, bounds = self._parts_of(sizes, blocks["ROWS"], device)
-        results, sums = [], []
+        parts = self._parts_of(sizes, aligned, blocks["ROWS"], device)
+        results: list[list[Any]] = []
+        left, sums = [], []
         for made in self._made:
             if not made.scalar:
                 results.append([torch.empty(shape, dtype=made.dtype, device=device) for shape in shapes])
                 continue
+            if made.part_dtype is not None:
+                left.append(torch.empty(parts.bounds[-1], dtype=made.part_dtype, device=device))
+            if made.in_parts:
+                results.append([Share(left[-1], parts.bounds, number) for number in range(count)])
+                continue
             numbers = torch.empty(count, dtype=made.dtype, device=device)
             results.append(list(numbers.unbind()))
             if made.part_dtype is not None:
-                sums.append((torch.empty(len(parts), dtype=made.part_dtype, device=device), numbers, made.kind))
+                sums.append((left[-1], numbers, made.kind))
         made_at = [[x.data_ptr() for x in found] for found, made in zip(results, self._made) if made.part_dtype is None]
         table = self._table_of(tuple(zip(sizes, *addresses, *made_at)), device)
-        if len(parts):
-            self._kernel[(len(parts),)](parts, table, *(part for part, *_ in sums), ALIGN=align, **blocks)
+        for align, rows in parts.rows:
+            self._kernel[(len(rows),)](rows, table, *left, ALIGN=align, **blocks)
         for part, numbers, kind in sums:
-            add_up[(count,)](part, bounds, numbers, COLS=_SUM_BLOCK, KIND=kind, NONE=identity_of(kind, part.dtype))
+            add_up[(count,)](part, parts.bounds_there, numbers, COLS=_SUM_BLOCK, KIND=kind, NONE=identity_of(kind, numbers.dtype))
         return results
 
     def _blocks(self, lists: Sequence[Sequence[Tensor]]) -> dict[str, int]:
@@ -155,33 +162,37 @@ class Together:
         largest = sizes.index(max(sizes))
         one = [tensors[largest] for tensors in lists]
 
-        def groups_of(taken: Sequence[Tensor]) -> tuple[list[list[Tensor]], list[list[int]], int]:
+        def known_of(taken: Sequence[Tensor]) -> tuple[list[list[Tensor]], list[list[int]], tuple[int, ...]]:
             alone, addresses = [[x] for x in taken], [[x.data_ptr()] for x in taken]
-            [align] = self._by_alignment(alone, addresses)
-            return alone, addresses, align
+            return alone, addresses, self._alignments(alone, addresses)
 
         def run(sizes: dict[str, int], taken: Sequence[Tensor]) -> None:
-            self._launch(sizes, *groups_of(taken))
+            self._launch(sizes, *known_of(taken))
 
         def compile_sizes(sizes: dict[str, int]) -> None:
             sums = [made.part_dtype for made in self._made if made.part_dtype is not None]
-            self._kernel.warmup(torch.int64, torch.int64, *sums, grid=(1,), ALIGN=groups_of(one)[2], **sizes)
+            self._kernel.warmup(torch.int64, torch.int64, *sums, grid=(1,), ALIGN=known_of(one)[2][0], **sizes)
 
-        if any(made.part_dtype is not None for made in self._made) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
-            return blocks(Grid("flat", max(sizes)))
         grid = Grid("flat", max(sizes), any_size=True)
-        return block_sizes(self._kernel, grid, blocks(grid), one, False, self._written, run, compile_sizes)[0]
+        rule = blocks(grid) | (LARGE if self._made and all(made.part_dtype is not None for made in self._made) else {})
+        if any(made.part_dtype is not None for made in self._made) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
+            return rule
+        return block_sizes(self._kernel, grid, rule, one, False, self._written, run, compile_sizes)[0]
 
-    def _parts_of(self, sizes: tuple[int, ...], rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        key = (sizes, rows, device)
+    def _parts_of(self, sizes: tuple[int, ...], aligned: tuple[int, ...], rows: int, device: torch.device) -> _Parts:
+        key = (sizes, aligned, rows, device)
         if key not in self._parts:
             counts = [-(-size // rows) for size in sizes]
-            pairs = [torch.stack((torch.full((count,), owner), torch.arange(count)), 1) for owner, count in enumerate(counts)]
-            bounds = torch.tensor([0, *itertools.accumulate(counts)])
-            self._parts[key] = (self._place(torch.cat(pairs), device), self._place(bounds, device))
+            bounds = (0, *itertools.accumulate(counts))
+            owners = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(counts))
+            slots = torch.arange(bounds[-1])
+            whole = torch.stack((owners, slots - torch.tensor(bounds)[owners], slots), 1)
+            of = torch.tensor(aligned)[owners]
+            apart = tuple((align, self._place(whole[of == align], device)) for align in sorted({*of.tolist()}, reverse=True))
+            self._parts[key] = _Parts(apart, bounds, self._place(torch.tensor(bounds), device))
         found = self._parts[key]
         if _captures(device):
-            self._of_graphs += found
+            self._of_graphs += [found.bounds_there, *(rows for _, rows in found.rows)]
         return found
 
     def _table_of(self, rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ from autopar.api import compile_workload  # noqa: E402
 from autopar.codegen.folded import fold_in_order  # noqa: E402
 from autopar.graph.case import build_case  # noqa: E402
 from autopar.graph.fuse import fuse_program  # noqa: E402
-from autopar.graph.kernel import takes_lists  # noqa: E402
+from autopar.graph.kernel import joined_numbers, takes_lists  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.partition import partition  # noqa: E402
 from autopar.graph.random_plans import Assigner, plain_mesh  # noqa: E402
@@ -55,7 +55,23 @@ def test_whole_steps_equal_float64(numbers, name):
 def test_a_kernel_is_launched_once_for_all_parameters(numbers, name):
     """Twice where some parameters are of sizes that a device cannot load in wide steps; a model of 14 parameters with a launch for each would need 14 and more."""
     row = numbers[name]
-    assert row["params"] == 14 and row["launches"] and all(count <= (3 if kernel == "mul_sum_kernel" else 2) for kernel, count in row["launches"].items()), row
+    assert row["params"] == 14 and row["launches"] and all(count <= 2 for count in row["launches"].values()), row
+
+
+@pytest.mark.parametrize(
+    "name, launches",
+    [
+        ("clipped AdamW", {"mul_sum_kernel": 2, "sum_sqrt_add_clamp_kernel": 1, "update_step_kernel": 1, "update_param_exp_avg_exp_avg_sq_kernel": 2}),
+        ("clipped masters", {"mul_sum_kernel": 2, "sum_sqrt_add_clamp_kernel": 1, "update_step_kernel": 1, "update_param_exp_avg_exp_avg_sq_master_kernel": 2}),
+        ("clipped by the largest", {"abs_amax_kernel": 2, "amax_add_mul_clamp_kernel": 1, "update_param_kernel": 2}),
+        ("widths without a rest", {"mul_sum_kernel": 1, "sum_sqrt_add_clamp_kernel": 1, "update_step_kernel": 1, "update_param_exp_avg_exp_avg_sq_kernel": 1}),
+        ("sums that are read twice", {"pow_sum_kernel": 2, "add_up": 1, "amin_kernel": 2, "sum_kernel": 1, "amin_mul_sqrt_add_kernel": 1, "sqrt_add_kernel": 1, "update_param_kernel": 2}),
+    ],
+)
+def test_a_norm_is_two_launches(numbers, name, launches):
+    """One that leaves the parts of all parameters (of those with sizes that have a rest another one), and one that adds them all up and makes the factor of that; sums that
+    others read, too, are added up by parameter."""
+    assert numbers[name]["launches"] == launches
 
 
 @pytest.mark.parametrize("arch", [80, 90])
@@ -67,8 +83,33 @@ def test_no_kernel_of_a_clipped_update_spills(arch):
     case = build_case(trace_step(_workload(1), "bf16").graph)
     assignment = Assigner(case.graph, case.sites, case.signatures, plain_mesh(())).draw(random.Random(0))
     program = partition(case.graph, case.sites, case.signatures, case.cuts, assignment)
-    rows = compile_kernels([k for k in fuse_program(program, phase_sections(program.graph)).kernels if takes_lists(k)], [arch])
-    assert {row.name for row in rows} >= {"mul_sum", "update_step", "update_param_exp_avg_exp_avg_sq_master"} and not any(row.spilled_bytes for row in rows), rows
+    rows = compile_kernels([k for k in fuse_program(program, phase_sections(program.graph)).kernels if takes_lists(k) or joined_numbers(k)], [arch])
+    assert {row.name for row in rows} >= {"mul_sum", "sum_sqrt_add_clamp", "update_step", "update_param_exp_avg_exp_avg_sq_master"} and not any(row.spilled_bytes for row in rows), rows
+
+
+def test_a_clipped_update_in_plain_torch_stacks_the_sums():
+    """And goes on with the number: no launch, no view and no kernel of its own for a square root."""
+    text = compile_workload(_workload(2), "cpu:1", Options(price=False), cache_path=None).files["kernels.py"]
+    body = text[text.index("def sum_sqrt_add_clamp(numbers)") :].partition("\n\n")[0]
+    assert "    cat = torch.stack(numbers)\n    sum = aten.sum.dim_IntList(cat, dim=[])\n    sum.sqrt_()\n    sum.add_(1e-06)\n" in body and ".reshape(" not in body
+    assert "in_parts=True" in text and "def sum_kernel(" not in text and 'totals.add_all(parts_ptr, COUNT, COLS, "sum", 0.0)' in text
+
+
+class Rooted(Own):
+    """A norm of all gradients of which a function is taken that Triton has not."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.square().sum() for p in params]).sum()
+        for p in params:
+            p.sub_(0.1 * p.grad / (1 + torch.special.i0(norm)))
+
+
+def test_what_follows_of_a_total_may_have_no_triton_text():
+    text = compile_workload(_net(Rooted, nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 8)), "cpu:1", Options(price=False), cache_path=None).files["kernels.py"]
+    [(name, body)] = re.findall(r"^def (sum_\w+)\(numbers\):\n(.*?)\n\n", text, re.M | re.S)
+    assert f"sum = {name}_total.run(numbers)\n        i0 = aten.i0" in body and "Plain torch on every device, but for the number of all: aten.i0.default has" in body, body
 
 
 def _net(optimizer, *layers: nn.Module) -> Workload:
@@ -214,7 +255,7 @@ def test_a_clipped_update_does_not_grow_with_the_model():
     """The norm's parts are made by one function of all parameters, the clipped update by another; both are the same text for two blocks and for four."""
     update, deep = _update_text(2), _update_text(4)
     assert update.replace("h.{0..1}", "h.{0..3}") == deep
-    assert "kernels.mul_sum(grad)" in update and 'aten.cat.default([grads.pop(f"{name}~view") for name in expand_names("h.{0..1}{.norm.weight,.norm.bias,' in update
+    assert "kernels.mul_sum(grad)" in update and 'clamp = kernels.sum_sqrt_add_clamp([grads.pop(f"{name}~sum") for name in expand_names("h.{0..1}{.norm.weight,.norm.bias,' in update
     assert re.search(r"kernels\.update_param_exp_avg_exp_avg_sq\(grad, \[grad_2\] \* len\(names\), ", update) and update.count("def ") == 3
 
 
@@ -324,7 +365,7 @@ class _Kernel:
         self.told: list[tuple[torch.Tensor, torch.Tensor, dict]] = []
 
     def __getitem__(self, grid: tuple[int, ...]):
-        def run(parts, table, **words):
+        def run(parts, table, *sums, **words):
             assert grid == (len(parts),)
             self.told.append((parts, table, words))
 
@@ -336,14 +377,23 @@ def test_tables_say_where_each_parameter_is():
     launch = together.Together(kernel, wide=0, written=[0])
     params, grads = ([torch.zeros(size) for size in (2048, 1, 1040)] for _ in range(2))
     launch.run([params, grads])
-    (parts, table, words), (odd, single, rest) = kernel.told
-    assert words["ALIGN"] == 16 and rest["ALIGN"] == 1 and parts.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]] and odd.tolist() == [[0, 0]]
-    assert table.tolist() == [[x.numel(), x.data_ptr(), g.data_ptr()] for x, g in zip(params[::2], grads[::2])] and single[0, 0] == 1
+    (parts, table, words), (odd, same, rest) = kernel.told
+    assert words["ALIGN"] == 16 and rest["ALIGN"] == 1 and parts.tolist() == [[0, 0, 0], [0, 1, 1], [2, 0, 3], [2, 1, 4]] and odd.tolist() == [[1, 0, 2]]
+    assert table.tolist() == [[x.numel(), x.data_ptr(), g.data_ptr()] for x, g in zip(params, grads)] and same is table
     launch.run([params, grads])
     assert kernel.told[2][1] is table and kernel.told[2][0] is parts  # nothing has moved
     moved = [torch.zeros_like(g) for g in grads]
     launch.run([params, moved])
-    assert kernel.told[4][0] is parts and kernel.told[4][1][:, 2].tolist() == [g.data_ptr() for g in moved[::2]]
+    assert kernel.told[4][0] is parts and kernel.told[4][1][:, 2].tolist() == [g.data_ptr() for g in moved]
+
+
+def test_parts_that_stay_lie_in_the_order_of_parameters():
+    """Whatever their sizes and addresses are multiples of: what ranks have in common they add up in one order."""
+    kernel = _Kernel()
+    launch = together.Together(kernel, wide=0, made=[together.Made(torch.float32, scalar=True, part_dtype=torch.float32, in_parts=True)])
+    shares = launch.run([[torch.zeros(size) for size in (5000, 3, 4096)]])
+    assert [(share.buffer is shares[0].buffer, share.bounds, share.number) for share in shares] == [(True, (0, 2, 3, 4), k) for k in range(3)]
+    assert [rows.tolist() for rows, *_ in kernel.told] == [[[2, 0, 3]], [[0, 0, 0], [0, 1, 1], [1, 0, 2]]]
 
 
 def test_a_captured_launch_has_tables_of_its_own(monkeypatch):

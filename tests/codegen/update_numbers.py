@@ -25,12 +25,12 @@ from autopar.api import compile_workload
 from autopar.options import Options
 from autopar.runtime import Executable, compile_program, fused, read_program, run_ranks, solo_comm
 from autopar.runtime.initial import initial_state
-from autopar.runtime.together import Together
 from autopar.trace import Workload
 
 from .quick_interpreter import quicken_interpreter
 
 STEPS = 3
+_OF_MANY = frozenset(("table", "bounds_ptr", "COUNT"))  # one of the arguments of a kernel that works on many parameters, adds up the parts of each, or those of all
 
 
 class Clipped(optim.AdamW):
@@ -56,6 +56,15 @@ class Two(optim.AdamW):
         params = list(params)
         wide, thin = [p for p in params if p.dim() > 1], [p for p in params if p.dim() < 2]
         super().__init__([{"params": wide, "weight_decay": 0.1}, {"params": thin, "lr": 0.02, "weight_decay": 0.0}], lr=0.01)
+
+
+class Apart(Two):
+    """Two groups, the gradients of each clipped to a norm of their own."""
+
+    def step(self, closure=None):
+        for group, most in zip(self.param_groups, (0.03, 0.2)):
+            nn.utils.clip_grad_norm_(group["params"], most)
+        return super().step(closure)
 
 
 class Own(optim.Optimizer):
@@ -140,6 +149,23 @@ class Scaler(Own):
         self.good.copy_(good % 2)
 
 
+class Shared(Own):
+    """Sums of squares that each parameter reads by itself, and all together in one number, which a state of the optimizer follows."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.mean = torch.tensor(1.0)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        params = [p for group in self.param_groups for p in group["params"]]
+        squares = [p.grad.square().sum() for p in params]
+        largest = torch.stack([p.grad.amin() for p in params]).amin()
+        self.mean.mul_(0.5).add_(torch.stack(squares).sum().sqrt() - largest, alpha=0.5)
+        for p, square in zip(params, squares):
+            p.sub_(0.1 * p.grad / (square.sqrt() + self.mean))
+
+
 class Worded(Own):
     """A momentum in states that are called as texts of kernels call their sizes, their pointers and, in Python, functions."""
 
@@ -154,9 +180,9 @@ class Worded(Own):
 
 
 class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, rest: int = 1) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width + 1), nn.Linear(2 * width + 1, width)
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width + rest), nn.Linear(2 * width + rest, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
@@ -164,17 +190,23 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """`ranks`: so many threads, by ZeRO-1."""
+    """`ranks`: so many threads, by ZeRO-1; `even`: of widths without a rest."""
 
     optimizer: Callable
     precision: str = "fp32"
     ranks: int = 1
+    even: bool = False
 
 
 CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearly nothing decides
     "AdamW": Case(functools.partial(optim.AdamW, lr=0.01)),
     "clipped AdamW": Case(functools.partial(Clipped, lr=0.01)),
+    "widths without a rest": Case(functools.partial(Clipped, lr=0.01, eps=0.001), even=True),
     "two groups": Case(Two),
+    "two groups, clipped apart": Case(Apart),
+    "sharded, two groups, clipped apart": Case(Apart, ranks=2),
+    "sums that are read twice": Case(Shared),
+    "sharded, sums that are read twice": Case(Shared, ranks=2),
     "a rate that is a tensor": Case(functools.partial(optim.AdamW, lr=torch.tensor(0.01))),
     "momentum": Case(functools.partial(optim.SGD, lr=0.1, momentum=0.9)),
     "SGD": Case(functools.partial(optim.SGD, lr=0.1)),
@@ -197,23 +229,22 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
 }
 
 
-def run_case(case: Case) -> dict[str, object]:
-    """The largest difference from float64, relative to the largest value of a parameter, and launches of a step by kernel."""
+def run_case(case: Case, launches: Counter[str]) -> dict[str, object]:
+    """The largest difference from float64, relative to the largest value of a parameter, and launches of a step by kernel.
+
+    Args:
+        launches: where they are counted.
+    """
     torch.manual_seed(0)
-    model = nn.Sequential(Block(16), Block(16), nn.Linear(16, 6))
-    x, y = torch.randn(8, 16), torch.randn(8, 6)
+    rest, out = (0, 16) if case.even else (1, 6)
+    model = nn.Sequential(Block(16, rest), Block(16, rest), nn.Linear(16, out))
+    x, y = torch.randn(8, 16), torch.randn(8, out)
     workload = Workload(copy.deepcopy(model), (x,), (y,), nn.functional.mse_loss, case.optimizer)
     words = {"constraints": autopar.constrain(dp=2, zero=1)} if case.ranks > 1 else {}
     files = compile_workload(workload, f"cpu:{case.ranks}", Options(price=False, precision=case.precision, **words), cache_path=None).files
     spec = read_program(compile_program(files))
     given = {name: t.detach() for name, t in model.state_dict().items()}
-    launches: Counter[str] = Counter()
-    launch = Together._launch
-
-    def counted(self: Together, *args: object) -> object:
-        launches[self._kernel.__name__] += 1
-        return launch(self, *args)
-
+    launches.clear()
     after: dict[str, torch.Tensor] = {}
 
     def main(comm) -> None:
@@ -226,11 +257,7 @@ def run_case(case: Case) -> dict[str, object]:
         if comm.rank == 0:
             after.update(whole)
 
-    Together._launch = counted  # type: ignore[method-assign]
-    try:
-        main(solo_comm()) if case.ranks == 1 else run_ranks(spec.mesh, main)
-    finally:
-        Together._launch = launch  # type: ignore[method-assign]
+    main(solo_comm()) if case.ranks == 1 else run_ranks(spec.mesh, main)
     wide = model.double()
     optimizer = case.optimizer(wide.parameters())
     for _ in range(STEPS):
@@ -241,26 +268,29 @@ def run_case(case: Case) -> dict[str, object]:
     return {"difference": worst, "launches": dict(launches), "params": len(list(wide.parameters()))}
 
 
-def run_one_at_a_time() -> None:
-    """Triton's interpreter knows one launch at a time; ranks are threads here."""
+def run_one_at_a_time() -> Counter[str]:
+    """Triton's interpreter knows one launch at a time; ranks are threads here. Where launches for many parameters are counted."""
     from triton.runtime.interpreter import GridExecutor
 
     call, turn = GridExecutor.__call__, threading.Lock()
+    launches: Counter[str] = Counter()
 
     def alone(self: GridExecutor, *args: object, **keywords: object) -> object:
         with turn:
+            launches.update([self.fn.__name__] if _OF_MANY.intersection(self.arg_names) else [])
             return call(self, *args, **keywords)
 
     GridExecutor.__call__ = alone  # type: ignore[method-assign]
+    return launches
 
 
 def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
-    run_one_at_a_time()
+    launches = run_one_at_a_time()
     assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
     quicken_interpreter()
     for name in names or CASES:
-        print(json.dumps({"case": name, **run_case(CASES[name])}), flush=True)
+        print(json.dumps({"case": name, **run_case(CASES[name], launches)}), flush=True)
 
 
 if __name__ == "__main__":

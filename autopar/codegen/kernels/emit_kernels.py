@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ...graph.kernel import Kernel, leaves_sums, short_op, takes_lists
+from ...graph.kernel import Kernel, joined_numbers, leaves_sums, short_op, takes_lists
 from ...graph.liveness import is_view
 from ..imports import print_used
 from .adam import adam_of, print_adam, print_adam_lists
@@ -16,6 +16,7 @@ from .partials import Partial
 from .parts import Part, print_parts
 from .reductions import UnsupportedError, list_statistics
 from .torch_text import print_torch
+from .totals import LIST, print_plain, print_total, take_apart, without_rest
 from .triton_text import TritonText
 
 FILE = "kernels.py"
@@ -50,7 +51,7 @@ import torch
 aten = torch.ops.aten
 '''
 
-_IMPORTS = {"autopar.runtime": ("formulas", "fused", "ops", "together"), "autopar.runtime.fused": ("more_exps", "row_exps", "row_sums", "tl", "uniform")}
+_IMPORTS = {"autopar.runtime": ("formulas", "fused", "ops", "together", "totals"), "autopar.runtime.fused": ("more_exps", "row_exps", "row_sums", "tl", "uniform")}
 
 
 def print_kernels(kernels: Sequence[Kernel], compiled: bool = False) -> str:
@@ -60,7 +61,8 @@ def print_kernels(kernels: Sequence[Kernel], compiled: bool = False) -> str:
         compiled: `torch.compile` makes what runs.
     """
     header, show = (_COMPILED_HEADER, _print_compiled) if compiled else (_HEADER, _print_kernel)
-    body = "\n".join("\n" + text for kernel in kernels for text in (_print_lists(kernel, compiled) if takes_lists(kernel) else show(kernel)))
+    texts = (_print_lists(kernel, compiled) if takes_lists(kernel) else _print_total(kernel) if joined_numbers(kernel) else show(kernel) for kernel in kernels)
+    body = "\n".join("\n" + text for found in texts for text in found)
     imports = "\n".join(print_used(body, _IMPORTS))
     return f"{header.format(imports=imports)}\n{body}"
 
@@ -114,7 +116,7 @@ def _print_lists(kernel: Kernel, compiled: bool) -> list[str]:
     except UnsupportedError as error:
         parts, doc = (), doc if compiled else [*doc, f"Plain torch on every device: {error}."]
     if parts:
-        apart = [*(text for part in parts if part.text for text in (_text(part.text.lines), _together(part, part.text))), *apart]
+        apart = [*(text for part in parts if part.text for text in (_text(part.text.lines), _together(kernel, part, part.text))), *apart]
         head += [f"    if {first} and fused.runs_triton({first}[0]):", *_indented(_indented(_run_together(kernel, parts)))]
     ops, whole = f"{name}_ops", ", whole=True" if leaves_sums(kernel) else ""
     if compiled and not scalar:
@@ -134,6 +136,26 @@ def _print_lists(kernel: Kernel, compiled: bool) -> list[str]:
     return [*apart, _text([*_head(kernel, doc), *head, f"    return together.each({ops}, lists, {count}{whole})"])]
 
 
+def _print_total(kernel: Kernel) -> list[str]:
+    """A kernel that makes one number of one of each parameter, which it takes as a list. Where what follows of the number has no Triton text, a launch makes it and plain torch goes on."""
+    total = take_apart(kernel)
+    others = total.arguments[1:]
+    values = {v.name: v for v in kernel.graph.values}
+    results = [name for k, name in enumerate(kernel.graph.outputs) if k not in dict(kernel.into)]
+    shown = [f"{LIST} {total.made.dtype}[] of each", *(f"{name} {values[name].dtype}[]" for name in others)]
+    doc = textwrap.wrap(f"Of numbers of all parameters one: {', '.join(shown)} -> {', '.join(f'{name} {values[name].dtype}[]' for name in results) or 'rewrites its states'}.", 130)
+    doc += textwrap.wrap(f"Ops: {'; '.join(kernel.sources)}.", 130)
+    run = [f"return {kernel.name}_total.run({', '.join(total.arguments)})"]
+    try:
+        lines, made = print_total(total)
+    except UnsupportedError as error:
+        lines, made = print_total(without_rest(total))
+        doc.append(f"Plain torch on every device, but for the number of all: {error}.")
+        run = [f"{total.made.name} = {kernel.name}_total.run({LIST})", *print_torch(total.rest)]
+    head = [f"def {kernel.name}({', '.join(total.arguments)}):", f'    """{doc[0]}', *_indented(doc[1:]), '    """', f"    if totals.runs_triton({LIST}):", *_indented(_indented(run))]
+    return [_text(lines), f"{made}\n", _text([*head, *_indented(print_plain(total))])]
+
+
 def _run_together(kernel: Kernel, parts: Sequence[Part]) -> list[str]:
     """The lines that launch the Triton functions of many parameters, one after the other."""
     if len(parts) == 1:
@@ -142,15 +164,16 @@ def _run_together(kernel: Kernel, parts: Sequence[Part]) -> list[str]:
     return [*lines, f"return {', '.join(kernel.graph.outputs)}"]
 
 
-def _together(part: Part, triton: TritonText) -> str:
-    """The line that says what the Triton function of many parameters takes and makes."""
+def _together(whole: Kernel, part: Part, triton: TritonText) -> str:
+    """The line that says what the Triton function of many parameters takes and makes; `whole` is the kernel whose part it is."""
+    left = {whole.graph.outputs[k] for k in whole.in_parts}
     kernel, sums = part.kernel, {p.output: p for p in triton.partials}
     values, into = {v.name: v for v in kernel.graph.values}, dict(kernel.into)
     wide = next((k for k, name in enumerate(kernel.graph.inputs) if values[name].shape), None)
     made = []
     for k, name in enumerate(kernel.graph.outputs):
         if k not in into:
-            parted = f", part_dtype=torch.{sums[k].kept}{_kind(sums[k])}" if k in sums else ""
+            parted = f", part_dtype=torch.{sums[k].kept}{_kind(sums[k])}{', in_parts=True' if name in left else ''}" if k in sums else ""
             made.append(f"together.Made(torch.{values[name].dtype}{'' if values[name].shape else ', scalar=True'}{parted})")
     written = [i for _, i in kernel.into]
     return f"{kernel.name}_together = together.Together({kernel.name}_kernel, wide={wide}, made=[{', '.join(made)}], written={written})\n"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...graph.blocks import WIDEST_TILE
 from ...graph.graph import Graph
+from ...graph.kernel import KINDS
 from ...graph.liveness import is_view
 from ...graph.node import Node, Phase, Ref, get_arg, packet_of
 from ...graph.tensor import Value, num_elements
@@ -21,14 +22,13 @@ from .literals import TYPES
 if TYPE_CHECKING:
     from .triton_text import Printer
 
-_PLAIN = {"aten.sum": "sum", "aten.amax": "max", "aten.amin": "min", "aten.any": "max", "aten.all": "min", "aten.count_nonzero": "sum"}
 _COUNTING = ("aten.any", "aten.all", "aten.count_nonzero")  # of what is not 0
 EXTREMES = ("aten.amax", "aten.amin")
 _NORMS = ("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
 _SOFTMAX = ("aten._softmax", "aten._safe_softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data")
 _CLASSES = ("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward")
 _UNCHANGED = ("aten._to_copy", "aten.view", "aten.reshape", "aten.unsqueeze", "aten.squeeze", "aten.alias", "aten.detach")  # the same number, in float32 at least
-REDUCING = frozenset((*_PLAIN, *_NORMS, *_SOFTMAX, *_CLASSES))
+REDUCING = frozenset((*KINDS, *_NORMS, *_SOFTMAX, *_CLASSES))
 
 
 class UnsupportedError(Exception):
@@ -66,7 +66,7 @@ def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
     found = []
     for node in graph.nodes:
         packet = packet_of(node.op)
-        if packet in _PLAIN:
+        if packet in KINDS:
             found += _plain(node, values)
         elif packet in _NORMS:
             found += _norm(node, values)
@@ -87,7 +87,7 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
         return None
     if mask:
         raise UnsupportedError("a reduction inside of a concatenation")
-    if packet in _PLAIN:
+    if packet in KINDS:
         value, dtype = node.inputs[0], printer.values[node.outputs[0]].dtype
         if reduced is None:  # over dims of size 1
             text = _element(printer, node, index, dtype)
@@ -99,7 +99,7 @@ def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str,
         if exps is not None:
             names = (node.outputs[0], (node.name, index)), (exps.outputs[0], (exps.name, index))
             return printer.reduce_exps(*names, _sums_beside(printer, node, index), cols, lambda col: printer.at(value, place_in_row(index, col, cols, inner)))
-        kind = _PLAIN[packet]
+        kind = KINDS[packet]
         text = printer.reduce(kind, node.outputs[0], cols, lambda col: _element(printer, node, place_in_row(index, col, cols, inner), dtype), (node.name, index), dtype)
         return printer.rounded(text, value) if packet in EXTREMES else text
     if packet in _CLASSES:
@@ -171,7 +171,7 @@ def _plain(node: Node, values: Mapping[str, Value]) -> list[Reduced]:
 
     if not over:
         return []
-    kind, size = _PLAIN[packet_of(node.op)], num_elements(shape)
+    kind, size = KINDS[packet_of(node.op)], num_elements(shape)
     if kind == "sum" and values[name].dtype == "bool":
         raise UnsupportedError("a sum of bools as a bool")
     first, last = min(over), max(over)

@@ -515,7 +515,7 @@ class Printer:
 
     def _store_partial(self, name: str, running: Running, reduced: Reduced) -> str:
         if reduced.along == "all" or reduced.cols == 1:
-            return f"tl.store({name}_out + {self.program}, {running.whole()})"
+            return f"tl.store({name}_out + {'tl.load(part + 2)' if takes_lists(self.kernel) else self.program}, {running.whole()})"
         width = reduced.cols
         place = f"{name}_out + {self.program} * {width} + {self.col(width).text()}"
         return f"tl.store({place}, tl.sum({running.name}, axis=0)[None, :]{_mask(self._limits_of(self.col(width).text()) if width > 1 else [])})"
@@ -562,7 +562,7 @@ class Printer:
         graph, sums = self.graph, {f"{p}_out" for r in self.reductions for p in r.outputs}
         made = [n for n in graph.outputs if f"{n}_out" in outs and f"{n}_out" not in sums]
         told = [(f"{n}_ptr", self.values[n]) for n in graph.inputs] + [(f"{n}_out", self.values[n]) for n in made]
-        lines = ["part = parts + tl.program_id(0) * 2", f"entry = table + tl.load(part) * {1 + len(told)}"]
+        lines = ["part = parts + tl.program_id(0) * 3", f"entry = table + tl.load(part) * {1 + len(told)}"]
         if self.kernel.any_shape:
             lines += ["row = tl.load(part + 1) * ROWS + tl.arange(0, ROWS)", "SIZE = tl.multiple_of(tl.load(entry), ALIGN)"]
         for number, (name, value) in enumerate(told, 1):
