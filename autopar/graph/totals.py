@@ -27,8 +27,8 @@ def is_total(join: Node, total: Node, base: Mapping[str, str], shapes: Mapping[s
     [made], [listed], read = total.outputs, join.outputs, [base.get(name, name) for name in join.inputs]
     op = packet_of(total.op)
     counts = op in ("aten.any", "aten.all") and dtypes[listed] != "bool"
-    whole = op in _OF_NUMBERS and total.inputs == (listed,) and shapes[made] == () and not counts and all(num_elements(shapes[name]) == 1 for name in join.inputs)
-    return whole and len({*read}) == len(read) and {(shapes[name], dtypes[name]) for name in read} == {((), dtypes[made])} and dtypes[listed] == dtypes[made]
+    whole = op in _OF_NUMBERS and total.inputs == (listed,) and shapes[made] == () and not counts and all(num_elements(shapes[name]) == 1 for name in (*join.inputs, *read))
+    return whole and len({*read}) == len(read) and {dtypes[name] for name in (*read, listed)} == {dtypes[made]}
 
 
 def list_in_parts(graph: Graph, kernels: Mapping[str, Kernel], ends: Collection[str]) -> dict[int, tuple[int, ...]]:

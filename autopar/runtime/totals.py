@@ -92,7 +92,7 @@ def gather_parts(numbers: Sequence[Union[Share, Tensor]], dtype: torch.dtype) ->
         buffer, bounds, _ = of[0]
         found += [buffer] if len(of) == len(bounds) - 1 else [buffer[bounds[x.number] : bounds[x.number + 1]] for x in of]
     if whole:
-        found.append(torch.stack(whole).to(dtype))
+        found.append(torch.cat([x.reshape(1) for x in whole]).to(dtype))
     return found[0] if len(found) == 1 else torch.cat(found)
 
 

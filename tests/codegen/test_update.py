@@ -35,7 +35,7 @@ from autopar.verify import describe_failure, verify_workload  # noqa: E402
 
 from .interpreter import read_numbers  # noqa: E402
 from .random_updates import difference  # noqa: E402
-from .update_numbers import CASES, Block, Clipped, Lamb, Lion, Own, Scaler  # noqa: E402
+from .update_numbers import CASES, Apart, Block, Capped, Careful, Clipped, Lamb, Lion, Own, Scaler, Shared  # noqa: E402
 
 TOLERANCE = {"fp32": 5e-6, "bf16": 2e-2}
 
@@ -56,6 +56,12 @@ def test_a_kernel_is_launched_once_for_all_parameters(numbers, name):
     """Twice where some parameters are of sizes that a device cannot load in wide steps; a model of 14 parameters with a launch for each would need 14 and more."""
     row = numbers[name]
     assert row["params"] == 14 and row["launches"] and all(count <= 2 for count in row["launches"].values()), row
+
+
+def test_clipping_factors_of_odd_gradients_are_torchs(numbers):
+    """NaN of what is none, 0 of what is infinite, or too large to be squared; a zero has no share."""
+    factors = numbers["odd gradients"]["factors"]
+    assert len(factors) == 10 and all(ours == pytest.approx(theirs, rel=1e-6, nan_ok=True) for ours, theirs in factors.values()), factors
 
 
 @pytest.mark.parametrize(
@@ -283,6 +289,14 @@ def test_a_clipped_update_of_shards_reduces_one_number(zero, turns):
     assert ("comm.start_reduce_scatter(" in update) is (zero == 1 and turns > 1)
     assert 'grads[f"{name}~scattered"]' not in update, "its last reader takes it"
     report = verify_workload(_workload(2), "cpu:2", options)
+    assert not describe_failure(report), describe_failure(report)
+
+
+@pytest.mark.parametrize("make", [functools.partial(Clipped, lr=0.01), functools.partial(Capped, lr=0.1), Apart, Careful, Shared], ids=["norm", "largest", "two norms", "flags", "read twice"])
+@pytest.mark.parametrize("words", [{"tp": 2}, {"dp": 2, "zero": 2}, {"pp": 2, "microbatches": 2}])
+def test_numbers_of_all_parameters_on_several_ranks(make, words):
+    """Some of the numbers are summed between ranks first, or have come from another stage: they are listed with those that are left in parts."""
+    report = verify_workload(replace(_workload(2), optimizer=make), "cpu:2", Options(constraints=autopar.constrain(**words), price=False))
     assert not describe_failure(report), describe_failure(report)
 
 

@@ -11,11 +11,13 @@ import copy
 import functools
 import json
 import sys
+import tempfile
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn, optim
@@ -268,6 +270,27 @@ def run_case(case: Case, launches: Counter[str]) -> dict[str, object]:
     return {"difference": worst, "launches": dict(launches), "params": len(list(wide.parameters()))}
 
 
+def factors_of_odd_gradients() -> dict[str, list[float]]:
+    """Of gradients that are not finite, or of nothing, the clipping factors: as kernels make them, and as torch does."""
+    found: dict[str, list[float]] = {}
+    for which, make, first, order, most in (("norm", functools.partial(Clipped, lr=0.01), "mul_sum", 2.0, 0.05), ("largest", functools.partial(Capped, lr=0.1), "abs_amax", float("inf"), 0.01)):
+        model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+        workload = Workload(model, (torch.randn(2, 4),), (torch.randn(2, 3),), nn.functional.mse_loss, make)
+        namespace: dict = {}
+        text = compile_workload(workload, "cpu:1", Options(price=False), cache_path=None).files["kernels.py"]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "kernels.py"
+            path.write_text(text, encoding="utf-8")
+            exec(compile(text, str(path), "exec"), namespace)
+            parts, total = namespace[first], next(f for name, f in namespace.items() if name.endswith("clamp") and name != first)
+            for odd in (float("nan"), float("inf"), float("-inf"), 0.0, 1e30):
+                grads = [torch.zeros(5000), torch.zeros(3), torch.zeros(()).view(1)]
+                grads[1][2] = odd
+                norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g, order) for g in grads]), order)
+                found[f"{which} of {odd}"] = [total(parts(grads)).item(), torch.clamp(most / (norm + 1e-6), max=1.0).item()]
+    return found
+
+
 def run_one_at_a_time() -> Counter[str]:
     """Triton's interpreter knows one launch at a time; ranks are threads here. Where launches for many parameters are counted."""
     from triton.runtime.interpreter import GridExecutor
@@ -289,6 +312,8 @@ def main(names: list[str]) -> None:
     launches = run_one_at_a_time()
     assert fused.runs_triton(torch.zeros(1)), "TRITON_INTERPRET=1 is needed"
     quicken_interpreter()
+    if not names:
+        print(json.dumps({"case": "odd gradients", "factors": factors_of_odd_gradients()}), flush=True)
     for name in names or CASES:
         print(json.dumps({"case": name, **run_case(CASES[name], launches)}), flush=True)
 

@@ -31,11 +31,13 @@ class Total:
         kernel: the same with the numbers as one value, beside each other.
         node: what makes one number of all.
         rest: what follows, as a kernel that is given this number; its graph has no nodes where nothing follows.
+        shaped: some of the numbers have dims (those that another pipeline stage has sent).
     """
 
     kernel: Kernel
     node: Node
     rest: Kernel
+    shaped: bool
 
     @property
     def made(self) -> Value:
@@ -70,14 +72,14 @@ def take_apart(kernel: Kernel) -> Total:
     rest = Graph("", tuple(v for v in graph.values if v.name in kept), later, (node.outputs[0], *others), outputs=graph.outputs)
     whole = Graph("", tuple(v for v in graph.values if v.name in kept | {beside}), tuple(nodes), (beside, *others), outputs=graph.outputs)
     assert values[node.outputs[0]].shape == ()
-    return Total(replace(kernel, graph=whole, into=into), node, replace(kernel, graph=rest, into=into))
+    return Total(replace(kernel, graph=whole, into=into), node, replace(kernel, graph=rest, into=into), any(values[name].shape for name in listed))
 
 
 def without_rest(total: Total) -> Total:
     """What makes the number of all, and nothing of it."""
     kernel, made = total.kernel, total.made
     graph = replace(kernel.graph, nodes=(total.node,), inputs=kernel.graph.inputs[:1], outputs=(made.name,))
-    return Total(replace(kernel, graph=graph, into=()), total.node, replace(total.rest, graph=replace(total.rest.graph, nodes=()), into=()))
+    return Total(replace(kernel, graph=graph, into=()), total.node, replace(total.rest, graph=replace(total.rest.graph, nodes=()), into=()), total.shaped)
 
 
 def _root(views: dict[str, str], name: str) -> str:
@@ -88,7 +90,8 @@ def _root(views: dict[str, str], name: str) -> str:
 
 def print_plain(total: Total) -> list[str]:
     """The lines in plain torch."""
-    return [f"{total.kernel.graph.inputs[0]} = torch.stack({LIST})", *print_torch(total.kernel)]
+    beside = f"torch.cat([x.reshape(1) for x in {LIST}])" if total.shaped else f"torch.stack({LIST})"
+    return [f"{total.kernel.graph.inputs[0]} = {beside}", *print_torch(total.kernel)]
 
 
 def print_total(total: Total) -> tuple[list[str], str]:
