@@ -40,6 +40,7 @@ CASES = {  # model, global batch, sequence, cluster, what is fixed
     "medium zero=2": (MEDIUM, 64, 1024, "8xH100-80GB", "dp=8,zero=2"),
     "medium zero=3": (MEDIUM, 64, 1024, "8xH100-80GB", "dp=8,zero=3"),
     "medium tp=8": (MEDIUM, 64, 1024, "8xH100-80GB", "tp=8"),
+    "medium tp=8 sequence": (MEDIUM, 64, 1024, "8xH100-80GB", "tp=8,sequence_parallel=1"),
     "medium tp=2 zero=3": (MEDIUM, 64, 1024, "2x8xH100-80GB", "tp=2,dp=8,zero=3"),
     "medium dp turns": (MEDIUM, 128, 1024, "8xH100-80GB", "dp=8,zero=0,microbatch=4"),
     "medium zero=1 turns": (MEDIUM, 128, 1024, "8xH100-80GB", "dp=8,zero=1,microbatch=4"),
@@ -48,6 +49,7 @@ CASES = {  # model, global batch, sequence, cluster, what is fixed
     "medium zero=3 PCIe": (MEDIUM, 64, 1024, "4xRTX4090", "dp=4,zero=3"),
     "llama3-8b zero=3": (LLAMA, 32, 4096, "4x8xH100-80GB", "dp=32,zero=3"),
     "llama3-8b tp=8": (LLAMA, 32, 4096, "4x8xH100-80GB", "dp=4,tp=8,zero=1"),
+    "llama3-8b sequence": (LLAMA, 32, 4096, "4x8xH100-80GB", "dp=4,tp=8,zero=1,sequence_parallel=1"),
 }
 
 

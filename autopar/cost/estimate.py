@@ -156,13 +156,13 @@ def hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, flo
     """
     values = value_table(program.graph)
     sent = _comm_prices(model, program, values)
-    outside = outside_blocks(program.graph)
+    outside, phases = outside_blocks(program.graph), {out: node.phase for node in program.graph.nodes for out in node.outputs}
     hidden: dict[Phase, dict[str, float]] = {phase: {} for phase in HIDING_PHASES}
     compute, turns = dict.fromkeys(HIDING_PHASES, 0.0), count_microbatches(program.graph)
     for node, origin in zip(program.graph.nodes, program.origins):
         if node.op.startswith("comm."):
             beside = sent.get(node.name, (0.0, 0.0))[1]
-            if beside and may_hide(values[origin.value], node.phase, outside):
+            if beside and may_hide(values[origin.value], node.phase, outside, phases.get(origin.value)):
                 hidden[node.phase][node.name] = times_of(node.phase, turns) * beside
         elif node.op != "state.write" and node.phase in compute:
             compute[node.phase] += seconds[node.name]

@@ -129,7 +129,7 @@ def simulate_plan(plan: Plan) -> Simulation:
 def _stage_passes(plan: Plan, stage: int, chunks: Sequence[int]) -> tuple[StagePasses, dict[str, str]]:
     """The passes of a stage; and piece -> what it is, for people."""
     stage_of = {t.name: t.stage for t in plan.tensors}
-    kinds = {t.name: (t.kind, t.version) for t in plan.tensors}
+    kinds, made = {t.name: (t.kind, t.version) for t in plan.tensors}, {name: node.phase for node in plan.nodes for name in node.outputs}
     share = plan.cluster.exposed_share
     nodes = [n for n in plan.nodes if plan.num_stages == 1 or _stage_of(n, stage_of) == stage]
     mine = {n.name for n in nodes}
@@ -155,7 +155,7 @@ def _stage_passes(plan: Plan, stage: int, chunks: Sequence[int]) -> tuple[StageP
                     labels[row.name] = kind_of_op(row.op, row.flops > 0) if row.op != RECEIVE else "receive from another stage"
                     role = Role.COMPUTE if row.op != RECEIVE else Role.BLOCKING
                 else:
-                    role = _role(row, phase, kinds)
+                    role = _role(row, phase, kinds, made)
                     labels[row.name] = _print_comm(row, kinds) if role is not Role.COMPUTE else "cutting local pieces"
                 pieces.append(Piece(row.name, role, row.seconds / turns, block, together.get(row.name, (row.axis,)) if isinstance(row, CommPlan) else ("",)))
         if phase is Phase.UPDATE and backlog:  # the update reads what the reductions bring: they end first
@@ -194,7 +194,7 @@ def _together(comms: Sequence[CommPlan]) -> dict[str, tuple[str, ...]]:
     return {row.name: (row.axis, *(r.axis for r in rows if r.axis != row.axis)) for rows in chains.values() for row in rows}
 
 
-def _role(row: CommPlan, phase: Phase, kinds: Mapping[str, tuple[Kind, int]]) -> Role:
+def _role(row: CommPlan, phase: Phase, kinds: Mapping[str, tuple[Kind, int]], made: Mapping[str, Phase]) -> Role:
     """As `graph.transfer.may_hide`, from the plan's tables. Local cuts are compute."""
     if row.kind in (StepKind.SLICE.value, StepKind.KEEP.value):
         return Role.COMPUTE
@@ -203,7 +203,10 @@ def _role(row: CommPlan, phase: Phase, kinds: Mapping[str, tuple[Kind, int]]) ->
         return Role.BLOCKING
     if kind is Kind.GRAD:
         return Role.TRAILING
-    return Role.PREFETCH if kind in STATE_KINDS and version == 0 else Role.BLOCKING
+    if kind in STATE_KINDS and version == 0:
+        return Role.PREFETCH
+    early = kind not in STATE_KINDS and phase is Phase.BACKWARD and made.get(row.value) is not Phase.BACKWARD and row.kind == StepKind.ALL_GATHER.value
+    return Role.EARLY if early else Role.BLOCKING
 
 
 def _print_comm(row: CommPlan, kinds: Mapping[str, tuple[Kind, int]]) -> str:

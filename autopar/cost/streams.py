@@ -6,6 +6,8 @@ rules are those by which plans are priced (docs/design/cost.md), applied to the 
     compute    one after the other
     blocking   a collective that the next node waits for: starts when compute gets there, compute waits for its end
     prefetch   brings a stored state: may start as soon as compute enters the block before its reader's; the reader waits for its end
+    early      gathers in the backward pass what was there before it: may start behind the last collective that blocks along any of its axes in its block, where there is none as soon as compute enters
+               that; the reader waits for its end
     trailing   reduces a final gradient: starts when it is there, nobody waits for it before the pass is over; a pass that runs once a turn ends with it
 
 Collectives along one mesh axis run one after the other, in the order in which they may start; those of another axis have a stream of their own, as its process
@@ -25,6 +27,7 @@ class Role(enum.Enum):
     COMPUTE = "compute"
     BLOCKING = "blocking"
     PREFETCH = "prefetch"
+    EARLY = "early"
     TRAILING = "trailing"
 
 
@@ -112,7 +115,7 @@ def run_pass(pieces: Sequence[Piece], share: float, waits_for_all: bool = False)
 
 
 def _issue_places(pieces: Sequence[Piece]) -> dict[int, list[int]]:
-    """Place -> the prefetches that may start when compute gets there: at the begin of the block before the one that reads."""
+    """Place -> the collectives that may start when compute gets there: of a state at the begin of the block before the one that reads, else in that block behind the last one that blocks."""
     begins: list[int] = []
     segment: list[int] = []
     last = None
@@ -122,9 +125,16 @@ def _issue_places(pieces: Sequence[Piece]) -> dict[int, list[int]]:
             last = piece.block
         segment.append(len(begins) - 1)
     found: dict[int, list[int]] = {}
+    behind: dict[str, int] = {}  # axis -> where the next one along it may start
     for i, piece in enumerate(pieces):
         if piece.role is Role.PREFETCH:
             found.setdefault(begins[max(0, segment[i] - 1)], []).append(i)
+        elif piece.role is Role.EARLY:
+            start = max(begins[segment[i]], *(behind.get(axis, 0) for axis in piece.axes))
+            found.setdefault(start, []).append(i)
+            behind.update(dict.fromkeys(piece.axes, start))
+        elif piece.role is Role.BLOCKING:
+            behind.update(dict.fromkeys(piece.axes, i + 1))
     return found
 
 

@@ -143,7 +143,7 @@ def estimate_comms_s(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(`estimate_comm_s`, `estimate_hidden_s`) of many steps of one kind along the same axes, of a value of so many elements."""
     wire = _wire_s(model, kind, link, sides, transfer, elements)
-    hides = kind in COLLECTIVES and transfer is not Transfer.BLOCKING
+    hides = kind in COLLECTIVES
     whole = wire + _copies_s(model, copied_bytes)
     return whole, (1 - model.exposed_share) * wire if hides else np.zeros_like(wire)
 
@@ -306,9 +306,14 @@ def _add_hiding(hidden: np.ndarray, moved: Transfer, steps: Sequence[PairStep], 
     Args:
         besides: of each step, what would hide, per pair.
     """
+    if moved is Transfer.BLOCKING:
+        for step, beside in zip(steps, besides):
+            if step.first and step.kind is StepKind.ALL_GATHER:
+                hidden[step.pairs] += beside
+        return
     over = np.zeros(hidden.shape, bool)  # pairs of which no further step hides
     ordered = list(zip(steps, besides))  # the last ones first
-    for step, beside in reversed(ordered) if moved is Transfer.STATE else ordered if moved is Transfer.GRAD else ():
+    for step, beside in reversed(ordered) if moved is Transfer.STATE else ordered:
         if moved is Transfer.STATE:
             hides, ends = step.kind is StepKind.ALL_GATHER, step.kind not in (StepKind.SLICE, StepKind.KEEP)
         else:

@@ -19,6 +19,8 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
                the wait and these ops go to the end of the block.
     turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of the equal block that runs next (where there
                is none, of its own), where the sum then is made.
+    early      what a node of the same block waits for, though what moves was there before: the gather of what the forward pass has kept for a weight's gradient, the reduction of what a matmul sends back while
+               another makes a weight's gradient. Starts before the first op of a library (a matmul, a convolution, attention) that it can run beside; along one axis in the order in which they stand.
     meeting    small reductions of numbers (`small_reductions`), along one axis or several, that stand one after the other, before the first reader of any: they start where the last
                one stands, and are waited for where they are read. What an earlier phase has reduced is not reduced again.
     update     in the update the reduction of a sum over the turns, and the gather of a new state that is only written: both stand
@@ -36,7 +38,7 @@ from dataclasses import dataclass, replace
 
 from .chains import find_chain
 from .graph import Graph, producer_table, use_table, value_table
-from .node import Arg, Node, Phase, Ref, get_arg
+from .node import Arg, Node, Phase, Ref, get_arg, packet_of
 from .own import find_overwritten, find_own
 from .program import CUTS, WAIT, Origin, Program
 from .repeats import blocks_in_step
@@ -49,6 +51,11 @@ from .turns import ACCUMULATE, LOOP
 BUCKET_BYTES = 25 * 2**20
 _LEAST_REST = 1 / 3  # of a bucket; a smaller rest goes with the one before it
 _REDUCES = ("comm.all_reduce", "comm.reduce_scatter")
+_BLOCKS = (*_REDUCES, "comm.all_gather", "comm.all_to_all")
+_LIBRARY = frozenset((
+    "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "autopar.linear", "autopar.linear_input_grad", "autopar.linear_weight_grad", "autopar.attention", "autopar.attention_backward",
+    "aten.convolution", "aten.convolution_backward",
+))  # fmt: skip  what computes long enough for a message to run beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
     taken = {i for one in hiding for i in (*one.chain, *one.late)}
     meetings = [run for run in find_meetings(program, places) if not taken.intersection(i for chain, _ in run for i in chain)]
     hiding += [_Hiding(chain, chain[0], reader, ("meeting", places[chain[0]], run[0][0])) for run in meetings for chain, reader in run]
+    hiding += _early(graph, places, {i for one in hiding for i in (*one.chain, *one.cuts, *one.late)}) if prefetches else []
     buckets = _fill_buckets(graph, values, hiding)
     return _rebuild(program, sections, values, [b for b in buckets if _gains(b)])
 
@@ -140,6 +148,28 @@ def _prefetches(graph: Graph, values: Mapping[str, Value], sections: Sequence[Se
             if source in stored:
                 chain = find_chain(graph, uses, i, places)
                 found.append(_Hiding(chain, before.get(places[i], first[places[i]]), chain[-1], ("prefetch", places[i]), cuts))
+    return found
+
+
+def _early(graph: Graph, places: Sequence[tuple], taken: Collection[int]) -> list[_Hiding]:
+    """Collectives of forward and backward that block though what they bring was there before, each alone.
+
+    Args:
+        taken: nodes that hide already.
+    """
+    makers, found = producer_table(graph), []
+    begins: dict[tuple, int] = {}
+    behind: dict[object, int] = {}  # axis -> where the next collective along it may start
+    for i, node in enumerate(graph.nodes):
+        begin = begins.setdefault(places[i], i)
+        if node.op not in _BLOCKS or node.phase not in LOOP or i in taken:
+            continue
+        axis, [read] = get_arg(node, "axis"), node.inputs
+        begin = max(begin, makers[read][0] + 1 if read in makers else 0, behind.get(axis, 0))
+        start = next((k for k in range(begin, i) if packet_of(graph.nodes[k].op) in _LIBRARY), i)
+        behind[axis] = start
+        if start < i and node.op != "comm.all_to_all":
+            found.append(_Hiding((i,), start, i, ("early", places[i], i)))
     return found
 
 
@@ -350,7 +380,7 @@ def _start_node(graph: Graph, bucket: Sequence[_Hiding], free: frozenset[str]) -
     if any(get_arg(graph.nodes[i], "short") for one in bucket for i in one.chain):
         args.append(("short", tuple(_along(graph, one.chain, "short", 0) for one in bucket)))
     args += [("op", op) for op in [get_arg(own, "op")] if op is not None]
-    args += [("alone", True)] if own.op == "comm.reduce_scatter" and own.phase in LOOP else []
+    args += [("alone", True)] if own.op == "comm.reduce_scatter" and own.phase in LOOP and bucket[0].group[0] != "early" else []
     places = tuple(k for k, node in enumerate(firsts) if own.op == "comm.all_reduce" and node.inputs[0] in free)
     args += [("own", places)] if places else []
     outputs = tuple(f"{n.outputs[0]}~started" for n in lasts)

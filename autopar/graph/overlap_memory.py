@@ -94,8 +94,9 @@ def _flights(program: Program, on_gloo: bool) -> tuple[list[tuple[int, int, int]
                     copied = sent if on_gloo else 0
                     found += [(i + 1, min(done, update - 1), sent + copied), (i, i, copied + (0 if lies_right else sent))]
                     flight.held += sent + copied
-            if not gathers:
+            if get_arg(node, "alone"):
                 alone[get_arg(node, "axis")] = i
+            if not gathers:
                 if done >= update:
                     later.update(dict.fromkeys(node.outputs, flight))
     return found, later

@@ -220,7 +220,7 @@ class _Judge:
         self.case, self.sizes, self.strategies, self.made, self.prices = case, sizes, strategies, made, prices
         self.values, self.uses = value_table(case.graph), use_table(case.graph)
         self.known: dict[int, tuple[str, tuple[Alternative, ...], tuple[str, ...]]] = {}
-        self.outside = outside_blocks(case.graph)
+        self.outside, self.phases = outside_blocks(case.graph), {out: node.phase for node in case.graph.nodes for out in node.outputs}
 
     def explain(self, i: int) -> tuple[str, tuple[Alternative, ...], tuple[str, ...]]:
         """(reason, alternatives, refused) of node number i."""
@@ -271,7 +271,7 @@ class _Judge:
         if source == target:
             return 0.0
         value = self.values[name]
-        hidden = self.prices.hidden_seconds(value, source, target) if may_hide(value, phase, self.outside) else 0.0
+        hidden = self.prices.hidden_seconds(value, source, target) if may_hide(value, phase, self.outside, self.phases.get(name)) else 0.0
         return self.prices.reshard_seconds(value, source, target) - hidden
 
 

@@ -230,7 +230,8 @@ class _Trial:
         for key, reads in self.reads.items():
             value, phase = self.values[key[0]], self.stands[key]
             self._spread(total, self._around(key), lambda pick, key=key, reads=reads: self._bring(self.prices.reshard_seconds, key, reads, pick))
-            if may_hide(value, phase, outside):
+            made = self.graph.nodes[self.makers[key[0]][0]].phase if key[0] in self.makers else None
+            if may_hide(value, phase, outside, made):
                 self._spread(hidden[phase], self._around(key), lambda pick, key=key, reads=reads: self._bring(self.prices.hidden_seconds, key, reads, pick))
         for phase in HIDING_PHASES:
             total -= np.minimum(hidden[phase], compute[phase])

@@ -16,7 +16,7 @@ from ..graph.strategy import Strategy
 from ..graph.tensor import Kind
 from ..graph.transfer import HIDING_PHASES, may_hide, outside_blocks
 from ..graph.turns import count_microbatches, times_of
-from .problem import Chooser, Group, Problem
+from .problem import Chooser, Problem
 
 
 def hiding_groups(problem: Problem) -> dict[int, Phase]:
@@ -27,17 +27,11 @@ def hiding_groups(problem: Problem) -> dict[int, Phase]:
     for number, group in enumerate(problem.groups):
         phase = group.phase
         if phase is Phase.UPDATE and group.value.kind is Kind.GRAD and group.value.name in grads:
-            made = _maker_phase(problem, group)  # the program brings it as soon as it is made, or after the last of the turns
+            made = group.made or phase  # the program brings it as soon as it is made, or after the last of the turns
             phase = made if turns == 1 or made not in HIDING_PHASES else phase
-        if may_hide(group.value, phase, outside):
+        if may_hide(group.value, phase, outside, group.made):
             found[number] = phase
     return found
-
-
-def _maker_phase(problem: Problem, group: Group) -> Phase:
-    number, output = group.source
-    part = max((p for p in problem.choosers[number].parts if p.makes <= output), key=lambda p: p.makes)
-    return problem.graph.nodes[part.node].phase if part.node >= 0 else group.phase
 
 
 def compute_seconds(problem: Problem, number: int, phase: Phase) -> np.ndarray:

@@ -70,6 +70,7 @@ class ThroughCuts:
         if through := self.crossings.get(sort_of(value)):
             after = self.prices.reshard_matrices(value, through, targets)[0].min(axis=0)
             seconds = np.minimum(seconds, after[None, :])
+            hidden = np.minimum(hidden, seconds)
         return seconds, hidden
 
     def write_seconds(self, value: Value, storage: Sharding) -> float:

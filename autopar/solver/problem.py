@@ -99,6 +99,7 @@ class Group:
         spans: per instance and endpoint, (first, last) point of time between which a copy made for this endpoint is held.
         names: of the value of each instance.
         times: that each instance is resharded in a step: once per turn inside of the turns.
+        made: the phase in which the value comes to be, in the form that is read; None: it enters the step.
     """
 
     value: Value
@@ -108,6 +109,7 @@ class Group:
     spans: tuple[tuple[tuple[int, int], ...], ...]
     times: float = 1
     names: tuple[str, ...] = ()
+    made: Phase | None = None
 
     @property
     def count(self) -> float:

@@ -190,18 +190,18 @@ def _after(moment: int) -> int:
 
 def build_groups(lanes: Lanes, sources: Mapping[Item, tuple[int, int]], reads: Reads) -> tuple[tuple[Group, ...], dict[Item, list[tuple[int, int]]]]:
     """The groups, and for each value where its reads are: (group, instance) pairs."""
-    values = value_table(lanes.graph)
+    values, phases = value_table(lanes.graph), {out: node.phase for node in lanes.graph.nodes for out in node.outputs}
     groups: dict[tuple, list[tuple[Item, tuple[tuple[int, int], ...]]]] = {}
     for (item, phase), ends in reads.ends.items():
         order = tuple(sorted(ends, key=lambda e: (e.chooser, e.position)))
         groups.setdefault((lanes.class_of(item), phase, order), []).append((item, tuple(ends[e] for e in order)))
     found = []
     places: dict[Item, list[tuple[int, int]]] = defaultdict(list)
-    for number, (((root, _), phase, order), instances) in enumerate(groups.items()):
+    for number, (((root, form), phase, order), instances) in enumerate(groups.items()):
         source = {sources[item] for item, _ in instances}
         if len(source) != 1:
             raise GraphError(f"{lanes.graph.name}: values of class {root} are made by different choosers: the fold is not consistent")
-        found.append(Group(values[root], source.pop(), phase, order, tuple(spans for _, spans in instances), times_of(phase, lanes.turn_weight), tuple(item[0] for item, _ in instances)))
+        found.append(Group(values[root], source.pop(), phase, order, tuple(spans for _, spans in instances), times_of(phase, lanes.turn_weight), tuple(item[0] for item, _ in instances), Phase.BACKWARD if form is Form.AGAIN else phases.get(root)))
         for k, (item, _) in enumerate(instances):
             places[item].append((number, k))
     return tuple(found), places

@@ -344,7 +344,7 @@ def weigh_problem(problem: Problem, weigh_nodes: Callable[[Phase, Sequence[str]]
         both[known] = runs[known] * first + (rest[known] - runs[known]) * again
         return weigh(chooser, np.concatenate((kept * first if first else np.zeros_like(kept), both)))
 
-    groups = (Group(g.value, g.source, g.phase, g.endpoints, g.spans, g.times * weigh_values(g.phase, g.names or (g.value.name,)), g.names) for g in problem.groups)
+    groups = (Group(g.value, g.source, g.phase, g.endpoints, g.spans, g.times * weigh_values(g.phase, g.names or (g.value.name,)), g.names, g.made) for g in problem.groups)
     return replace(problem, choosers=tuple(map(weighed, problem.choosers)), groups=tuple(groups))
 
 

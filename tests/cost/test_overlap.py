@@ -39,9 +39,11 @@ def test_what_moves_says_how_it_travels():
     for kind in Kind:
         moved = Transfer.STATE if kind in states else Transfer.GRAD if kind is Kind.GRAD else Transfer.BLOCKING
         assert transfer_of(value_of(kind)) is moved
-    assert may_hide(value_of(Kind.PARAM), Phase.FORWARD, ()) and may_hide(value_of(Kind.GRAD), Phase.BACKWARD, ())
-    assert not may_hide(value_of(Kind.PARAM), Phase.UPDATE, ()) and not may_hide(value_of(Kind.PARAM, version=1), Phase.FORWARD, ())
-    assert not may_hide(value_of(Kind.ACTIVATION), Phase.BACKWARD, ()) and not may_hide(value_of(Kind.PARAM), Phase.FORWARD, ["v"])
+    assert may_hide(value_of(Kind.PARAM), Phase.FORWARD, (), None) and may_hide(value_of(Kind.GRAD), Phase.BACKWARD, (), Phase.BACKWARD)
+    assert not may_hide(value_of(Kind.PARAM), Phase.UPDATE, (), None) and not may_hide(value_of(Kind.PARAM, version=1), Phase.FORWARD, (), Phase.FORWARD)
+    assert not may_hide(value_of(Kind.PARAM), Phase.FORWARD, ["v"], None)
+    saved = value_of(Kind.ACTIVATION)
+    assert may_hide(saved, Phase.BACKWARD, (), Phase.FORWARD) and not may_hide(saved, Phase.BACKWARD, (), Phase.BACKWARD) and not may_hide(saved, Phase.FORWARD, (), Phase.FORWARD)
 
 
 def test_what_is_in_no_block_is_waited_for():

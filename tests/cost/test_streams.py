@@ -26,6 +26,18 @@ def test_a_blocking_collective_stops_compute():
     assert found.seconds == 3.5 and found.waits == (("all_reduce", 0.5),)
 
 
+def test_an_early_gather_starts_behind_what_blocks_in_its_block():
+    """Its axis is free from 1.5 on; along another it would have started with the block."""
+    pieces = [compute(1.0, "h.0"), comm(Role.BLOCKING, 0.5, "h.1", "grad"), compute(4.0, "h.1"), comm(Role.EARLY, 2.0, "h.1", "saved"), compute(1.0, "h.1")]
+    found = run_pass(pieces, 0.5)
+    assert found.seconds == pytest.approx(7.5) and dict(found.waits) == {"grad": pytest.approx(0.5), "saved": pytest.approx(1.0)}
+    gather = next(r for r in found.ran if r.piece.name == "saved")
+    assert (gather.start_s, gather.end_s) == (1.5, 3.5)
+    blocks = Piece("grad", Role.BLOCKING, 0.5, "h.1", ("dp",))
+    found = run_pass([pieces[0], pieces[2], blocks, *pieces[3:]], 0.0)
+    assert next(r for r in found.ran if r.piece.name == "saved").start_s == 1.0
+
+
 def test_a_prefetch_runs_beside_the_block_before():
     """Its reader's block is the second: it starts with the first, and costs a half of its time there."""
     found = run_pass([compute(4.0, "h.0"), comm(Role.PREFETCH, 2.0, "h.1", "gather"), compute(1.0, "h.1")], 0.5)
@@ -66,7 +78,7 @@ def test_time_is_conserved(seed):
     """What compute takes is its own seconds and what it waited; never less than each stream's work; never more than one after the other."""
     rng = random.Random(seed)
     share = rng.choice((0.0, 0.3, 0.5, 1.0))
-    roles = (Role.COMPUTE, Role.COMPUTE, Role.BLOCKING, Role.PREFETCH, Role.TRAILING)
+    roles = (Role.COMPUTE, Role.COMPUTE, Role.BLOCKING, Role.PREFETCH, Role.EARLY, Role.TRAILING)
     pieces = [Piece(f"p{i}", rng.choice(roles), rng.random(), f"h.{i // 4}" if rng.random() < 0.9 else "") for i in range(rng.randint(1, 30))]
     waits = rng.random() < 0.5
     found = run_pass(pieces, share, waits)

@@ -125,6 +125,7 @@ def program_seconds(case: Case, program: Program, assignment: Assignment, prices
     strategies = assigned_strategies(*recompute_all(case.graph, case.sites, case.signatures, case.cuts, assignment.again), assignment)
     sharding = {name: (whole, held) for name, whole, held in program.shardings}
     values, turns = value_table(case.graph), count_microbatches(case.graph)
+    phases = {out: node.phase for node in case.graph.nodes for out in node.outputs}
     originals = recompute_graph(case.graph, assignment.again).original_values
     total, compute, hidden = 0.0, dict.fromkeys(Phase, 0.0), dict.fromkeys(Phase, 0.0)
     nodes, origins = program.graph.nodes, program.origins
@@ -141,7 +142,8 @@ def program_seconds(case: Case, program: Program, assignment: Assignment, prices
             value, source = values[originals.get(name, name)], sharding[nodes[first].inputs[0]][1]
             value = replace(value, kind=Kind.ACTIVATION) if name in originals else value
             total += times * prices.reshard_seconds(value, source, target)
-            if may_hide(value, node.phase, outside_blocks(case.graph)):
+            made = Phase.BACKWARD if name in originals else phases.get(name)
+            if may_hide(value, node.phase, outside_blocks(case.graph), made):
                 hidden[node.phase] += times * prices.hidden_seconds(value, source, target)
         elif node.op == "state.write":
             old = node.inputs[0]

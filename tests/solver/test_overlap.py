@@ -26,7 +26,10 @@ from autopar.solver.ilp import solve_program
 from autopar.solver.judge import evaluate_seconds
 from autopar.solver.one_mesh import build_assignment, solve_mesh
 from autopar.solver.overlap import compute_seconds, hiding_groups
+from autopar.solver.tables import NONE
 
+from .random_steps import random_step
+from .random_steps import small_problem as small_problem_of_step
 from .tiny import Sketch, TinyPrices, make_mesh, prepare, random_graph, training_step
 
 _MOST = 3_000
@@ -144,7 +147,21 @@ def test_gradients_hide_in_the_backward_pass_and_states_where_they_are_read():
     graph, mesh = training_step(4, 2, 2), make_mesh(2)
     problem = build_problem(graph, *prepare(graph), identity_fold(graph), mesh, TinyPrices(graph, mesh, hides=0.5))
     hiding = {(problem.groups[n].value.name, phase) for n, phase in hiding_groups(problem).items()}
-    assert hiding == {("w@0", Phase.FORWARD), ("mm_3", Phase.BACKWARD)}
+    assert hiding == {("w@0", Phase.FORWARD), ("mm_3", Phase.BACKWARD), ("x", Phase.BACKWARD), ("mm_0", Phase.BACKWARD)}  # and what the forward pass had, where the backward pass reads it
+
+
+def test_what_is_made_again_is_gathered_at_once_and_what_is_kept_ahead():
+    seen = set()
+    for seed in range(8):
+        _, problem, _ = small_problem_of_step(lambda s: random_step(s, 7), seed, (2,), 4000, 1, "free", hides=0.5)
+        hiding = hiding_groups(problem)
+        for number, group in enumerate(problem.groups):
+            chooser = problem.choosers[group.source[0]]
+            if group.phase is Phase.BACKWARD and chooser.num_kept < len(chooser.seconds):
+                made = chooser.makes[group.source[1]]
+                form = "kept" if (made[chooser.num_kept :] == NONE).all() else "again" if (made[: chooser.num_kept] == NONE).all() else "made"
+                seen.add((form, number in hiding))
+    assert {("kept", True), ("again", False)} <= seen and not {("kept", False), ("again", True)} & seen
 
 
 def test_compute_of_the_phases_is_all_compute_and_what_is_made_again_counts_twice():
