@@ -78,7 +78,7 @@ def _compile(kernel: Kernel, text, function, arch: int, folder: Path) -> Compile
         if k not in into:
             signature[f"{name}_out"] = POINTERS[partial[k].kept if k in partial else values[name].dtype]
     loaded = sum(DTYPE_BYTES[v.dtype] for v in kernel.graph.values if v.name in kernel.graph.inputs and num_elements(v.shape) >= text.rows * text.cols)
-    sizes = fused.blocks(fused.Grid(text.shape, text.rows, text.cols, text.walks, widest=text.widest), max((p.width for p in text.partials), default=0), loaded)
+    sizes = fused.blocks(fused.Grid(text.shape, text.rows, text.cols, text.walks, widest=text.widest, pieces=text.pieces), max((p.width for p in text.partials), default=0), loaded)
     warps = sizes.pop("num_warps")
     if takes_lists(kernel):
         signature = {"parts": "*i64", "table": "*i64", **{f"{kernel.graph.outputs[p.output]}_out": POINTERS[p.kept] for p in text.partials}}

@@ -1,9 +1,10 @@
 """Registers that norms of many widths need: how many blocks of two norms have a kernel that spills, compiled ahead of time, without a GPU.
 
-    python benchmarks/norm_spills.py [--widths 768 4096 8192] [--arch 90] [--each]
+    python benchmarks/norm_spills.py [--widths 768 4096 8192] [--norms LlamaNorm] [--places after sandwich] [--precision bf16] [--arch 90] [--each]
 
-A block is two norms, layer norm or RMS norm, with linears, with and without biases and dropout, and residuals; norms stand before the linears, or two in a row after a residual; bfloat16 and float32.
-8 blocks for each row and precision of the table, each at every width and architecture. `--each` prints a line for each block that spills.
+A block is two norms, layer norm or RMS norm (torch's own, or written out as Llama and Gemma do), with linears, with and without biases and dropout, and residuals; norms stand before the linears, after the
+residuals, on both sides of the linears, or two in a row after a residual; bfloat16, float16 and float32. Torch's own norms before linears and two in a row with and without dropout, all others with.
+`--each` prints a line for each block that spills.
 """
 
 from __future__ import annotations
@@ -35,37 +36,69 @@ class Kind:
 
     Args:
         width: columns of a row.
-        norm: `LayerNorm` or `RMSNorm`.
-        twice: two norms in a row after a residual; else one before each pair of linears.
+        norm: one of `NORMS`.
+        place: of the norms: `before` each pair of linears, `after` its residual, `sandwich` (before and after it, within the residual), or `twice` in a row after a residual.
         biased: linears have biases.
         dropout: its share.
-        precision: `bf16` or `fp32`.
+        precision: `bf16`, `fp16` or `fp32`.
     """
 
     width: int
     norm: str
-    twice: bool
+    place: str
     biased: bool
     dropout: float
     precision: str
 
 
+class LlamaNorm(nn.Module):
+    """An RMS norm in float32, written out; the weight after it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class GemmaNorm(LlamaNorm):
+    """One of which the weight is a difference from 1, in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight.float())).to(x.dtype)
+
+
+NORMS = {"LayerNorm": nn.LayerNorm, "RMSNorm": nn.RMSNorm, "LlamaNorm": LlamaNorm, "GemmaNorm": GemmaNorm}
+PLACES = ("before", "after", "sandwich", "twice")
+
+
 class Block(nn.Module):
-    """Two norms, and linears through 64 columns."""
+    """Two norms, or four, and linears through 64 columns."""
 
     def __init__(self, kind: Kind) -> None:
         super().__init__()
-        self.kind, norm = kind, getattr(nn, kind.norm)
-        self.first, self.second = norm(kind.width), norm(kind.width)
+        self.kind = kind
+        self.norms = nn.ModuleList(NORMS[kind.norm](kind.width) for _ in range(4 if kind.place == "sandwich" else 2))
         self.downs = nn.ModuleList(nn.Linear(kind.width, 64, bias=kind.biased) for _ in range(2))
         self.ups = nn.ModuleList(nn.Linear(64, kind.width, bias=kind.biased) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kind.twice:
-            return self.second(self.first(x + F.dropout(self.ups[0](F.relu(self.downs[0](x))), self.kind.dropout)))
-        for norm, down, up in zip((self.first, self.second), self.downs, self.ups):
-            x = x + F.dropout(up(F.relu(down(norm(x)))), self.kind.dropout)
+        for k, (norm, down, up) in enumerate(zip(self.norms, self.downs, self.ups)):
+            if self.kind.place == "before":
+                x = x + self._dropped(up(F.relu(down(norm(x)))))
+            elif self.kind.place == "sandwich":
+                x = x + self._dropped(self.norms[k + 2](up(F.relu(down(norm(x))))))
+            elif self.kind.place == "after" or k == 0:
+                x = norm(x + self._dropped(up(F.relu(down(x)))))
+            else:
+                x = norm(x)
         return x
+
+    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, self.kind.dropout)
 
 
 class Net(nn.Module):
@@ -73,7 +106,7 @@ class Net(nn.Module):
 
     def __init__(self, kind: Kind) -> None:
         super().__init__()
-        self.into, self.norm, self.out = nn.Linear(16, kind.width), getattr(nn, kind.norm)(kind.width), nn.Linear(kind.width, 32)
+        self.into, self.norm, self.out = nn.Linear(16, kind.width), NORMS[kind.norm](kind.width), nn.Linear(kind.width, 32)
         self.blocks = nn.ModuleList(Block(kind) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -92,30 +125,34 @@ def list_spills(kind: Kind, archs: Sequence[int]) -> dict[int, dict[str, int]]:
     return {arch: {row.name: row.spilled_bytes for row in rows if row.arch == arch and row.spilled_bytes} for arch in archs}
 
 
-def list_kinds(widths: Sequence[int]) -> Iterator[Kind]:
-    """All blocks of these widths."""
-    for norm, twice, width, biased, dropout, precision in itertools.product(("LayerNorm", "RMSNorm"), (False, True), widths, (False, True), (0.0, 0.1), ("bf16", "fp32")):
-        yield Kind(width, norm, twice, biased, dropout, precision)
+def list_kinds(widths: Sequence[int], norms: Sequence[str], places: Sequence[str], precisions: Sequence[str]) -> Iterator[Kind]:
+    """All blocks of these."""
+    for norm, place, width, biased, dropout, precision in itertools.product(norms, places, widths, (False, True), (0.0, 0.1), precisions):
+        if dropout or norm in ("LayerNorm", "RMSNorm") and place in ("before", "twice"):
+            yield Kind(width, norm, place, biased, dropout, precision)
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
+    parser.add_argument("--norms", nargs="+", choices=NORMS, default=list(NORMS))
+    parser.add_argument("--places", nargs="+", choices=PLACES, default=PLACES)
+    parser.add_argument("--precision", choices=("bf16", "fp16", "fp32"), nargs="+", default=("bf16", "fp32"))
     parser.add_argument("--arch", type=int, action="append", default=None, help="80, 90; repeatable")
     parser.add_argument("--each", action="store_true", help="a line for each block that spills")
     asked = parser.parse_args(words)
     warnings.simplefilter("ignore", UserWarning)  # Triton 3.9 tells of a default of 3.10
     archs = asked.arch or [80, 90]
-    table: dict[tuple[str, str, bool, str], list[int]] = {}
-    for kind in list_kinds(asked.widths):
+    table: dict[tuple[str, str, str, str], list[int]] = {}
+    for kind in list_kinds(asked.widths, asked.norms, asked.places, asked.precision):
         for arch, spilled in list_spills(kind, archs).items():
             columns = "4,096 and less" if kind.width <= 4096 else "more than 4,096"
-            table.setdefault((columns, kind.norm, kind.twice, kind.precision), []).append(max(spilled.values(), default=0))
+            table.setdefault((columns, kind.norm, kind.place, kind.precision), []).append(max(spilled.values(), default=0))
             if asked.each and spilled:
                 print(f"{kind} sm_{arch}: {spilled}", flush=True)
     print(f"{'columns':16} {'norms':28} {'precision':10} {'blocks':>6} {'of them spill':>13} {'most bytes':>10}")
-    for (columns, norm, twice, precision), found in sorted(table.items()):
-        print(f"{columns:16} {norm + (', two in a row' if twice else ', before linears'):28} {precision:10} {len(found):6} {sum(map(bool, found)):13} {max(found):10}")
+    for (columns, norm, place, precision), found in sorted(table.items()):
+        print(f"{columns:16} {f'{norm}, {place}':28} {precision:10} {len(found):6} {sum(map(bool, found)):13} {max(found):10}")
     return 0
 
 

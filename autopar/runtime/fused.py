@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.blocks import COLUMN_ROWS, EIGHT, FLAT, LARGEST, block_cols, most_rows
+from ..graph.blocks import COLUMN_ROWS, EIGHT, FLAT, LARGEST, PIECE_WARPS, block_cols, most_rows
 from ..graph.layouts import span
 from ..graph.tensor import power_of_two
 from ..graph.view_strides import alike
@@ -70,7 +70,8 @@ class Out:
 @dataclass(frozen=True)
 class Grid:
     """What a kernel runs over: `flat` elements (rows), `rows` of `cols` elements, or `columns` of so many rows. `walks`: a program goes along its rows in blocks. `any_size`:
-    the kernel is told how many rows there are, which are the elements of the argument that it is like. `widest`: elements of the widest thing of a row, where that is more than `cols`."""
+    the kernel is told how many rows there are, which are the elements of the argument that it is like. `widest`: elements of the widest thing of a row, where that is more than `cols`. `pieces`: a program goes
+    through the rows that it holds in pieces of columns."""
 
     shape: str
     rows: int
@@ -78,6 +79,7 @@ class Grid:
     walks: bool = False
     any_size: bool = False
     widest: int = 0
+    pieces: bool = False
 
     @property
     def width(self) -> int:
@@ -242,7 +244,7 @@ def blocks(grid: Grid, widest: int = 0, loaded: int = 0) -> dict[str, int]:
     else:
         cols, wide = (block_cols("rows", width, grid.walks) for width in (grid.cols, grid.width))
         rows = max(1, min(_ELEMENTS // wide, power_of_two(grid.rows)))
-        sizes = {"ROWS": rows, "COLS": cols, "num_warps": min(16, max(2, rows * wide // 512))}
+        sizes = {"ROWS": rows, "COLS": cols, "num_warps": PIECE_WARPS if grid.pieces else min(16, max(2, rows * wide // 512))}
     if grid.shape == "rows" and widest > 1 and grid.cols % EIGHT:  # every element has an address and a mask of its own, which take the registers of half of the elements
         sizes["ROWS"] = max(1, sizes["ROWS"] // 2)
     if widest:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 def kernels_with(dropout, precision):
     """Of blocks of norms, linears, dropout and residuals."""
     with torch.device("meta"):
-        net, x, y = Net(Kind(1024, "LayerNorm", False, True, dropout, precision)), torch.empty(512, 16), torch.empty(512, dtype=torch.long)
+        net, x, y = Net(Kind(1024, "LayerNorm", "before", True, dropout, precision)), torch.empty(512, 16), torch.empty(512, dtype=torch.long)
     return kernels_of(Workload(net, (x,), (y,), F.cross_entropy, ADAMW), precision)
 
 

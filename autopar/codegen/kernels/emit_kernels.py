@@ -236,6 +236,7 @@ def _launch(part: Part, triton: TritonText) -> list[str]:
             outs.append(f"fused.Out({shape}, torch.{value.dtype}{parts}{lies})")
     sizes = "0, any_size=True" if kernel.any_shape else str(triton.rows)
     sizes += "" if triton.shape == "flat" else f", {triton.cols}{', walks=True' if triton.walks else ''}{f', widest={triton.widest}' if triton.widest > triton.cols else ''}"
+    sizes += ", pieces=True" if triton.pieces else ""
     laid = {k: list(layouts[name]) for k, name in enumerate(graph.inputs) if name in layouts}
     wide = next((k for k, name in enumerate(graph.inputs) if values[name].shape), 0)
     options = (f", laid={laid}" if laid else "") + (f", written={[i for _, i in kernel.into]}" if kernel.into else "") + (f", like={wide}" if kernel.any_shape and wide else "")

@@ -69,3 +69,8 @@ def masked(limits: Sequence[str], text: str, partial: Partial) -> str:
         text = f"{text}.to(tl.int32)"
     other = "0" if partial.kind == "sum" else identity_of(partial.kind, partial.dtype)
     return f"tl.where({' & '.join(limits)}, {text}, {other})" if limits else text
+
+
+def where_text(limits: Sequence[str], text: str) -> str:
+    """A text where these hold, else 0."""
+    return f"tl.where({' & '.join(limits)}, {text}, 0)" if limits else text

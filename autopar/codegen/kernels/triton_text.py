@@ -31,7 +31,7 @@ from .draws import draw_text
 from .index import Index, broadcast, coordinates, flatten, in_memory, place_in_row, variable, view_source
 from .lines import Scope, drop_unread, is_wide, place_early
 from .literals import FLOATS, HALVES, LOWEST, SMALL, TYPES, as_kept, common_dtype, converted, identity_of, number_text, type_text
-from .partials import Partial, Running, masked
+from .partials import Partial, Running, masked, where_text
 from .placed import placed_text
 from .pointwise import COMPARISONS, RELATIONS, ROUNDS_NUMBERS, pointwise_text, tells_apart
 from .reductions import Reduced, UnsupportedError, keeps_numbers, list_reductions, list_statistics, row_text
@@ -52,6 +52,7 @@ class TritonText:
         widest: elements of the widest thing that a row has, `cols` or more.
         walks: rows are wider than a program holds.
         partials: outputs that come in parts, in the order of the outputs.
+        pieces: a program goes through its rows in pieces of columns.
     """
 
     lines: tuple[str, ...]
@@ -61,6 +62,7 @@ class TritonText:
     widest: int
     walks: bool
     partials: tuple[Partial, ...]
+    pieces: bool = False
 
 
 def print_triton(kernel: Kernel) -> TritonText:
@@ -377,7 +379,7 @@ class Printer:
         if self.walks or width == 1 or any(self.known(key) for *_, key in both):
             return self.reduce("sum", first[0], width, *first[1:]), self.reduce("sum", second[0], width, *second[1:])
         col = self.col(width)
-        texts = [_where(self._limits_of(col.text()), element(col)) for _, element, _ in both]
+        texts = [where_text(self._limits_of(col.text()), element(col)) for _, element, _ in both]
         names = self.fresh(first[0]), self.fresh(second[0])
         self.outer.lines.append(f"{', '.join(names)} = row_sums({', '.join(texts)})")
         self.outer.names.update(zip((first[2], second[2]), names))
@@ -467,7 +469,9 @@ class Printer:
             raise UnsupportedError("rows of several widths, one of them wider than a program holds")
         body = [*self.outer.lines, *stores, *walk]
         body = drop_unread(body, [running.text for running in accumulated]) if self.wide else body
-        return TritonText(tuple(self._function(body, accumulated, finals)), self.shape, self.rows, self.cols, self.widest, self.walks, tuple(a.partial for a in accumulated))
+        pieces = self.wide.find_pieces([*body, *(running.text for running in accumulated)], accumulated) if self.wide else 0
+        lines = self._function(body, accumulated, finals, pieces)
+        return TritonText(tuple(lines), self.shape, self.rows, self.cols, self.widest, self.walks, tuple(a.partial for a in accumulated), pieces > 0)
 
     def _in_order(self, name: str) -> Index:
         """The element that a flat kernel makes: in the order in which its first result lies in memory."""
@@ -520,7 +524,7 @@ class Printer:
         place = f"{name}_out + {self.program} * {width} + {self.col(width).text()}"
         return f"tl.store({place}, tl.sum({running.name}, axis=0)[None, :]{_mask(self._limits_of(self.col(width).text()) if width > 1 else [])})"
 
-    def _function(self, body: list[str], accumulated: list[Running], finals: list[str]) -> list[str]:
+    def _function(self, body: list[str], accumulated: list[Running], finals: list[str], pieces: int) -> list[str]:
         graph, into = self.graph, dict(self.kernel.into)
         outs = [f"{name}_out" for k, name in enumerate(graph.outputs) if k not in into]
         flat = self.shape == "flat"
@@ -550,11 +554,12 @@ class Printer:
             lines += self.fixed.lines
             stages = "" if self.walks else ", num_stages=STAGES"  # the loop that loads is the inner one then
             lines.append(f"for block in tl.range({first}, {self.rows}, PROGRAMS * ROWS{stages}):")
-            block = "fused.opaque(block)" if self.wide and len(accumulated) > 1 else "block"
+            block = self.wide.block_text(accumulated, pieces) if self.wide else "block"
             added = [running.add() for running in accumulated]
             inner = [f"row = {block} + {rows}", *body]
             inner = [*inner, *added] if self.walks else place_early(inner, added)
             lines += [*(f"    {line}" for line in inner), *finals]
+            lines = self.wide.in_pieces(lines, pieces) if self.wide and pieces else lines
         return ["@fused.jit", head, *(f"    {line}" for line in lines)]
 
     def _of_many(self, body: list[str], outs: list[str], accumulated: list[Running], finals: list[str]) -> list[str]:
@@ -588,11 +593,6 @@ class Printer:
 
 def _mask(limits: list[str]) -> str:
     return f", mask={' & '.join(limits)}" if limits else ""
-
-
-def _where(limits: list[str], text: str) -> str:
-    """A text where these hold, else 0."""
-    return f"tl.where({' & '.join(limits)}, {text}, 0)" if limits else text
 
 
 def _of_any_size(graph: Graph) -> Graph:
