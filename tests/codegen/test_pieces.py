@@ -14,7 +14,7 @@ from autopar.codegen.kernels.pieces import in_pieces
 from benchmarks.norm_spills import Kind, Net
 
 from .interpreter import read_numbers
-from .kernel_cases import ADAMW, kernels_of
+from .kernel_cases import ADAMW, CASES, kernels_of
 
 pytestmark = pytest.mark.torch
 
@@ -90,3 +90,9 @@ def test_numbers_equal_float64():
     assert len(rows) == 4
     for row in rows:
         assert row["difference"] < {"fp32": 2e-5, "bf16": 2e-2}[row["precision"]], row
+
+
+def test_a_sum_of_all_columns_is_no_sum_of_pieces():
+    """A scale for the whole tensor: its gradient is one number, which each piece would write."""
+    texts = [part.text for kernel in kernels_of(CASES["norms of wide rows"]()) if "norm_backward" in kernel.name for part in print_parts(kernel)]
+    assert texts and not any(text.pieces for text in texts if any("tl.sum(sum_2_sum))" in line for line in text.lines))

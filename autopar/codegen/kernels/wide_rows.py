@@ -79,7 +79,7 @@ class WideRows:
     def block_text(self, accumulated: Sequence[Running], pieces: int) -> str:
         """The number of a round's first row. Beside two sums or more it comes from a place that the compiler does not see through; in 64 bits where there are pieces, else the distance of a piece is no part of
         an address."""
-        return "fused.opaque(block).to(tl.int64)" if pieces else "fused.opaque(block)" if len(accumulated) > 1 else "block"
+        return ("fused.opaque(block)" if len(accumulated) > 1 else "block") + (".to(tl.int64)" if pieces else "")
 
     def find_pieces(self, body: Sequence[str], accumulated: Sequence[Running]) -> int:
         """Columns of a piece, where a program goes through its rows in pieces (`pieces`); 0 where it holds them whole.
@@ -89,6 +89,8 @@ class WideRows:
         """
         cols, exchanges = self._printer.cols, [line for line in body if is_exchange(line)]
         sums = sum(running.width == cols for running in accumulated)
+        if any(running.width != running.partial.width for running in accumulated):  # a number of all columns
+            return 0
         if not sums or self._printer.widths != {cols} or not exchanges or not all("tl.sum(" in line or "row_sums(" in line for line in exchanges):
             return 0
         bytes_each = self._least_bytes()
