@@ -79,7 +79,8 @@ class WideRows:
     def block_text(self, accumulated: Sequence[Running], pieces: int) -> str:
         """The number of a round's first row. Beside two sums or more it comes from a place that the compiler does not see through; in 64 bits where there are pieces, else the distance of a piece is no part of
         an address."""
-        return ("fused.opaque(block)" if len(accumulated) > 1 else "block") + (".to(tl.int64)" if pieces else "")
+        block = "fused.opaque(block)" if len(accumulated) > 1 else "block"
+        return f"tl.cast({block}, tl.int64)" if pieces else block
 
     def find_pieces(self, body: Sequence[str], accumulated: Sequence[Running]) -> int:
         """Columns of a piece, where a program goes through its rows in pieces (`pieces`); 0 where it holds them whole.
