@@ -280,7 +280,7 @@ def _assemble(program: Program, stands: Mapping[int, Node], gone: set[int], view
             writer = writers.get(base.get(name, name), i)
             if writer != i and i not in waits[writer] and not _comes_after(waits, i, writer):
                 waits[writer].add(i)
-    order = _sort(waits, _places(nodes))
+    order = _wait_last(_sort(waits, _places(nodes)), nodes)
     made = {*graph.inputs, *makers}
     shardings = tuple(row for row in program.shardings if row[0] in made)
     wanted = {row[1] for row in shardings}
@@ -318,6 +318,20 @@ def _places(nodes: Mapping[int, Node]) -> dict[int, tuple[int, int]]:
         for name in nodes[i].inputs:
             readers.setdefault(name, i)
     return {i: (readers.get(node.outputs[0], i), 0) if node.op == WAIT else (i, 1) for i, node in nodes.items()}
+
+
+def _wait_last(order: Sequence[int], nodes: Mapping[int, Node]) -> list[int]:
+    """The same order, but what waits for a collective comes right before its first reader: a kernel that stands further down may have been needed before that."""
+    first: dict[str, int] = {}
+    for i in order:
+        for name in nodes[i].inputs:
+            first.setdefault(name, i)
+    held: dict[int, list[int]] = {}  # reader -> the waits before it
+    for i in order:
+        if nodes[i].op == WAIT and nodes[i].outputs[0] in first:
+            held.setdefault(first[nodes[i].outputs[0]], []).append(i)
+    late = {i for waits in held.values() for i in waits}
+    return [k for i in order if i not in late for k in (*held.get(i, ()), i)]
 
 
 def _sort(waits: Mapping[int, set[int]], places: Mapping[int, tuple[int, int]]) -> list[int]:

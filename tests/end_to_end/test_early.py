@@ -13,7 +13,9 @@ from autopar.api import plan_workload  # noqa: E402
 from autopar.codegen.emit import phase_sections  # noqa: E402
 from autopar.constraints import parse_fix  # noqa: E402
 from autopar.demo.model import build  # noqa: E402
+from autopar.graph.fuse import fuse_program  # noqa: E402
 from autopar.graph.graph import producer_table  # noqa: E402
+from autopar.graph.kernel import is_kernel  # noqa: E402
 from autopar.graph.node import Phase, get_arg  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, overlap_within  # noqa: E402
@@ -52,6 +54,20 @@ def test_a_weight_s_gradient_finds_its_input_gathered_and_what_is_sent_back_is_r
             reductions += 1
             assert "autopar.linear_weight_grad" in beside and get_arg(start, "alone") is None
     assert gathers >= 2 * 3 and reductions >= 2 * 3  # of each block two linears
+
+
+def test_among_kernels_too_a_message_is_waited_for_by_its_first_reader():
+    """A kernel that stands where the last of its ops stood may be needed before that: it comes first, then the wait."""
+    _, program, _ = planned()
+    fused = fuse_program(*overlap_within(program, phase_sections(program.graph))).program
+    nodes, late = fused.graph.nodes, 0
+    for i, node in enumerate(nodes):
+        if node.op == WAIT:
+            reader = next((k for k in range(i + 1, len(nodes)) if node.outputs[0] in nodes[k].inputs), i + 1)
+            assert all(n.op == WAIT for n in nodes[i + 1 : reader]), node.name
+            begun = next(k for k in range(i) if node.inputs[0] in nodes[k].outputs)
+            late += any(is_kernel(n.op) for n in nodes[begun:i]) and any(n.op == "autopar.linear_input_grad" for n in nodes[begun:i]) and "linear_weight_grad" in nodes[reader].op
+    assert late >= 2  # an input that a kernel and a matmul run beside
 
 
 def test_the_plan_prices_what_hides_and_nothing_that_blocks():
