@@ -28,7 +28,7 @@ from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
 from .loops import Item, Loop, find_lagging, order_items, split_update
-from .update import print_update
+from .update import find_layers, print_update
 from .writer import Writer
 
 
@@ -107,8 +107,8 @@ def _entry(value: Value) -> str:
 def _list_messages(frame: Frame) -> dict[Section, tuple[Node, ...]]:
     graph = frame.graph
     order = {section: [i for item in items for i in _item_nodes(item)] for section, items in frame.items.items()}
-    groups, rest = split_update(graph, frame.grad_keys, frozenset(frame.tail))
-    order[Section(Phase.UPDATE)] = [*frame.tail, *rest, *(i for group in groups for part in group for i in part.nodes)]
+    _, rest = split_update(graph, frame.grad_keys, frozenset(frame.tail))
+    order[Section(Phase.UPDATE)] = [*frame.tail, *(i for layer in find_layers(frame, rest) for i in layer.rest)]  # parameters' own parts send nothing
     found = {section: tuple(graph.nodes[i] for i in nodes if graph.nodes[i].op in (SEND, RECEIVE)) for section, nodes in order.items()}
     return {section: nodes for section, nodes in found.items() if nodes}
 

@@ -17,7 +17,6 @@ from ..graph.node import Node, Ref, packet_of
 from ..graph.program import WAIT
 from ..graph.small_reductions import SMALL_BYTES
 from ..graph.tensor import Kind, size_bytes
-from ..graph.turns import RECEIVE, SEND
 from ..graph.update_lots import lot_bytes, waits_for_others
 from ..graph.update_parts import Layer, Part, update_layers
 from .folded import fold_in_order, fold_names
@@ -35,7 +34,7 @@ def print_update(frame: Frame) -> list[str]:
     groups, rest = split_update(frame.graph, frame.grad_keys, frozenset(frame.tail))
     if not groups and not rest and not frame.tail:
         return []
-    layers = _find_layers(frame, rest)
+    layers = find_layers(frame, rest)
     _name_between(frame, layers)
     shared = _shared(frame.graph, [i for layer in layers for i in layer.rest], [*(layer.parts for layer in layers), *groups])
     steps = [(one_text_parts(frame.graph, layer.parts, frame.grad_keys, shared), layer.rest) for layer in layers]
@@ -59,10 +58,8 @@ def print_update(frame: Frame) -> list[str]:
     return [*functions, "\n".join([f"def update({frame.update_boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])]
 
 
-def _find_layers(frame: Frame, rest: list[int]) -> list[Layer]:
-    """The layers of what is not one parameter's alone; one, without parts, where other stages wait for messages in a certain order."""
-    if any(frame.graph.nodes[i].op in (SEND, RECEIVE) for i in rest):
-        return [Layer((), tuple(rest))]
+def find_layers(frame: Frame, rest: Sequence[int]) -> list[Layer]:
+    """The layers of what is not one parameter's alone."""
     params = {v.storage for v in frame.graph.values if v.kind is Kind.PARAM}
     owners = {name: key.partition("~")[0] for name, key in frame.grad_keys.items() if key.partition("~")[0] in params}
     return update_layers(frame.graph, rest, owners)

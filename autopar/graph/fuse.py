@@ -29,6 +29,7 @@ from .sections import Section
 from .segments import find_segments, segment_name
 from .tensor import Value, num_elements
 from .totals import list_in_parts
+from .turns import list_sent_before
 from .view_strides import expanded, is_copied, packed
 
 _RESHAPES = ("aten.view", "aten._unsafe_view", "aten.reshape")
@@ -268,7 +269,8 @@ def _assemble(program: Program, stands: Mapping[int, Node], gone: set[int], view
         if not any(read[out] for out in nodes[i].outputs):
             read.subtract(nodes.pop(i).inputs)
     makers = {out: i for i, node in nodes.items() for out in node.outputs if out}
-    waits = {i: {makers[n] for n in node.inputs if n in makers} for i, node in nodes.items()}
+    sent = list_sent_before(graph)
+    waits = {i: {*(makers[n] for n in node.inputs if n in makers), *sent.get(i, ())} for i, node in nodes.items()}
     writers = {state: i for i, node in nodes.items() for state in rewritten_states(node)}
     for i, node in nodes.items():  # a state is rewritten after all that read it
         for name in node.inputs:
@@ -280,7 +282,7 @@ def _assemble(program: Program, stands: Mapping[int, Node], gone: set[int], view
             writer = writers.get(base.get(name, name), i)
             if writer != i and i not in waits[writer] and not _comes_after(waits, i, writer):
                 waits[writer].add(i)
-    order = _wait_last(_sort(waits, _places(nodes)), nodes)
+    order = _wait_last(_sort(waits), nodes)
     made = {*graph.inputs, *makers}
     shardings = tuple(row for row in program.shardings if row[0] in made)
     wanted = {row[1] for row in shardings}
@@ -311,15 +313,6 @@ def rewritten_states(node: Node) -> tuple[str, ...]:
     return (node.inputs[0],) if node.op == "state.write" else tuple(state for state, _ in written_states(node))
 
 
-def _places(nodes: Mapping[int, Node]) -> dict[int, tuple[int, int]]:
-    """Where each node would stand: where it stood; what waits for a collective, right before its first reader, which may stand later now."""
-    readers: dict[str, int] = {}
-    for i in sorted(nodes):
-        for name in nodes[i].inputs:
-            readers.setdefault(name, i)
-    return {i: (readers.get(node.outputs[0], i), 0) if node.op == WAIT else (i, 1) for i, node in nodes.items()}
-
-
 def _wait_last(order: Sequence[int], nodes: Mapping[int, Node]) -> list[int]:
     """The same order, but what waits for a collective comes right before its first reader: a kernel that stands further down may have been needed before that."""
     first: dict[str, int] = {}
@@ -334,21 +327,21 @@ def _wait_last(order: Sequence[int], nodes: Mapping[int, Node]) -> list[int]:
     return [k for i in order if i not in late for k in (*held.get(i, ()), i)]
 
 
-def _sort(waits: Mapping[int, set[int]], places: Mapping[int, tuple[int, int]]) -> list[int]:
-    """All nodes, each after those that it waits for, else by their places."""
+def _sort(waits: Mapping[int, set[int]]) -> list[int]:
+    """All nodes, each after those that it waits for, else as they stood."""
     left = {i: len(before) for i, before in waits.items()}
     after: dict[int, list[int]] = {}
     for i, before in waits.items():
         for k in before:
             after.setdefault(k, []).append(i)
-    heap = [(places[i], i) for i, count in left.items() if not count]
+    heap = [i for i, count in left.items() if not count]
     heapq.heapify(heap)
     order = []
     while heap:
-        _, i = heapq.heappop(heap)
+        i = heapq.heappop(heap)
         order.append(i)
         for k in after.get(i, ()):
             left[k] -= 1
             if not left[k]:
-                heapq.heappush(heap, (places[k], k))
+                heapq.heappush(heap, k)
     return order

@@ -10,7 +10,7 @@ The law:
 * outside of the update it has no more than so many nodes (`MOST_NODES`), and so many values that it reads of others or leaves to them (`MOST_VALUES`): steps of a scan that a model
   writes one after the other are several kernels;
 * of rows that a program just holds (wider than `blocks.ROOMY`, not walked along) it has the gradient of one layer norm: what a second one needs has no room in registers beside it;
-* it can run at once: nothing outside lies on a way from one of its nodes to another; and it holds no more for it, while others work, than its nodes one by one (`held_longer`);
+* it can run at once: nothing outside lies on a way from one of its nodes to another (in the update of a stage, neither through another stage: what it receives may be made of what it sent before); and it holds no more for it, while others work, than its nodes one by one (`held_longer`);
 * what only widens a value is of the kernel that reads it: the narrow one is what another leaves;
 * a sum that a matmul adds up (`graph.in_place`) is in none, and moves what the matmul then reads;
 * what the update makes of a number of each parameter by putting them beside each other and adding them up (a norm of all gradients; or their largest, or whether any is not 0) is a group,
@@ -39,7 +39,7 @@ from .node import Node, Phase, packet_of
 from .repeats import block_of
 from .tensor import DTYPE_BYTES, num_elements
 from .totals import is_total
-from .turns import GROWN, RECEIVE, SEND, TAKE
+from .turns import GROWN, RECEIVE, SEND, TAKE, list_sent_before
 
 if TYPE_CHECKING:
     from .rule import Shape, Signature, Site
@@ -125,7 +125,8 @@ def find_groups(
     """
     makers: dict[str, int] = {}  # value -> the node that makes its bytes, through views
     runs: list[list[int]] = []
-    late: dict[int, frozenset[int]] = {}  # nodes of the update -> those of it that they read
+    sent = list_sent_before(graph)
+    late: dict[int, frozenset[int]] = {}  # nodes of the update -> those of it that they read, or that were sent before
     key: object = None
     for i, node in enumerate(graph.nodes):
         if is_view(node.op) and node.inputs:
@@ -135,7 +136,7 @@ def find_groups(
         makers.update((out, i) for out in node.outputs if out)
         here = (node.phase, block_of(node.path, graph.sequences), None if parts is None else parts[i])
         if node.phase is Phase.UPDATE and node.op != "state.write":
-            late[i] = frozenset(makers[name] for name in node.inputs if makers.get(name, i) != i) & late.keys()
+            late[i] = (frozenset(makers[name] for name in node.inputs if makers.get(name, i) != i) & late.keys()) | sent.get(i, frozenset())
             key = None
             continue
         if here != key:
@@ -147,7 +148,7 @@ def find_groups(
     found: list[tuple[int, ...]] = []
     for nodes, weighed in (*((nodes, held) for nodes in runs), *((nodes, None) for nodes in updates)):
         if wanted is None or any(i in wanted for i in nodes):
-            found += _Run(graph, sites, signatures, makers, nodes, weighed, values, apart).groups()
+            found += _Run(graph, sites, signatures, makers, nodes, weighed, values, apart, sent).groups()
     return tuple(found)
 
 
@@ -178,13 +179,13 @@ class _Run:
 
     def __init__(
         self, graph: Graph, sites: Sequence[Site], signatures: Sequence[Signature | None], makers: dict[str, int], nodes: list[int], held: HeldLonger | None, values: _Values,
-        apart: Collection[int],
+        apart: Collection[int], sent: Mapping[int, frozenset[int]],
     ) -> None:
         self.graph, self.nodes, self.held, self.values = graph, nodes, held, values
         self.members = {i: [i] for i in nodes}
         self.ops = {i: graph.nodes[i].op for i in nodes}
         self.leader = {i: i for i in nodes}
-        self.reads: dict[int, set[int]] = {i: {makers[n] for n in graph.nodes[i].inputs if n in makers} & self.leader.keys() for i in nodes}
+        self.reads: dict[int, set[int]] = {i: {*(makers[n] for n in graph.nodes[i].inputs if n in makers), *sent.get(i, ())} & self.leader.keys() for i in nodes}
         self.alone = {i for i in nodes if graph.nodes[i].phase is Phase.UPDATE and signatures[i] and work_rows(sites[i], signatures[i]) is not None}  # type: ignore[arg-type]
         self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := work_rows(sites[i], signature)) is not None and i not in apart}
         self.taken = {i: _whole_inputs(graph.nodes[i].inputs, sites[i]) for i in self.alone}

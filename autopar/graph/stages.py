@@ -30,6 +30,7 @@ from ..errors import PlanError
 from .graph import Graph, producer_table, use_table, value_table
 from .node import Const, Node, Phase, Ref
 from .parted_sums import parted_sum, sum_parts
+from .parted_totals import part_totals
 from .repeats import block_of
 from .tensor import STATE_KINDS, Kind, Value
 from .turns import GROWN, LOOP, RECEIVE, SEND, count_microbatches
@@ -219,17 +220,19 @@ def cut_stages(graph: Graph, starts: Sequence[str], ranks: Sequence[int] | None 
 
 
 def sum_at_home(graph: Graph, starts: Sequence[str], ranks: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
-    """The graph in which no parts of a sum over turns cross between stages in each turn, and its stages.
+    """The graph in which stages add up at home what they can, and its stages.
 
     `accumulate(x + y)`, of a parameter that several stages read, becomes `accumulate(x) + accumulate(y)` where x and y are made on different stages:
-    what crosses then is the sum, once.
+    what crosses then is the sum, once. Of a number that is made of all parameters each stage makes what its own need (`parted_totals`).
     """
     while True:
         table = stage_table(graph, starts)
         found = parted_sum(graph, [ranks[s] if s >= 0 else s for s in table], starts)
         if found is None:
-            return graph, table
+            break
         graph = sum_parts(graph, *found)
+    apart = part_totals(graph, [ranks[s] if s >= 0 else s for s in table])
+    return apart, table if apart is graph else stage_table(apart, starts)
 
 
 class Cutter:

@@ -37,6 +37,18 @@ def times_of(phase: Phase, count: float) -> float:
     return count if phase in LOOP else 1
 
 
+def list_sent_before(graph: Graph) -> dict[int, frozenset[int]]:
+    """Receive of the update -> the sends of it that stand before: what another stage sends may be made of what was sent to it (a norm of all gradients, whether all are finite)."""
+    sent: list[int] = []
+    found = {}
+    for i, node in enumerate(graph.nodes):
+        if node.phase is Phase.UPDATE and node.op == SEND:
+            sent.append(i)
+        elif node.phase is Phase.UPDATE and node.op == RECEIVE and sent:
+            found[i] = frozenset(sent)
+    return found
+
+
 def loop_span(graph: Graph) -> tuple[int, int] | None:
     """(first, last) index of the nodes that run once per turn; None where there are no turns."""
     if count_microbatches(graph) == 1:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from .graph import Graph, entering_values, producer_table, use_table, value_table
 from .program import STARTS, WAIT, Program
 from .tensor import Kind, num_elements
-from .turns import RECEIVE, SEND
 from .update_lots import alike_parts, in_order, list_lots, parcel_bytes, waits_for_others
 from .update_parts import Part, is_shared, split_part, update_layers, update_parts
 
@@ -21,10 +20,8 @@ def list_update(program: Program) -> list[list[Part]]:
     """The update in the order in which it runs: groups of equal parts; what is nobody's own is a part without a parameter."""
     graph = program.graph
     parts, rest = update_parts(graph)
-    in_order = any(graph.nodes[i].op in (SEND, RECEIVE) for i in rest)
-    layers = [] if in_order else update_layers(graph, rest, _owners(graph, rest))
-    found = [[Part("", (i,))] for i in rest] if in_order else []
-    for layer in layers:
+    found: list[list[Part]] = []
+    for layer in update_layers(graph, rest, _owners(graph, rest)):
         found += [*alike_parts(graph, layer.parts), *([Part("", (i,))] for i in layer.rest)]
     return [*found, *alike_parts(graph, parts)]
 

@@ -2,7 +2,7 @@
 
 In: a program's local graph. Out: a `Part` for each parameter whose update needs nothing that another's does, and the rest of the update's nodes; of the rest, where something
 is made of all parameters (a norm of all gradients) that their updates then read, layers: parts that come before it, what it is, parts that come after it. It changes nothing.
-What sends to another stage or receives is never a part: parts run after the rest, and messages must keep the order that all stages share.
+What sends to another stage or receives is never a part: parts run after the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .liveness import storage_bases
 from .node import Phase
 from .program import STARTS
 from .tensor import Kind, num_elements
-from .turns import RECEIVE, SEND
+from .turns import RECEIVE, SEND, list_sent_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) 
     """The rest of the update in layers, which run one after the other.
 
     A node is a parameter's own if all that it reads is, or was made of several and so is nobody's; so is a number that the optimizer itself carries (`is_shared`); a state is rewritten after all that read it, itself or through views.
+    What a stage receives comes after all that it sent before, so messages arrive in the order of layers, too: where a stage waits, what others wait for to send it was sent.
 
     Args:
         rest: as of `update_parts`.
@@ -91,11 +92,12 @@ def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) 
     level: dict[int, int] = {}
     after: dict[int, list[int]] = {}  # node -> those that wait for it
     readers: dict[str, list[int]] = {}
-    base = storage_bases(graph)
+    base, sent = storage_bases(graph), list_sent_before(graph)
     for i in rest:
         node = graph.nodes[i]
         states = rewritten_states(node)
         before = [maker[name] for name in node.inputs if maker.get(name) in level] + [k for state in states for k in readers.get(base[state], ())]
+        before += [k for k in sent.get(i, ()) if k in level]
         level[i] = max((level[k] + (whose[k] is None and whose[i] is not None) for k in before), default=0)
         for k in before:
             after.setdefault(k, []).append(i)
@@ -117,7 +119,7 @@ def update_layers(graph: Graph, rest: Sequence[int], owners: Mapping[str, str]) 
 
 
 def _find_owners(graph: Graph, rest: Sequence[int], owner: Mapping[str, str], maker: Mapping[str, int]) -> dict[int, str | None]:
-    """The parameter whose own each node is; a constant is of those that read it."""
+    """The parameter whose own each node is; a constant is of those that read it, a message nobody's."""
     whose: dict[int, str | None] = {}
     readers: dict[int, list[int]] = {}
     constant: set[int] = set()
@@ -125,8 +127,8 @@ def _find_owners(graph: Graph, rest: Sequence[int], owner: Mapping[str, str], ma
         before = [maker[name] for name in graph.nodes[i].inputs if maker.get(name) in whose]
         mine = {whose[k] for k in before} | {owner.get(name) for name in graph.nodes[i].inputs if maker.get(name) not in whose}
         mine.discard(None)
-        whose[i] = mine.pop() if len(mine) == 1 else None
-        if len(before) == len(graph.nodes[i].inputs) and constant.issuperset(before):
+        whose[i] = mine.pop() if len(mine) == 1 and graph.nodes[i].op != SEND else None
+        if len(before) == len(graph.nodes[i].inputs) and constant.issuperset(before) and graph.nodes[i].op not in (SEND, RECEIVE):
             constant.add(i)
         for k in before:
             readers.setdefault(k, []).append(i)
