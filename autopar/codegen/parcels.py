@@ -22,11 +22,11 @@ from .loops import grad_text
 
 
 def name_crossing(frame: Frame, part: Part) -> Parcels:
-    """The nodes of one part; what crosses between its functions gets a key in `grads`."""
+    """The nodes of one part; what crosses between its functions gets a key in `grads`, if it has none that others know, too."""
     graph, found = frame.graph, split_part(frame.graph, part)
     crossing = [out for i in found.starts for out in graph.nodes[i].outputs]
     crossing += [name for i in found.gathers for name in (*graph.nodes[i].inputs, *graph.nodes[i].outputs)]
-    for number, name in enumerate(dict.fromkeys(crossing)):
+    for number, name in enumerate(name for name in dict.fromkeys(crossing) if name not in frame.grad_keys):
         frame.grad_keys[name] = f"{part.param}~under way" + (f" {number + 1}" if number else "")
     return found
 

@@ -173,13 +173,17 @@ def _print_tail(frame: Frame, writer: Writer) -> None:
 
 
 def _shared(graph: Graph, rest: list[int], groups: list[tuple[Part, ...]]) -> frozenset[str]:
-    """What several of the parts of the update take from others."""
+    """What several of the parts of the update take: from others, or one from itself (a new state, which it brings together, while another stage waits for the piece)."""
     counts: dict[str, int] = {}
+    kept: list[set[str]] = []
     for nodes in (rest, *(part.nodes for group in groups for part in group)):
         made = {out for i in nodes for out in graph.nodes[i].outputs}
-        for name in {name for i in nodes for name in graph.nodes[i].inputs} - made:
+        read = {name for i in nodes for name in graph.nodes[i].inputs}
+        kept.append(read & made)
+        for name in read - made:
             counts[name] = counts.get(name, 0) + 1
-    return frozenset(name for name, count in counts.items() if count > 1)
+    taken = {name for names in kept[1:] for name in names if name in counts}
+    return frozenset(taken.union(name for name, count in counts.items() if count > 1))
 
 
 def _quoted(key: str) -> str:
