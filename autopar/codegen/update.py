@@ -6,6 +6,7 @@ layer; then what each parameter does for itself.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -122,17 +123,21 @@ def _print_rest(frame: Frame, writer: Writer, i: int, place: int, last: Mapping[
 
 
 def _list_text(frame: Frame, writer: Writer, node: Node, shared: frozenset[str]) -> str:
-    """The text of the list of what each parameter has left, over their names, of a node whose first argument that is; "" of another node."""
+    """The text of the list of what each parameter has left, over their names, and then of what is at hand (what other stages sent), of a node whose first argument that is; "" of another node."""
     listed = _listed(node)
+    at_hand = [*itertools.takewhile(lambda name: name in writer.names, reversed(listed))][::-1]
+    rest = node.inputs[len(listed) :]
+    listed = listed[: len(listed) - len(at_hand)]
     keys = [frame.grad_keys.get(name, "") for name in listed]
     ends = {key.partition("~")[2] for key in keys}
-    fresh = len({*listed}) == len(listed) and not any(name in writer.names for name in listed) and not {*listed}.intersection(node.inputs[len(listed) :])
+    fresh = len({*listed}) == len(listed) and not any(name in writer.names for name in listed) and not {*listed}.intersection((*at_hand, *rest))
     stay = {name in shared for name in listed}
     if len(keys) < 2 or len(ends) != 1 or not all(ends) or not fresh or len(stay) > 1:
         return ""
     names = ", ".join(map(_quoted, fold_in_order([key.partition("~")[0] for key in keys], frame.graph.sequences)))
     taken = _take(f'f"{{name}}~{ends.pop()}"', stay.pop())
-    return f"[{taken} for name in expand_names({names})]"
+    more = f" + [{', '.join(map(writer.text_of, at_hand))}]" if at_hand else ""
+    return f"[{taken} for name in expand_names({names})]{more}"
 
 
 def _listed(node: Node) -> tuple[str, ...]:

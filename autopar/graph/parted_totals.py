@@ -60,14 +60,16 @@ def part_totals(graph: Graph, stage: Sequence[int]) -> Graph:
 
 def _part(join: Node, total: Node, names: Sequence[str], s: int, values: dict[str, Value]) -> list[tuple[Node, tuple[Value, ...]]]:
     """The nodes that make the total of one stage, each with what it makes, the last of the shape in which numbers are listed."""
-    listed, number = f"{join.outputs[0]}_of_{s}", f"{total.outputs[0]}_of_{s}"
+    number = f"stage_{s}_{total.outputs[0]}"
+    listed = f"{number}_listed"
     like, shape = values[total.outputs[0]], values[names[0]].shape
-    beside = _listing(replace(join, name=f"{join.name}_of_{s}", outputs=(listed,)), names)
-    made = replace(total, name=f"{total.name}_of_{s}", inputs=(listed,), outputs=(number,))
+    beside = _listing(replace(join, name=listed, outputs=(listed,)), names)
+    made = replace(total, name=number, inputs=(listed,), outputs=(number,))
     rows = [(beside, (replace(values[join.outputs[0]], name=listed, storage=listed, shape=(len(names),)),)), (made, (replace(like, name=number, storage=number),))]
     if shape:
-        alone = Node(f"{number}_alone", _VIEW, (number,), (("self", Ref(0)), ("size", shape)), (f"{number}_alone",), total.phase, total.path, total.source)
-        rows.append((alone, (replace(like, name=alone.outputs[0], storage=number, shape=shape),)))
+        alone = f"{number}_alone"
+        view = Node(alone, _VIEW, (number,), (("self", Ref(0)), ("size", shape)), (alone,), total.phase, total.path, total.source)
+        rows.append((view, (replace(like, name=alone, storage=number, shape=shape),)))
     return rows
 
 

@@ -192,12 +192,13 @@ class Block(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """`ranks`: so many threads, by ZeRO-1; `even`: of widths without a rest."""
+    """`ranks`: so many threads, by ZeRO-1; `even`: of widths without a rest; `stages`: so many, of `ranks` each, two microbatches."""
 
     optimizer: Callable
     precision: str = "fp32"
     ranks: int = 1
     even: bool = False
+    stages: int = 1
 
 
 CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearly nothing decides
@@ -228,6 +229,16 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16"),
     "sharded": Case(functools.partial(optim.AdamW, lr=0.01), ranks=2),
     "clipped, sharded": Case(functools.partial(Clipped, lr=0.01), ranks=2),
+    "stages": Case(functools.partial(optim.AdamW, lr=0.01), stages=2),
+    "stages, clipped": Case(functools.partial(Clipped, lr=0.01), stages=2),
+    "three stages, clipped": Case(functools.partial(Clipped, lr=0.01), stages=3),
+    "stages, clipped, sharded": Case(functools.partial(Clipped, lr=0.01), ranks=2, stages=2),
+    "stages, clipped by the largest": Case(functools.partial(Capped, lr=0.1), stages=2),
+    "stages, a scale and totals of loops": Case(Scaler, stages=2),
+    "stages, sums that are read twice": Case(Shared, stages=2),
+    "stages, finite steps": Case(Careful, stages=2),
+    "stages, LAMB": Case(Lamb, stages=2),
+    "stages, clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16", stages=2),
 }
 
 
@@ -242,8 +253,10 @@ def run_case(case: Case, launches: Counter[str]) -> dict[str, object]:
     model = nn.Sequential(Block(16, rest), Block(16, rest), nn.Linear(16, out))
     x, y = torch.randn(8, 16), torch.randn(8, out)
     workload = Workload(copy.deepcopy(model), (x,), (y,), nn.functional.mse_loss, case.optimizer)
-    words = {"constraints": autopar.constrain(dp=2, zero=1)} if case.ranks > 1 else {}
-    files = compile_workload(workload, f"cpu:{case.ranks}", Options(price=False, precision=case.precision, **words), cache_path=None).files
+    fixed: dict[str, object] = {"dp": case.ranks, "zero": 1} if case.ranks > 1 else {}
+    fixed |= {"pp": case.stages, "microbatches": 2} if case.stages > 1 else {}
+    words = {"constraints": autopar.constrain(**fixed)} if fixed else {}
+    files = compile_workload(workload, f"cpu:{case.ranks * case.stages}", Options(price=False, precision=case.precision, **words), cache_path=None).files
     spec = read_program(compile_program(files))
     given = {name: t.detach() for name, t in model.state_dict().items()}
     launches.clear()
@@ -259,7 +272,7 @@ def run_case(case: Case, launches: Counter[str]) -> dict[str, object]:
         if comm.rank == 0:
             after.update(whole)
 
-    main(solo_comm()) if case.ranks == 1 else run_ranks(spec.mesh, main)
+    main(solo_comm()) if case.ranks * case.stages == 1 else run_ranks(spec.mesh, main)
     wide = model.double()
     optimizer = case.optimizer(wide.parameters())
     for _ in range(STEPS):
