@@ -15,7 +15,7 @@ from ..graph.graph import Graph
 from ..graph.kernel import INTO, JOINS, fresh_name, is_kernel, written_states
 from ..graph.liveness import is_view
 from ..graph.node import Node, Ref, packet_of
-from ..graph.program import WAIT
+from ..graph.program import STARTS, WAIT
 from ..graph.small_reductions import SMALL_BYTES
 from ..graph.tensor import Kind, size_bytes
 from ..graph.update_lots import lot_bytes, waits_for_others
@@ -178,17 +178,16 @@ def _print_tail(frame: Frame, writer: Writer) -> None:
 
 
 def _shared(graph: Graph, rest: list[int], groups: list[tuple[Part, ...]]) -> frozenset[str]:
-    """What several of the parts of the update take: from others, or one from itself (a new state, which it brings together, while another stage waits for the piece)."""
+    """What several of the parts of the update take: from others, or one from itself for a function that starts what brings it together, while another stage waits for the piece."""
     counts: dict[str, int] = {}
-    kept: list[set[str]] = []
+    started: set[str] = set()
     for nodes in (rest, *(part.nodes for group in groups for part in group)):
         made = {out for i in nodes for out in graph.nodes[i].outputs}
         read = {name for i in nodes for name in graph.nodes[i].inputs}
-        kept.append(read & made)
+        started |= made.intersection(name for i in nodes if graph.nodes[i].op in STARTS for name in graph.nodes[i].inputs)
         for name in read - made:
             counts[name] = counts.get(name, 0) + 1
-    taken = {name for names in kept[1:] for name in names if name in counts}
-    return frozenset(taken.union(name for name, count in counts.items() if count > 1))
+    return frozenset(name for name, count in counts.items() if count > 1 or name in started)
 
 
 def _quoted(key: str) -> str:

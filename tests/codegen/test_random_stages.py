@@ -114,7 +114,7 @@ def test_a_seed_is_a_plan():
 
 
 def test_clipping_moves_only_numbers_between_stages():
-    """Gradients are clipped where their parameters are; what all stages need is the norm."""
+    """Gradients are clipped where their parameters are; what all stages need is the norm. Each adds up its own part: one number goes there, one comes back."""
     _, _, turns = traced("u-net, clipped")
     for turned in turns:
         middle = next(node.name for node in turned.graph.nodes if node.path == "up.1")
@@ -122,6 +122,7 @@ def test_clipping_moves_only_numbers_between_stages():
             values = {v.name: v for v in stage.graph.values}
             shapes = {values[n.inputs[0]].shape for n in stage.graph.nodes if n.op == SEND and n.phase is Phase.UPDATE}
             assert shapes and shapes <= {(), (1,)}
+        assert count_late(turned.graph, middle) == 2
 
 
 def test_a_rate_that_is_a_tensor_stays_where_it_is_read():

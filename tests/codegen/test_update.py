@@ -51,7 +51,7 @@ def test_whole_steps_equal_float64(numbers, name):
     assert numbers[name]["difference"] < TOLERANCE[CASES[name].precision], numbers[name]
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.ranks == 1])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.ranks == case.stages == 1])
 def test_a_kernel_is_launched_once_for_all_parameters(numbers, name):
     """Twice where some parameters are of sizes that a device cannot load in wide steps; a model of 14 parameters with a launch for each would need 14 and more."""
     row = numbers[name]
@@ -71,11 +71,13 @@ def test_clipping_factors_of_odd_gradients_are_torchs(numbers):
         ("clipped masters", {"mul_sum_kernel": 2, "sum_sqrt_add_clamp_kernel": 1, "update_step_kernel": 1, "update_param_exp_avg_exp_avg_sq_master_kernel": 2}),
         ("clipped by the largest", {"abs_amax_kernel": 2, "amax_add_mul_clamp_kernel": 1, "update_param_kernel": 2}),
         ("widths without a rest", {"mul_sum_kernel": 1, "sum_sqrt_add_clamp_kernel": 1, "update_step_kernel": 1, "update_param_exp_avg_exp_avg_sq_kernel": 1}),
+        ("stages, clipped", {"mul_sum_kernel": 4, "sum_kernel": 1, "sum_sqrt_add_clamp_kernel": 1, "update_step_kernel": 2, "update_param_exp_avg_exp_avg_sq_kernel": 4}),
+        ("stages, clipped by the largest", {"abs_amax_kernel": 4, "amax_kernel": 1, "amax_add_mul_clamp_kernel": 1, "update_param_kernel": 4}),
         ("sums that are read twice", {"pow_sum_kernel": 2, "add_up": 1, "amin_kernel": 2, "sum_kernel": 1, "amin_mul_sqrt_add_kernel": 1, "sqrt_add_kernel": 1, "update_param_kernel": 2}),
     ],
 )
 def test_a_norm_is_two_launches(numbers, name, launches):
-    """One that leaves the parts of all parameters (of those with sizes that have a rest another one), and one that adds them all up and makes the factor of that; sums that
+    """Of a stage, whatever stages there are: one that leaves the parts of all parameters (of those with sizes that have a rest another one), and one that adds them all up and makes the factor of that; sums that
     others read, too, are added up by parameter."""
     assert numbers[name]["launches"] == launches
 
