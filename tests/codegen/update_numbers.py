@@ -43,6 +43,15 @@ class Clipped(optim.AdamW):
         return super().step(closure)
 
 
+class Twice(optim.SGD):
+    """After the gradients of the whole model have been clipped to a norm, and then to a smaller one: between stages numbers go there and back twice."""
+
+    def step(self, closure=None):
+        for most in (0.1, 0.05):
+            nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], most)
+        return super().step(closure)
+
+
 class Capped(optim.SGD):
     """After the gradients of the whole model have been clipped to a largest element."""
 
@@ -237,6 +246,7 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "stages, a scale and totals of loops": Case(Scaler, stages=2),
     "stages, sums that are read twice": Case(Shared, stages=2),
     "stages, finite steps": Case(Careful, stages=2),
+    "stages, clipped twice": Case(functools.partial(Twice, lr=0.1), stages=3),
     "stages, LAMB": Case(Lamb, stages=2),
     "stages, clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16", stages=2),
 }
