@@ -106,6 +106,8 @@ def _entry(value: Value) -> str:
 
 def _list_messages(frame: Frame) -> dict[Section, tuple[Node, ...]]:
     graph = frame.graph
+    if not any(node.op in (SEND, RECEIVE) for node in graph.nodes):
+        return {}
     order = {section: [i for item in items for i in _item_nodes(item)] for section, items in frame.items.items()}
     _, rest = split_update(graph, frame.grad_keys, frozenset(frame.tail))
     order[Section(Phase.UPDATE)] = [*frame.tail, *(i for layer in find_layers(frame, rest) for i in layer.rest)]  # parameters' own parts send nothing

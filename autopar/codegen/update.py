@@ -55,7 +55,7 @@ def print_update(frame: Frame) -> list[str]:
             place += 1
     for group in groups:
         functions += _print_group(frame, writer, titles.pop(0), group, shared)
-    doc = '"""The optimizer\'s update, parameter by parameter."""'
+    doc = '"""The optimizer\'s update: what is made of all parameters, and each parameter\'s own."""'
     return [*functions, "\n".join([f"def update({frame.update_boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])]
 
 

@@ -203,9 +203,9 @@ def find_units(case: Case, roles: Roles) -> Units:
         found.append(kinds[key])
     apart, homes = sum_at_home(graph, starts[1:], range(len(rows)))  # what units add up over the turns crosses once, after them
     alone = {(node.name, node.inputs) for node in apart.nodes}
-    homes_only = [(unit, node) for unit, node in zip(table, graph.nodes) if (node.name, node.inputs) not in alone]
-    shared = frozenset(node.name for unit, node in zip(table, graph.nodes) if unit < 0) | {node.name for _, node in homes_only}
-    shared |= {f"receive_{name}_on_{unit}" for unit, node in homes_only if node.phase not in LOOP for name in node.inputs}  # of totals: a stage has fewer numbers in them than its units
+    differ = [(unit, node) for unit, node in zip(table, graph.nodes) if (node.name, node.inputs) not in alone]
+    shared = frozenset(node.name for unit, node in zip(table, graph.nodes) if unit < 0) | {node.name for _, node in differ}
+    shared |= {f"receive_{name}_on_{unit}" for unit, node in differ if node.phase not in LOOP for name in node.inputs}  # a total of a stage's own receives fewer numbers
     readers: dict[str, set[int]] = {}
     for unit, node in zip(table, graph.nodes):
         for name in node.inputs:
