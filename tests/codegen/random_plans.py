@@ -255,10 +255,10 @@ class Control:
     def _staged_pairs(self, stages, files, timeout_s):
         from autopar.graph.mesh import num_ranks
         from autopar.graph.sharding import parse_sharding
-        from autopar.runtime.shards import cut
+        from autopar.runtime.shards import cut, inside
 
-        inside, (spec, results, local) = stages[0].program.mesh, run_stages(files, self.states, self.batch, timeout_s)
-        size, wanted_of, found = num_ranks(inside), dict(self.graph.grads), set()
+        mesh, (spec, results, local) = stages[0].program.mesh, run_stages(files, self.states, self.batch, timeout_s)
+        size, wanted_of, found = num_ranks(mesh), dict(self.graph.grads), set()
         rows = [(f"loss of rank {r}", loss, self.expected[self.graph.loss], self.graph.loss) for r, (loss, _) in enumerate(results)]
         for k, stage in enumerate(stages if any(stage.program.graph.outputs for stage in stages) else ()):
             place, shapes = {mine: (whole, s) for mine, whole, s in stage.program.shardings}, dict(stage.program.whole)
@@ -266,7 +266,7 @@ class Control:
                 assert p not in found and shapes[place[name][0]] == tuple(self.expected[wanted_of[p]].shape), p
                 found.add(p)
                 for r in range(size):
-                    wanted = cut(self.expected[wanted_of[p]], place[name][1], inside, r)
+                    wanted = cut(self.expected[wanted_of[p]], place[name][1], mesh, r)
                     rows.append((f"gradient of {p} on rank {k * size + r}", results[k * size + r][1][j], wanted, wanted_of[p]))
         assert found in (set(), set(wanted_of)), f"no stage returns the gradient of {set(wanted_of) - found}"
         last = dict(self.graph.updates)
@@ -274,8 +274,9 @@ class Control:
             for r, (held, pieces) in enumerate(local):
                 if storage in held:
                     value = last.get(old, old)
-                    wanted = cut(self.expected[value], parse_sharding(held[storage].sharding), spec.mesh, r)
-                    rows.append((f"{storage} on rank {r}", pieces[storage], wanted, value))
+                    place = self.expected[value].shape, parse_sharding(held[storage].sharding), spec.mesh, r
+                    wanted, mine = inside(cut(self.expected[value], *place[1:]), *place), inside(pieces[storage], *place)  # padding may hold anything
+                    rows.append((f"{storage} on rank {r}", mine, wanted, value))
         return rows
 
 
