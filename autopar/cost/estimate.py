@@ -35,7 +35,7 @@ from .memory import ALONE, Among, comm_step, estimate_memory
 from .model import CostModel
 from .ops import Shape, Tensor, as_run, compute_dtype, estimate_op_s, estimate_write_s, has_start, least_node_s, least_write_s, node_flops, op_reach, site_dtypes
 from .unlike import Unlike, find_unlike
-from .wires import STEP_S, Bucket, comm_reach, estimate_comm_s, estimate_hidden_s, joint_copied_bytes, joint_link, step_copied_bytes
+from .wires import STEP_S, comm_reach, estimate_comm_s, estimate_hidden_s, joint_copied_bytes, joint_link, step_copied_bytes
 
 
 def node_seconds(
@@ -136,16 +136,14 @@ def _comm_s(
     kind, size, ends = comm_step(program, run[0])
     axes = sorted(number[str(get_arg(node, "axis"))] for node in run)
     before, after = values[run[0].inputs[0]], values[run[-1].outputs[0]]
-    sides, link, transfer = (size_bytes(before), size_bytes(after)), joint_link(model, program.mesh, axes), transfer_of(moved)
-    least = min(max(size_bytes(values[node.inputs[0]]), size_bytes(values[node.outputs[0]])) for node in run)
-    bucket = Bucket(least, num_elements(shape))
+    sides, link, transfer, elements = (size_bytes(before), size_bytes(after)), joint_link(model, program.mesh, axes), transfer_of(moved), num_elements(shape)
     if len(run) == 1:
         copied = step_copied_bytes(kind, before.shape, after.shape, before.dtype, size, ends)
     else:
         split = sharding[before.name if kind is StepKind.ALL_GATHER else after.name]
         copied = joint_copied_bytes(kind, shape, split, axes, program.mesh, *sides)
-    seconds = estimate_comm_s(model, kind, link, *sides, copied, transfer, bucket)
-    return seconds, estimate_hidden_s(model, kind, link, *sides, transfer, bucket)
+    seconds = estimate_comm_s(model, kind, link, *sides, copied, transfer, elements)
+    return seconds, estimate_hidden_s(model, kind, link, *sides, transfer, elements)
 
 
 def hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, float]) -> dict[str, float]:

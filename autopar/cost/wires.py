@@ -44,22 +44,6 @@ STEP_S = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """What is known of a value that may travel with others.
-
-    Args:
-        least_bytes: of it that fill a bucket; None: the larger of what goes in and what comes out.
-        elements: of the whole value, beside those that its block has; 0: not known.
-    """
-
-    least_bytes: int | None = None
-    elements: int = 0
-
-
-ALONE = Bucket()
-
-
-@dataclass(frozen=True, slots=True)
 class AxisLink:
     """The way along one mesh axis.
 
@@ -103,7 +87,7 @@ def estimate_comm_s(
     bytes_out: int,
     copied_bytes: int = 0,
     transfer: Transfer = Transfer.BLOCKING,
-    bucket: Bucket = ALONE,
+    elements: int = 0,
 ) -> float:
     """Seconds of one collective or local cut.
 
@@ -112,23 +96,23 @@ def estimate_comm_s(
         bytes_in, bytes_out: of one rank's tensor before and after.
         copied_bytes: that are read and written once more because the split is not outermost (`step_copied_bytes`).
         transfer: states and gradients travel in buckets where the runtime has any.
-        bucket: of these, what is said of the value.
+        elements: of the whole value, beside those that its block has; 0: not known.
     """
-    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out, bucket), np.array([copied_bytes]), transfer, bucket.elements)[0][0])
+    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out), np.array([copied_bytes]), transfer, elements)[0][0])
 
 
 def estimate_hidden_s(
-    model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int, transfer: Transfer, bucket: Bucket = ALONE
+    model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int, transfer: Transfer, elements: int = 0
 ) -> float:
     """Of `estimate_comm_s`, the seconds that do not lengthen the step where the collective may run beside compute; of a local cut none."""
-    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out, bucket), np.zeros(1, np.int64), transfer, bucket.elements)[1][0])
+    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out), np.zeros(1, np.int64), transfer, elements)[1][0])
 
 
-def _arrays(bytes_in: int, bytes_out: int, bucket: Bucket) -> Sides:
-    return np.array([bytes_in]), np.array([bytes_out]), np.array([max(bytes_in, bytes_out) if bucket.least_bytes is None else bucket.least_bytes])
+def _arrays(bytes_in: int, bytes_out: int) -> Sides:
+    return np.array([bytes_in]), np.array([bytes_out])
 
 
-Sides = tuple[np.ndarray, np.ndarray, np.ndarray]  # bytes of one rank's tensor before and after, and those that fill a bucket
+Sides = tuple[np.ndarray, np.ndarray]  # bytes of one rank's tensor before and after; the larger of them fills a bucket
 
 
 def comm_reach(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int) -> Reach:
@@ -174,12 +158,12 @@ def _measured_wire_s(
 
 def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, transfer: Transfer, elements: int) -> np.ndarray:
     """Without the copies of a split that is not outermost."""
-    bytes_in, bytes_out, least = sides
+    bytes_in, bytes_out = sides
     bucket = {Transfer.GRAD: model.bucket_bytes, Transfer.STATE: model.state_bucket_bytes}.get(transfer, 0)
     times: np.ndarray | float = 1.0
     if kind in JOINED and bucket:
         block = model.block_elements[transfer is Transfer.GRAD]
-        times = np.clip(bucket / np.maximum(1, least), 1.0, max(1.0, block / max(1, elements)) if block and elements else None)
+        times = np.clip(bucket / np.maximum(1, np.maximum(bytes_in, bytes_out)), 1.0, max(1.0, block / max(1, elements)) if block and elements else None)
     meets = transfer is Transfer.BLOCKING or (kind is StepKind.ALL_GATHER and transfer is Transfer.STATE and bucket > 0)
     if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, times, meets)) is not None:
         return found
@@ -243,10 +227,6 @@ def joint_copied_bytes(kind: StepKind, shape: Shape, split: Sharding, axes: Sequ
     return bytes_out if kind is StepKind.ALL_GATHER else bytes_in
 
 
-def _step_bytes(step: Step, dtype: str) -> tuple[int, int]:
-    return tensor_bytes((step.local_in, dtype)), tensor_bytes((step.local_out, dtype))
-
-
 def estimate_reshard_s(model: CostModel, value: Value, source: Sharding, target: Sharding, mesh: Mesh) -> tuple[float, float]:
     """Seconds to bring a (whole) value from one sharding to another, its steps one after the other; and, of these, the seconds that hide
     behind compute where they may (`transfer.may_hide`)."""
@@ -268,16 +248,15 @@ def estimate_reshard_s(model: CostModel, value: Value, source: Sharding, target:
 def _estimate_run_s(model: CostModel, value: Value, run: Sequence[Step], split: Sharding, mesh: Mesh) -> tuple[float, float]:
     """Of steps of one kind that are one collective."""
     kind, moved, axes = run[0].kind, transfer_of(value), sorted(step.axis for step in run)
-    sides = [_step_bytes(step, value.dtype) for step in run]
-    bytes_in, bytes_out = sides[0][0], sides[-1][1]
-    link, bucket = joint_link(model, mesh, axes), Bucket(min(max(side) for side in sides), num_elements(value.shape))
+    bytes_in, bytes_out = tensor_bytes((run[0].local_in, value.dtype)), tensor_bytes((run[-1].local_out, value.dtype))
+    link, elements = joint_link(model, mesh, axes), num_elements(value.shape)
     if len(run) > 1:
         copied = joint_copied_bytes(kind, value.shape, split, axes, mesh, bytes_in, bytes_out)
     else:
         ends = (run[0].from_dim, run[0].from_stride), (run[0].to_dim, run[0].to_stride)
         copied = step_copied_bytes(kind, run[0].local_in, run[0].local_out, value.dtype, mesh.axes[axes[0]].size, ends)
-    seconds = estimate_comm_s(model, kind, link, bytes_in, bytes_out, copied, moved, bucket)
-    return seconds, estimate_hidden_s(model, kind, link, bytes_in, bytes_out, moved, bucket)
+    seconds = estimate_comm_s(model, kind, link, bytes_in, bytes_out, copied, moved, elements)
+    return seconds, estimate_hidden_s(model, kind, link, bytes_in, bytes_out, moved, elements)
 
 
 def estimate_reshards_s(
@@ -292,7 +271,7 @@ def estimate_reshards_s(
     flat, width = seconds.reshape(-1), DTYPE_BYTES[value.dtype]
     besides: list[np.ndarray] = []
     for step in paths.steps:
-        sides = width * step.elements_in, width * step.elements_out, width * step.least_elements
+        sides = width * step.elements_in, width * step.elements_out
         whole, beside = estimate_comms_s(model, step.kind, joint_link(model, mesh, step.axes), sides, width * step.packed_elements, moved, num_elements(value.shape))
         flat[step.pairs] += whole + STEP_S * (len(step.axes) - step.first) * joins
         besides.append(beside)

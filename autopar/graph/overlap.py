@@ -28,7 +28,7 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
                the reductions of the next parameters start first, the gathers of these are waited for after the next.
 
 Buckets: collectives of one kind, axis, reduction and dtype that start in one block (or in one run of nodes that are in none) go as one, up to
-`BUCKET_BYTES` (of several axes, along the one where it is least); what is larger goes alone, unpacked. All blocks that are equal stay equal.
+`BUCKET_BYTES` (of several axes as of one with all their ranks); what is larger goes alone, unpacked. All blocks that are equal stay equal.
 """
 
 from __future__ import annotations
@@ -324,9 +324,9 @@ def _most_bytes(group: tuple) -> int:
 
 
 def _sent_bytes(graph: Graph, values: Mapping[str, Value], one: _Hiding) -> int:
-    """What fills a bucket. Along several axes, where it is least: what crosses hosts first, in small pieces, takes as large a message as the rest."""
-    ends = ((values[graph.nodes[i].inputs[0]], values[graph.nodes[i].outputs[0]]) for i in one.chain)
-    return min(max(size_bytes(before), size_bytes(after)) for before, after in ends)
+    """What fills a bucket: the larger of what goes in and what comes out, however many axes it goes along."""
+    nodes = graph.nodes
+    return max(size_bytes(values[nodes[one.chain[0]].inputs[0]]), size_bytes(values[nodes[one.chain[-1]].outputs[0]]))
 
 
 def _rebuild(

@@ -8,7 +8,7 @@ gives for it, in floating point too: both add the same weights in the same order
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 
@@ -43,7 +43,6 @@ class PairStep:
         axes: along which, in the order of the mesh.
         pairs: who takes it: number of the source x number of targets + number of the target; each once.
         elements_in, elements_out: of the local tensor before and after, per pair.
-        least_elements: of the larger of the two, along the axis where it is least, per pair: what fills a bucket.
         packed_elements: that a collective rearranges locally because a split is not outermost, per pair.
         held_elements: that it holds for it: what was packed has gone when what has come is unpacked.
         first: it is the first step of its pairs: it reads the value itself.
@@ -54,7 +53,6 @@ class PairStep:
     pairs: np.ndarray
     elements_in: np.ndarray
     elements_out: np.ndarray
-    least_elements: np.ndarray
     packed_elements: np.ndarray
     held_elements: np.ndarray
     first: bool
@@ -91,12 +89,10 @@ def reshard_pairs(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Steps of one kind that pairs take one after the other, found from the last on: where they end, where the last begins, where the first ends."""
+    """Steps of one kind that pairs take one after the other, found from the last on, and where they end."""
 
     kind: StepKind
     after: State
-    last_before: State
-    first_after: State
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +255,7 @@ class _Pairs:
                         goes_on = run is not None and run.kind is kind
                         if run is not None and not goes_on:
                             yield self._step(run, state, these, offset)
-                        longer = replace(run, first_after=state) if goes_on else _Run(kind, state, before, state)
+                        longer = run if goes_on else _Run(kind, state)
                         if joins and kind in JOINED:
                             waiting.setdefault(before, {}).setdefault(longer, []).append(these)
                             continue
@@ -272,15 +268,12 @@ class _Pairs:
         rows, columns = pairs // self.width, pairs % self.width
         elements_in, elements_out = self._local_of(before, rows, columns), self._local_of(after, rows, columns)
         axes = tuple(axis for axis, (one, other) in enumerate(zip(before, after)) if one != other)
-        least = np.maximum(elements_in, elements_out)
-        if len(axes) > 1 and kind is not StepKind.ALL_REDUCE:
-            least = self._local_of(run.first_after if kind is StepKind.ALL_GATHER else run.last_before, rows, columns)
         packed = unpacked = np.zeros(len(pairs), np.int64)
         if kind in (StepKind.ALL_GATHER, StepKind.ALL_TO_ALL):
             unpacked = np.where(self._lie_outermost(axes, before, after, rows, columns), 0, elements_out)
         if kind in (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL):
             packed = np.where(self._lie_outermost(axes, after, before, rows, columns), 0, elements_in)
-        return PairStep(kind, axes, pairs + offset, elements_in, elements_out, least, packed + unpacked, np.maximum(packed, unpacked), not any(before))
+        return PairStep(kind, axes, pairs + offset, elements_in, elements_out, packed + unpacked, np.maximum(packed, unpacked), not any(before))
 
     def _lie_outermost(self, axes: tuple[int, ...], split: State, whole: State, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """`lies_outermost`: of the digits that axes have in one state and not in the other."""

@@ -10,9 +10,11 @@ from autopar.cluster import parse_cluster
 from autopar.cost.collectives import collective_seconds
 from autopar.cost.meshes import list_meshes
 from autopar.cost.model import build_cost_model
-from autopar.cost.wires import AxisLink, axis_link, estimate_comm_s, joint_link, step_copied_bytes, step_held_bytes
+from autopar.cost.wires import STEP_S, AxisLink, axis_link, estimate_comm_s, estimate_reshard_s, joint_link, step_copied_bytes, step_held_bytes
 from autopar.graph.mesh import Mesh, MeshAxis, joint_group, num_ranks
 from autopar.graph.reshard import StepKind
+from autopar.graph.sharding import Partial, Replicate, Shard, Sharding
+from autopar.graph.tensor import Kind, Value
 from autopar.graph.transfer import Transfer
 
 INNER, OUTER, NONE = (1, 3), (0, 2), (-1, -1)  # of a tensor [4, 6] that is whole along an axis of two
@@ -72,3 +74,22 @@ def test_a_degree_that_does_not_divide_a_host_leaves_it():
     assert link == AxisLink(3, 2, 2, 1)
     found = estimate_comm_s(model, StepKind.ALL_REDUCE, link, size, size)
     assert found == float(collective_seconds(model.links, "all_reduce", 3, 2, size, 1)) > 4 * float(collective_seconds(model.links, "all_reduce", 3, 3, size))
+
+
+@pytest.mark.parametrize("spec", ["4xA100-40GB", "2x2xH100-80GB"])
+@pytest.mark.parametrize("kind", [Kind.PARAM, Kind.GRAD])
+def test_an_axis_in_two_factors_costs_what_it_does_whole(spec, kind):
+    """One collective of the same ranks and bytes, alone or in a bucket, from a few KiB to more than a bucket; but for what tells equal ways apart."""
+    model = build_cost_model(parse_cluster(spec))
+    across = "across" if spec.startswith("2x") else "inside"
+    whole, factors = Mesh((MeshAxis("dp", 4, across),)), Mesh((MeshAxis("dp", 2, across), MeshAxis("dp_2", 2)))
+    for rows in (16, 1024, 4096, 16384):
+        value, outer = Value("w", "w", 0, (rows, 1024), "bfloat16", kind), rows // 4
+        ways = [
+            (Sharding((Shard(0, outer),)), Sharding((Replicate(),)), Sharding((Shard(0, 2 * outer), Shard(0, outer))), Sharding((Replicate(), Replicate()))),
+            (Sharding((Partial(),)), Sharding((Replicate(),)), Sharding((Partial(), Partial())), Sharding((Replicate(), Replicate()))),
+            (Sharding((Partial(),)), Sharding((Shard(0, outer),)), Sharding((Partial(), Partial())), Sharding((Shard(0, 2 * outer), Shard(0, outer)))),
+        ]  # fmt: skip
+        for source, target, source_2, target_2 in ways:
+            one, two = estimate_reshard_s(model, value, source, target, whole), estimate_reshard_s(model, value, source_2, target_2, factors)
+            assert two == pytest.approx((one[0] + STEP_S, one[1]), rel=1e-9)
