@@ -50,6 +50,8 @@ class Roles:
         of_params: nodes that depend on parameters and on no batch input.
         batch, sequence: (input, dim, size) where they enter.
         samples: names of the nodes that run over samples or positions, of which a turn may have one.
+        featured: names of the nodes that depend on a batch input and have more than batch and sequence around them: not masks and losses of tokens,
+            nor what is made of constants or of parameters alone.
     """
 
     pieces: Mapping[str, tuple[Piece, ...]]
@@ -58,6 +60,7 @@ class Roles:
     batch: tuple[tuple[str, int, int], ...]
     sequence: tuple[tuple[str, int, int], ...]
     samples: frozenset[str] = frozenset()
+    featured: frozenset[str] = frozenset()
 
     def available(self) -> tuple[str, ...]:
         """Roles that an axis can have in this model."""
@@ -87,7 +90,7 @@ def find_roles(
     """
     spans = find_spans(graph, sites, signatures, cuts)
     entering = {value.name for value in graph.values if value.kind is Kind.BATCH and value.name in graph.inputs}
-    of_param_values, of_params = _dependence(graph, entering)
+    of_param_values, of_params, fed = _dependence(graph, entering)
     inside = [k for k, span in enumerate(spans) if any(n in entering for n, _ in span.places)]
     if whole is None:
         batch, sequence = _tell_apart(graph, signatures, spans, inside, entering, of_param_values)
@@ -106,10 +109,21 @@ def find_roles(
     known = frozenset() if whole is None else whole.samples
     some = whole is None and not places  # of one sample, or none: all that is not of parameters alone is about it
     samples = known | {node.name for i, node in enumerate(graph.nodes) if splits[i] or (some and i not in of_params)}
-    return Roles(
-        {name: _join(found) for name, found in pieces.items()}, tuple(map(frozenset, splits)), of_params,
-        places, _places(graph, spans, sequence, entering), samples,
-    )  # fmt: skip
+    joined = {name: _join(found) for name, found in pieces.items()}
+    featured = _list_featured(graph, joined, fed)
+    return Roles(joined, tuple(map(frozenset, splits)), of_params, places, _places(graph, spans, sequence, entering), samples, featured)
+
+
+def _list_featured(graph: Graph, pieces: Mapping[str, tuple[Piece, ...]], fed: set[int]) -> frozenset[str]:
+    """`Roles.featured`. Args: fed: the nodes that depend on a batch input."""
+    wide = set()
+    for value in graph.values:
+        covered = [1] * len(value.shape)
+        for dim, lower, upper, _ in pieces.get(value.name, ()):
+            covered[dim] *= upper // lower
+        if any(size > known for size, known in zip(value.shape, covered)):
+            wide.add(value.name)
+    return frozenset(node.name for i, node in enumerate(graph.nodes) if i in fed and not wide.isdisjoint((*node.inputs, *node.outputs)))
 
 
 def _tell_apart(
@@ -217,20 +231,21 @@ def _look(graph: Graph, signatures: Sequence[Signature], span: Span, entering: s
     return _Facts(features, mixes, carried, order)
 
 
-def _dependence(graph: Graph, entering: set[str]) -> tuple[set[str], frozenset[int]]:
-    """(values that depend on parameters and on no batch input, the nodes that make them)."""
+def _dependence(graph: Graph, entering: set[str]) -> tuple[set[str], frozenset[int], set[int]]:
+    """(values that depend on parameters and on no batch input, the nodes that make them, the nodes that depend on a batch input)."""
     values = value_table(graph)
     fed = set(entering)
     of_param = {name for name in graph.inputs if values[name].kind is Kind.PARAM}
-    nodes = set()
+    nodes, of_batch = set(), set()
     for i, node in enumerate(graph.nodes):
         outputs = [o for o in node.outputs if o]
         if any(name in fed for name in node.inputs):
             fed.update(outputs)
+            of_batch.add(i)
         elif any(name in of_param for name in node.inputs):
             of_param.update(outputs)
             nodes.add(i)
-    return of_param, frozenset(nodes)
+    return of_param, frozenset(nodes), of_batch
 
 
 def _whole_dims(spans: tuple[Span, ...], entering: set[str], some: set[int], plain: Iterable[int]) -> set[int]:

@@ -285,5 +285,5 @@ def stage_roles(
         else:
             splits.append(frozenset(role for value in around for *_, role in pieces.get(value, ())))
     of_params = frozenset(k for k, (_, name, _) in enumerate(nodes) if names.get(name, -1) in roles.of_params)
-    samples = frozenset(own for own, name, _ in nodes if name in roles.samples)
-    return Roles(pieces, tuple(splits), of_params, roles.batch, roles.sequence, samples)
+    samples, featured = (frozenset(own for own, name, _ in nodes if name in some) for some in (roles.samples, roles.featured))
+    return Roles(pieces, tuple(splits), of_params, roles.batch, roles.sequence, samples, featured)
