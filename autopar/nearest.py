@@ -35,7 +35,7 @@ _LEAST_S, _MOST_S = 1.0, 10.0  # that one solve is given: whether a plan fits is
 _NO_LIMIT, _MOST_LIMITS = 1 << 60, 3  # bytes; limits that are tried for the least memory
 _MOST_WORDS = 6  # of the user's, that are left out one at a time
 _ROOM = 1.1  # a batch is tried if its bytes, taken to shrink in proportion, exceed the limit by no more
-_FEW_DEVICES = 8  # of a host that may still get more
+_MOST_DEVICES = 8  # of a host
 _MOST_TOLD = 160  # characters of a refusal
 
 
@@ -151,7 +151,9 @@ class _Ladder:
             if held < need:
                 step_s, need = found_s, held
             limit = (self.error.limit_bytes + need) // 2
-        return Change(f"--memory {round_up(need)}", need / self.error.limit_bytes, FITS, step_s)
+        own = self.asked.cluster.device
+        wanted = f"--memory {round_up(need)}" if need <= own.memory_bytes or own.kind == "cpu" else f"devices of {round_up(need)} instead of {print_bytes(own.memory_bytes)}"
+        return Change(wanted, need / self.error.limit_bytes, FITS, step_s)
 
     def smaller_batch(self, factors: tuple[int, ...]) -> Change:
         """The largest half, quarter, ... of the batch that fits: first that which should fit by proportion, then its neighbours."""
@@ -223,7 +225,7 @@ _FIXED = ("parameters", "gradients", "optimizer", "buffers", "reserve")  # holde
 def double(cluster: Cluster) -> tuple[Cluster, str]:
     """Twice the devices, and how people would ask for them."""
     hosts, devices, spec = cluster.num_hosts, cluster.devices_per_host, cluster.spec
-    inside = hosts == 1 and (cluster.device.kind == "cpu" or devices < _FEW_DEVICES)
+    inside = hosts == 1 and (cluster.device.kind == "cpu" or 2 * devices <= _MOST_DEVICES)
     made = replace(cluster, devices_per_host=2 * devices) if inside else replace(cluster, num_hosts=2 * hosts)
     match = re.fullmatch(r"(?:(?:\d+x)?\d+x)([A-Za-z].*)", spec)
     if spec.startswith("cpu:") and inside:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..errors import ClusterError
 from .mixed import HostKind, print_kinds, slowest_across, slowest_device, slowest_link
 from .nouns import Cluster, Device, Link, power_share
-from .presets import LAUNCH_S, PORT_OF, device_links, find_device, find_link, find_machine, list_links, nearest
+from .presets import LAUNCH_S, PORT_OF, check_joined, check_one_maker, device_links, find_device, find_link, find_machine, list_links, nearest
 from .units import read_bandwidth, read_bytes, read_flops, read_memory_bandwidth, read_number, read_seconds, read_watts, read_whole, show
 
 try:
@@ -161,6 +161,10 @@ def _read_hosts(found: object, path: str, own: Mapping[str, Device], links: Mapp
         raise ClusterError(
             f"{path}: hosts: one program runs on cpu or on cuda devices, found {print_kinds(kinds)}; plan each kind of host alone"
         )
+    check_one_maker([kind.device for kind in kinds], print_kinds(kinds), f"{path}: hosts")
+    for i, kind in enumerate(kinds):
+        if kind.inside is not None:
+            check_joined(kind.inside, kind.count, kind.devices, kind.device.name, f"{path}: hosts[{i}]")
     return kinds
 
 

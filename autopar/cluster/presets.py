@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import ClusterError
 from .nouns import Device, Link, Machine
@@ -94,6 +94,8 @@ _DEVICE_LINKS = {
     "B200": ("nvlink5", "ib-400"), "B300": ("nvlink5", "ib-800"), "GB200": ("nvl72", "ib-800"), "GB300": ("nvl72", "ib-800"),
     "MI300X": ("xgmi", "ib-400"), "MI355X": ("xgmi4", "ib-400"), "L40S": ("pcie4", "ib-200"), "RTX4090": ("pcie4", "ethernet-10"),
 }  # fmt: skip
+# So many devices are on one such link at most, by the hosts there are: HGX A100 of Google's a2-megagpu-16g and DGX-2 have 16, racks 72.
+_MOST_JOINED = {"nvlink2": 16, "nvlink2-cube": 8, "nvlink3": 16, "nvlink4": 8, "nvlink5": 8, "nvl72": 72, "xgmi": 8, "xgmi4": 8}
 # The whole port of a link that stands for a share of one: for hosts whose number of ports is said.
 PORT_OF = {"ib-50": "ib-100"}
 _SHORT = {"V100": "V100-32GB", "A100": "A100-80GB", "H100": "H100-80GB", "H200": "H200-141GB"}
@@ -180,6 +182,34 @@ def find_link(name: str, where: str) -> Link:
             return link
     known = [link.name for link in _LINKS]
     raise ClusterError(f"{where}: unknown link {name!r}; known: {', '.join(known)}{nearest(name, known)}")
+
+
+def check_joined(link: Link, hosts: int, devices: int, device: str, where: str) -> None:
+    """A host has no more devices than its link joins anywhere.
+
+    Raises:
+        ClusterError: it has.
+    """
+    most = _MOST_JOINED.get(link.name)
+    if most is not None and devices > most:
+        better = f"{hosts * devices // most}x{most}x{device}" if devices % most == 0 else f"HOSTSx{most}x{device}"
+        raise ClusterError(
+            f"{where}: {devices} devices on a host: {link.name} joins at most {most}, expected several hosts, as in {better}, "
+            "or what joins them as links.inside of a TOML file, with its figures"
+        )
+
+
+def check_one_maker(devices: Sequence[Device], said: str, where: str) -> None:
+    """GPUs of NVIDIA and of AMD have no collectives together.
+
+    Args:
+        said: which hosts there are.
+    Raises:
+        ClusterError: there are both.
+    """
+    makers = {"AMD" if device.name.startswith("MI") else "NVIDIA" for device in devices if device.kind == "cuda" and device.name in _DEVICE_LINKS}
+    if len(makers) > 1:
+        raise ClusterError(f"{where}: the collectives of NVIDIA's GPUs (NCCL) and of AMD's (RCCL) do not meet in one program, found {said}; plan each kind of host alone")
 
 
 def find_machine(name: object, where: str) -> Machine:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import ClusterError
 from .file import read_file
 from .nouns import Cluster, Machine
-from .presets import device_links, find_device, find_link, list_devices, list_machines, list_short_names
+from .presets import check_joined, device_links, find_device, find_link, list_devices, list_machines, list_short_names
 
 FORMS = (
     "cpu:4, 2x8xH100-80GB (hosts x devices x type), 8xH100-80GB (one host), 2xDGX-H100 (hosts x machine), or the path of a TOML file"
@@ -73,8 +73,9 @@ def _preset_cluster(spec: str, num_hosts: int, devices: int, name: str) -> Clust
     if any(name == m.name for m in list_machines()):
         raise ClusterError(f"cluster {spec!r}: {name} is a whole host: expected hosts x machine, as in {num_hosts}x{name}")
     device = find_device(name, f"cluster {spec!r}", {})
-    inside, across = device_links(device.name)
-    return Cluster(spec, num_hosts, devices, device, find_link(inside, spec), find_link(across, spec))
+    inside, across = (find_link(link, spec) for link in device_links(device.name))
+    check_joined(inside, num_hosts, devices, device.name, f"cluster {spec!r}")
+    return Cluster(spec, num_hosts, devices, device, inside, across)
 
 
 def _machine_cluster(spec: str, num_hosts: int, machine: Machine) -> Cluster:

@@ -68,9 +68,13 @@ def test_every_figure_is_positive_and_has_a_source():
         ("8xH10", f"cluster '8xH10': unknown device 'H10'; known: {DEVICES}; did you mean H100?"),
         ("8xh100-80gb", f"cluster '8xh100-80gb': unknown device 'h100-80gb'; known: {DEVICES}; did you mean H100-80GB?"),
         ("8xTPUv4", f"cluster '8xTPUv4': unknown device 'TPUv4'; known: {DEVICES}, or describe it in a TOML file as [devices.NAME]"),
+        ("32xH100", "cluster '32xH100': 32 devices on a host: nvlink4 joins at most 8, expected several hosts, as in 4x8xH100-80GB, "
+         "or what joins them as links.inside of a TOML file, with its figures"),
+        ("2x80xGB200", "cluster '2x80xGB200': 80 devices on a host: nvl72 joins at most 72, expected several hosts, as in HOSTSx72xGB200, "
+         "or what joins them as links.inside of a TOML file, with its figures"),
         ("nowhere.toml", f"nowhere.toml: no such file; expected {FORMS}"),
     ],
-)
+)  # fmt: skip
 def test_bad_short_texts(text, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ClusterError) as error:
@@ -156,6 +160,13 @@ NEED = f"expected a preset ({LINKS}) or {{ latency_s = ..., bandwidth_bytes_per_
             HOSTS + HOSTS.replace("H100-80GB", "cpu"),
             "c.toml: hosts: one program runs on cpu or on cuda devices, found 2 x 8 H100-80GB and 2 x 8 cpu; plan each kind of host alone",
         ),
+        (
+            HOSTS + HOSTS.replace("H100-80GB", "MI300X"),
+            "c.toml: hosts: the collectives of NVIDIA's GPUs (NCCL) and of AMD's (RCCL) do not meet in one program, found 2 x 8 H100-80GB and 2 x 8 MI300X; "
+            "plan each kind of host alone",
+        ),
+        (HOSTS.replace("= 8", "= 16"), "c.toml: hosts[0]: 16 devices on a host: nvlink4 joins at most 8, expected several hosts, as in 4x8xH100-80GB, "
+         "or what joins them as links.inside of a TOML file, with its figures"),
         (_link('inside = "nvlink"'), f"c.toml: links.inside: unknown link 'nvlink'; known: {LINKS}; did you mean nvlink5?"),
         (_link("between = 1"), "c.toml: links.between: unknown key; expected one of inside, across, oversubscription"),
         (_link("across = 50e9"), "c.toml: links.across: expected a table, found 50000000000.0"),

@@ -64,6 +64,7 @@ def test_where_nothing_fits_that_is_said():
         ("cpu:4", "cpu:8 instead of cpu:4", 1, 8),
         ("8xH100-80GB", "2x8xH100-80GB instead of 8xH100-80GB", 2, 8),
         ("1x4xA100", "8xA100 instead of 1x4xA100", 1, 8),
+        ("6xH100", "2x6xH100 instead of 6xH100", 2, 6),
         ("2x8xH100", "4x8xH100 instead of 2x8xH100", 4, 8),
     ],
 )
@@ -164,6 +165,15 @@ def test_the_largest_batch_that_fits_is_found_from_both_sides(asked):
 def test_the_least_memory_is_that_of_the_smallest_plan_seen(asked):
     found, _ = climb(asked, lambda s: False, least=9 * MIB)  # the search's own smallest plan has 12 MiB; without a limit one has 9
     assert [c for c in found.changes if c.status == FITS] == [Change("--memory 9.00MiB", 1.125, FITS, 6e-3)]
+
+
+@pytest.mark.torch
+def test_more_than_a_device_has_is_told_as_another_device(asked):
+    found, _ = climb(replace(asked, cluster=parse_cluster("4xA100-40GB")), lambda s: False, least=50 << 30)
+    assert [c.what for c in found.changes if c.status == FITS] == ["--memory 12.00MiB"]
+    device = replace(parse_cluster("4xA100-40GB").device, memory_bytes=8 * MIB)
+    found, _ = climb(replace(asked, cluster=replace(parse_cluster("4xA100-40GB"), device=device)), lambda s: False, least=9 * MIB)
+    assert [c.what for c in found.changes if c.status == FITS] == ["devices of 9.00MiB instead of 8.0 MiB"]
 
 
 @pytest.mark.torch

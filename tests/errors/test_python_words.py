@@ -33,6 +33,18 @@ def leaves(x):
     raise SystemExit(3)
 
 
+def test_a_limit_is_no_more_than_a_gpu_has():
+    work = autopar.Workload(nn.Linear(4, 4), (X,), (torch.randint(0, 4, (8,)),), nn.functional.cross_entropy, torch.optim.SGD)
+    with pytest.raises(OptionsError) as error:
+        autopar.plan_workload(work, "2xA100-40GB", autopar.Options(memory_bytes=40 << 30))
+    assert str(error.value) == (
+        "memory: expected at most the 39.6 GiB (42505076736 bytes) that A100-40GB has, found 40.0 GiB; leave it out, name a device that has as much, "
+        "or describe yours in a cluster file ([devices.NAME])"
+    )
+    assert autopar.plan_workload(work, "2xA100-40GB", autopar.Options(memory_bytes=42505076736)).plan.cluster.memory_bytes == 42505076736
+    assert autopar.plan_workload(work, "cpu:2", autopar.Options(memory_bytes=40 << 30)).plan.cluster.memory_bytes == 40 << 30  # a process on a CPU may have more
+
+
 def test_numbers_of_numpy_are_numbers():
     found = autopar.Options(seed=np.int64(3), memory_bytes=np.int64(2**30), time_limit_s=np.float32(5))
     assert (found.seed, found.memory_bytes, found.time_limit_s) == (3, 2**30, 5.0)

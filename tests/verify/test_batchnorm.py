@@ -77,3 +77,8 @@ def test_what_is_refused():
     flat = autopar.Workload(nn.BatchNorm1d(4), (torch.randn(8, 4),), (torch.randn(8, 4),), nn.functional.mse_loss, torch.optim.SGD)
     with pytest.raises(MicrobatchError, match="in 8 microbatches each would take its statistics from one value per channel, and needs more"):
         autopar.plan_workload(flat, "cpu:1", options(microbatches=8))
+    none = autopar.Workload(nn.Linear(4, 4), (torch.randn(8, 4),), (torch.randn(8, 4),), nn.functional.mse_loss, torch.optim.SGD, name="plain")
+    fixed = autopar.Workload(nn.BatchNorm1d(4).eval(), (torch.randn(8, 4),), (torch.randn(8, 4),), nn.functional.mse_loss, torch.optim.SGD, name="fixed")
+    for work in (none, fixed):
+        with pytest.raises(OptionsError, match=f"^batchnorm: microbatch is about batch norm that takes statistics of its batch, and {work.name} has none; leave it out$"):
+            autopar.plan_workload(work, "cpu:1", options(microbatches=2))

@@ -97,6 +97,7 @@ class Draft:
         self.path = ""
         self.source = ""
         self.norm_turns = 1  # so many microbatches have statistics of batch norm of their own
+        self.has_norms = False  # some batch norm takes statistics of its batch
         self.norm_saved: dict[Val, Val] = {}  # what stands for saved statistics -> those of each microbatch
         self.leads: dict[Val, Shape] = {}  # the leading dims with which a weight was used in forward (see linears.py)
         self.specs: list[tuple[Shape, torch.dtype] | None] = []  # what the op that is being rewritten returns

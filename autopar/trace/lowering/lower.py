@@ -11,7 +11,7 @@ from bisect import bisect_left
 
 import torch
 
-from ...errors import GraphError, MicrobatchError, TraceError
+from ...errors import GraphError, MicrobatchError, OptionsError, TraceError
 from ...graph.graph import Graph
 from ...graph.node import Phase
 from ...graph.remade import remake_graph
@@ -82,6 +82,8 @@ class _Lowering:
         self._count_uses()
         for record in self.tape.records[: captured.num_before_update]:
             self._lower(record)
+        if self.draft.norm_turns > 1 and not self.draft.has_norms:
+            raise OptionsError(f"batchnorm: microbatch is about batch norm that takes statistics of its batch, and {name} has none; leave it out")
         grads, loss = self._results()
         copier = UpdateCopier(captured.copies, self.inputs, grads)
         for param, uid in captured.grads:

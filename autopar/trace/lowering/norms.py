@@ -57,7 +57,10 @@ def _sum(b: Draft, x: Val, dims: list[int]) -> Val:
 
 def _groups(b: Draft, a: dict) -> int:
     """In how many groups of the batch statistics are taken."""
-    return b.norm_turns if a.get("training", a.get("train", True)) else 1
+    if not a.get("training", a.get("train", True)):
+        return 1
+    b.has_norms = True
+    return b.norm_turns
 
 
 def _split(b: Draft, x: Val, groups: int) -> Val:
