@@ -51,7 +51,7 @@ def order_items(graph: Graph, sections: Sequence[Section], leaving: frozenset[st
         leaving: what blocks must all put into `grads`, or none of a loop.
         grads: value -> the parameter whose gradient it is.
     """
-    candidates = [parts for repeat in find_repeats(graph) if repeat.phase is not Phase.UPDATE for parts in _loops(graph, repeat, sections, leaving)]
+    candidates = [parts for repeat in find_repeats(graph, in_step=True) if repeat.phase is not Phase.UPDATE for parts in _loops(graph, repeat, sections, leaving)]
     candidates = [parts for parts in candidates if all(_can_say(graph, loop, grads or {}) for loop in parts)]
     found: dict[Section, list[Item]] = {}
     for section in list_sections(sections):

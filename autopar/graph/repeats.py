@@ -186,11 +186,16 @@ def shift_name(name: str, shift: Mapping[str, int]) -> str:
     return name
 
 
-def find_repeats(graph: Graph) -> tuple[Repeat, ...]:
-    """Groups of at least two equal blocks, in order of their first node."""
+def find_repeats(graph: Graph, in_step: bool = False) -> tuple[Repeat, ...]:
+    """Groups of at least two equal blocks, in order of their first node.
+
+    Args:
+        in_step: what is in containers that are in step with each other is one block (`blocks_in_step`), of the first of them.
+    """
     members: dict[tuple[Phase, str, int], list[int]] = {}
-    for i, node in enumerate(graph.nodes):
-        place = block_of(node.path, graph.sequences) or block_of(node.path)
+    places = blocks_in_step(graph) if in_step else [block_of(node.path, graph.sequences) for node in graph.nodes]
+    for i, (place, node) in enumerate(zip(places, graph.nodes)):
+        place = place or block_of(node.path)
         if place is not None:
             members.setdefault((node.phase, *place), []).append(i)
     values = value_table(graph)
