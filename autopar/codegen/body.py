@@ -27,7 +27,8 @@ from ..graph.turns import COLLECT, GROWN, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
-from .loops import Item, Loop, find_lagging, order_items, split_update
+from .kinds import branch_kinds, pick_kind, print_numbers
+from .loops import Item, Loop, Row, find_lagging, order_items, split_update
 from .update import find_layers, print_update
 from .writer import Writer
 
@@ -116,7 +117,7 @@ def _list_messages(frame: Frame) -> dict[Section, tuple[Node, ...]]:
 
 
 def _item_nodes(item: Item) -> list[int]:
-    return [i for block in item.blocks for i in block.nodes] if isinstance(item, Loop) else [item]
+    return [i for k, j in item.in_order() for i in item.loops[k].blocks[j].nodes] if isinstance(item, Row) else [item]
 
 
 def _update_boxes(graph: Graph, state_keys: Mapping[str, str]) -> str:
@@ -259,11 +260,9 @@ def _print_block(frame: Frame, k: int) -> str:
     loop, graph = table.loop, frame.graph
     block = loop.blocks[0]
     writer = _block_writer(frame, loop)
-    arguments, ahead, carried = [], [], []
+    arguments, ahead = [], []
     for entry in table.entries:
         value = entry.names[0]
-        if entry.way == "carried":
-            carried.append(entry)
         if entry.way in ("carried", "listed") or (entry.way == "shared" and value not in frame.state_keys):
             arguments.append(writer.bind(value, _ARGUMENTS[entry.way]))
         elif entry.way == "ahead":
@@ -279,7 +278,6 @@ def _print_block(frame: Frame, k: int) -> str:
                 entry = kept_entries[name]
                 take = f'kept.pop("{entry.key}")' if _is_last_reader(frame, k, entry.key) else f'kept["{entry.key}"]'
                 writer.line(f"{writer.bind(name, entry.key)} = {take}")
-        returned = {e.source for e in carried}
         if node.op in GROWN:
             own = all(graph.nodes[b.nodes[position]].inputs[0] in frame.own for b in loop.blocks)
             writer.grow(node, frame.program.origins[i], _grad_text(frame, loop, node.outputs[0]), own)
@@ -292,28 +290,27 @@ def _print_block(frame: Frame, k: int) -> str:
                 writer.line(f'kept["{table.own_keys[position, out_index]}"] = {writer.names[out]}')
             if out in frame.grad_keys:
                 writer.line(f"grads[{_grad_text(frame, loop, out)}] = {writer.names[out]}")
-        keep = {graph.nodes[block.nodes[p]].outputs[o] for p, o in returned}
+        keep = {graph.nodes[block.nodes[p]].outputs[o] for p, o in table.returns}
         dying = [n for n in (*dict.fromkeys(node.inputs), *node.outputs) if n in writer.names and last_use.get(n, position) <= position and n not in keep]
         writer.drop(dying)
-    results = [writer.names[graph.nodes[block.nodes[e.source[0]]].outputs[e.source[1]]] for e in carried]
+    results = [writer.names[graph.nodes[block.nodes[p]].outputs[o]] for p, o in table.returns]
     if results:
         writer.line(f"return {', '.join(results)}")
-    blocks = [b.index for b in loop.blocks]
-    name = f"{_title(loop.section)} of {loop.family or 'block'}.{{i}}, i = {blocks[0]} .. {blocks[-1]}"
+    name = f"{_title(loop.section)} of {loop.family or 'block'}.{{i}}, i = {print_numbers([b.index for b in loop.blocks])}"
     doc = f'"""{name}: {"what it has begun to reduce is added to the sums over the turns" if loop.lags else "`kept` is what this block leaves for its later functions"}."""'
-    head = f"def {frame.loop_names[k]}({_common_boxes(frame, loop)}, kept, i{_turn(frame, loop)}{''.join(', ' + a for a in (*arguments, *ahead))}):"
+    head = f"def {frame.loop_names[k]}({_common_boxes(frame, table.row)}, kept, i{_turn(frame, table.row)}{''.join(', ' + a for a in (*arguments, *ahead))}):"
     return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])
 
 
-def _common_boxes(frame: Frame, loop: Loop) -> str:
+def _common_boxes(frame: Frame, row: Row) -> str:
     """What every function of a block takes; the batch where blocks read it themselves (a mask)."""
-    read = {n for block in loop.blocks for i in block.nodes for n in frame.graph.nodes[i].inputs}
+    read = {n for loop in row.loops for block in loop.blocks for i in block.nodes for n in frame.graph.nodes[i].inputs}
     return "comm, state, batch, grads" if any(frame.state_keys.get(n, "").startswith("batch[") for n in read) else "comm, state, grads"
 
 
-def _turn(frame: Frame, loop: Loop) -> str:
+def _turn(frame: Frame, row: Row) -> str:
     """`, turn` where the blocks take something of their turn, or put something in its place."""
-    return ", turn" if any(frame.graph.nodes[i].op in (TAKE, COLLECT) for i in loop.blocks[0].nodes) else ""
+    return ", turn" if any(frame.graph.nodes[i].op in (TAKE, COLLECT) for loop in row.loops for i in loop.blocks[0].nodes) else ""
 
 
 def _grad_text(frame: Frame, loop: Loop, value: str) -> str:
@@ -336,7 +333,7 @@ def _is_last_reader(frame: Frame, k: int, key: str) -> bool:
         return False
     values = {v for v, places in frame.crossings.kept_at.items() if any(f == family and name == key and i in mine for f, i, name in places)}
     items = [item for section in frame.items for item in frame.items[section]]
-    coming = [*items[items.index(frame.crossings.loops[k].loop) + 1 :], *(item for section in overtaken for item in frame.items[section])]
+    coming = [*items[items.index(frame.crossings.loops[k].row) + 1 :], *(item for section in overtaken for item in frame.items[section])]
     return not values & ({n for item in coming for n in _item_reads(frame, item)} | frame.leaving)
 
 
@@ -359,14 +356,15 @@ def _print_section(frame: Frame, section: Section) -> str:
     reads = [_item_reads(frame, item) for item in items]
     last = {name: place for place, names in enumerate(reads) for name in names}
     later = _read_after(frame, section)
-    with_others = [lagging for item in items if isinstance(item, Loop) and (lagging := find_lagging(item, items)) is not None]
+    with_others = [lagging for item in items if isinstance(item, Row) and (lagging := find_lagging(item, items)) is not None]
     for place, item in enumerate(items):
         for name in reads[place]:
             if name not in writer.names and name not in frame.state_keys:
                 _fetch(frame, writer, name, (section, place), later)
-        if isinstance(item, Loop):
-            made = _call_loop(frame, writer, item, place, last) if item not in with_others else []
-            _let_go(frame, writer, item, (section, place))
+        if isinstance(item, Row):
+            made = _call_row(frame, writer, item, place, last) if item not in with_others else []
+            for loop in item.loops:
+                _let_go(frame, writer, loop, (section, place))
         else:
             node = graph.nodes[item]
             if node.op in GROWN:
@@ -395,14 +393,14 @@ def _boxes(frame: Frame, section: Section) -> list[str]:
 
 
 def _item_reads(frame: Frame, item: Item) -> list[str]:
-    if isinstance(item, Loop):
-        table = _table_of(frame, item)
+    if isinstance(item, Row):
         names: dict[str, None] = {}
-        for entry in table.entries:
-            if entry.way == "listed":
-                names.update(dict.fromkeys(entry.names))
-            elif entry.way in ("shared", "carried"):
-                names.setdefault(entry.names[0])
+        for table in (_table_of(frame, loop) for loop in item.loops):
+            for entry in table.entries:
+                if entry.way == "listed":
+                    names.update(dict.fromkeys(entry.names))
+                elif entry.way == "shared" or (entry.way == "carried" and table.begins):
+                    names.setdefault(entry.names[0])
         return [n for n in names if n not in frame.state_keys]
     return [n for n in dict.fromkeys(frame.graph.nodes[item].inputs) if n not in frame.state_keys]
 
@@ -440,7 +438,7 @@ def _is_taken(frame: Frame, family: str, index: int, key: str, place: tuple[Sect
     """True where a loop after this place (section, item) takes what block `index` keeps under `key`."""
     section, number = place
     coming = [item for s in _list_coming(frame, section) for item in frame.items[s]] + frame.items[section][number:]
-    loops = [item for item in coming if isinstance(item, Loop) and item.family == family]
+    loops = [loop for item in coming if isinstance(item, Row) and item.family == family for loop in item.loops]
     return any(b.index == index for loop in loops for e in _table_of(frame, loop).entries if e.way == "kept" and e.key == key for b in loop.blocks)
 
 
@@ -459,55 +457,64 @@ def _let_go(frame: Frame, writer: Writer, loop: Loop, place: tuple[Section, int]
             writer.line(f'    del {box}[i]["{key}"]')
 
 
-def _call_loop(frame: Frame, writer: Writer, loop: Loop, place: int, last: dict[str, int]) -> list[str]:
+def _call_row(frame: Frame, writer: Writer, row: Row, place: int, last: dict[str, int]) -> list[str]:
     """Print the loop; returns the values that have a name here afterwards."""
-    table = _table_of(frame, loop)
-    k = frame.crossings.loops.index(table)
-    arguments, carried, made = [], [], []
+    tables = [_table_of(frame, loop) for loop in row.loops]
     flows: list[str] = []
+    for entry in (e for table in tables if table.begins for e in table.entries if e.way == "carried"):
+        flow = writer.fresh("flow")
+        writer.line(f"{flow} = {writer.text_of(entry.names[0])}")
+        if entry.names[0] in writer.names and last.get(entry.names[0], place) <= place:
+            writer.drop([entry.names[0]])
+        flows.append(flow)
     listed: dict[str, None] = {}
+    arguments = [_list_arguments(frame, writer, table, flows, listed) for table in tables]
+    shared = {entry.names[0] for table in tables for entry in table.entries if entry.way == "shared"}
+    writer.drop([n for n in listed if n not in shared and last.get(n, place) <= place])  # each block lets go of its own
+    first, end, step = row.numbers[0], row.numbers[-1], row.numbers[1] - row.numbers[0]
+    numbers = f"range({first}, {end + step}, {step})" if step != 1 else f"range({first}, {end + step})" if first else f"range({end + step})"
+    kinds, box = [frame.crossings.loops.index(table) for table in tables], frame.containers[row.family]
+    gathers = [_ahead_name(frame, k) for k in kinds]
+    if row.loops[0].ahead:
+        here, ahead = writer.fresh("here"), writer.fresh("ahead")
+        writer.line(f"{ahead} = {gathers[row.in_order()[0][0]]}(comm, state, {first})")
+        arguments = [[*given, f"*{here}"] for given in arguments]
+    writer.line(f"for i in {numbers}:")
+    if row.loops[0].ahead:
+        coming = f"i {'+' if step > 0 else '-'} 1"
+        writer.line(f"    {here}, {ahead} = {ahead}, {pick_kind(row, gathers, coming)}(comm, state, {coming}) if i != {end} else ()")
+    given = [f"{_common_boxes(frame, row)}, {box}[i], i{_turn(frame, row)}{''.join(', ' + a for a in more)}" for more in arguments]
+    calls = [f"{', '.join(flows)} = {frame.loop_names[k]}({text})" if flows else f"{frame.loop_names[k]}({text})" for k, text in zip(kinds, given)]
+    for head, kind in branch_kinds(row):
+        writer.line(f"    {head}" if head else f"    {calls[kind]}")
+        if head:
+            writer.line(f"        {calls[kind]}")
+    lagging = find_lagging(row, frame.items[row.section])
+    if lagging is not None:
+        theirs = [_table_of(frame, loop) for loop in lagging.loops]
+        assert all(entry.way == "kept" for table in theirs for entry in table.entries), "sums read what their own block has started, and nothing else"
+        sums = [frame.loop_names[frame.crossings.loops.index(table)] for table in theirs]
+        boxes, before = _common_boxes(frame, lagging), f"i {'-' if step > 0 else '+'} 1"
+        writer.line(f"    if i != {first}:  # reduced while this block ran")
+        writer.line(f"        {pick_kind(lagging, sums, before)}({boxes}, {box}[{before}], {before})")
+        writer.line(f"{sums[lagging.in_order()[-1][0]]}({boxes}, {box}[{end}], {end})")
+    kind, j = row.in_order()[-1]
+    made = [frame.graph.nodes[row.loops[kind].blocks[j].nodes[p]].outputs[o] for p, o in tables[kind].returns]
+    writer.names.update(zip(made, flows))
+    return made
+
+
+def _list_arguments(frame: Frame, writer: Writer, table: LoopTable, flows: Sequence[str], listed: dict[str, None]) -> list[str]:
+    """What the function of a kind takes beside what all do. Adds to `listed` what is in lists that are made here."""
+    found, coming = [], iter(flows)
     for entry in table.entries:
         if entry.way == "shared" and entry.names[0] not in frame.state_keys:
-            arguments.append(writer.text_of(entry.names[0]))
+            found.append(writer.text_of(entry.names[0]))
         elif entry.way == "carried":
-            flow = writer.fresh("flow")
-            writer.line(f"{flow} = {writer.text_of(entry.names[0])}")
-            if entry.names[0] in writer.names and last.get(entry.names[0], place) <= place:
-                writer.drop([entry.names[0]])
-            arguments.append(flow)
-            carried.append(entry)
-            flows.append(flow)
+            found.append(next(coming))
         elif entry.way == "listed":
             items = writer.fresh("items")
             writer.line(f"{items} = [{', '.join(writer.text_of(n) for n in entry.names)}]")
-            arguments.append(f"{items}.pop(0)")
+            found.append(f"{items}.pop(0)")
             listed.update(dict.fromkeys(entry.names))
-    shared = {entry.names[0] for entry in table.entries if entry.way == "shared"}
-    writer.drop([n for n in listed if n not in shared and last.get(n, place) <= place])  # each block lets go of its own
-    first, step = loop.blocks[0].index, loop.blocks[1].index - loop.blocks[0].index
-    end = loop.blocks[-1].index + step
-    numbers = f"range({first}, {end}, {step})" if step != 1 else f"range({first}, {end})" if first else f"range({end})"
-    if loop.ahead:
-        here, ahead = writer.fresh("here"), writer.fresh("ahead")
-        writer.line(f"{ahead} = {_ahead_name(frame, k)}(comm, state, {first})")
-        arguments.append(f"*{here}")
-    box = frame.containers[loop.family]
-    call = f"{frame.loop_names[k]}({_common_boxes(frame, loop)}, {box}[i], i{_turn(frame, loop)}{''.join(', ' + a for a in arguments)})"
-    writer.line(f"for i in {numbers}:")
-    if loop.ahead:
-        writer.line(f"    {here}, {ahead} = {ahead}, {_ahead_name(frame, k)}(comm, state, i {'+' if step > 0 else '-'} 1) if i != {loop.blocks[-1].index} else ()")
-    writer.line(f"    {', '.join(flows)} = {call}" if flows else f"    {call}")
-    lagging = find_lagging(loop, frame.items[loop.section])
-    if lagging is not None:
-        theirs = _table_of(frame, lagging)
-        assert all(entry.way == "kept" for entry in theirs.entries), "sums read what their own block has started, and nothing else"
-        sums = frame.loop_names[frame.crossings.loops.index(theirs)]
-        boxes, before, last_block = _common_boxes(frame, lagging), f"i {'-' if step > 0 else '+'} {abs(step)}", loop.blocks[-1].index
-        writer.line(f"    if i != {first}:  # reduced while this block ran")
-        writer.line(f"        {sums}({boxes}, {box}[{before}], {before})")
-        writer.line(f"{sums}({boxes}, {box}[{last_block}], {last_block})")
-    for entry, flow in zip(carried, flows):
-        value = frame.graph.nodes[loop.blocks[-1].nodes[entry.source[0]]].outputs[entry.source[1]]
-        writer.names[value] = flow
-        made.append(value)
-    return made
+    return found

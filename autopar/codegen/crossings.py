@@ -22,7 +22,7 @@ from ..graph.node import Phase
 from ..graph.repeats import name_by_block
 from ..graph.sections import Section
 from .expression import identifier
-from .loops import Item, Loop
+from .loops import Item, Loop, Row, find_flows, outside_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +31,29 @@ class Entry:
 
     way: str  # state | shared | carried | ahead | kept | listed
     names: tuple[str, ...]
-    source: tuple[int, int] | None = None  # carried: (node position, output) in the block before
     key: str = ""  # kept: the name under which the block left it
 
 
 @dataclass(slots=True)
 class LoopTable:
-    """A loop's entries, and what its function leaves: own outputs (position, output) or entries, by key."""
+    """A loop's entries, and what its function leaves: own outputs (position, output) or entries, by key; what it returns for the next block of its row, which may be of another kind."""
 
+    row: Row
     loop: Loop
     entries: list[Entry]
+    returns: tuple[tuple[int, int], ...] = ()
     keeps: dict[str, tuple[str, ...]] = field(default_factory=dict)  # key -> value per block
     own_keys: dict[tuple[int, int], str] = field(default_factory=dict)
     entry_keys: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def begins(self) -> bool:
+        """Whether the first block of the row is of this kind."""
+        return self.loop.blocks[0].index == self.row.numbers[0]
+
+    def go_on(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """Of a value per block, those of blocks that another of the row comes after."""
+        return values[:-1] if self.loop.blocks[-1].index == self.row.numbers[-1] else values
 
 
 @dataclass(slots=True)
@@ -68,35 +78,26 @@ def find_crossings(graph: Graph, items: dict[Section, list[Item]], in_turns: boo
         in_turns: what leaves the step goes through `grads`, as all that outlives a turn.
     """
     function_of: dict[int, tuple] = {i: ("section",) for i in range(len(graph.nodes))}
-    loops = [item for section in items for item in items[section] if isinstance(item, Loop)]
-    for k, loop in enumerate(loops):
+    loops = [(row, kind) for section in items for row in items[section] if isinstance(row, Row) for kind in range(len(row.loops))]
+    for k, loop in enumerate(row.loops[kind] for row, kind in loops):
         for j, block in enumerate(loop.blocks):
             for i in block.nodes:
                 function_of[i] = ("loop", k, j)
     entering = frozenset(graph.inputs)
     tables: list[LoopTable] = []
     taken: dict[str, set[str]] = {}
-    for loop in loops:
-        table = LoopTable(loop, [])
+    flows = {id(row): find_flows(graph, row) for row, _ in loops}
+    for row, kind in loops:
+        loop, (carried, returns) = row.loops[kind], (flows[id(row)] or ())[kind]
+        table = LoopTable(row, loop, [], returns)
         tables.append(table)
-        outside = [_outside_names(graph, block.nodes) for block in loop.blocks]
+        outside = [outside_names(graph, block.nodes) for block in loop.blocks]
         names_here = taken.setdefault(loop.family, set())
-        for names in zip(*outside):
-            table.entries.append(_find_way(graph, table, names, entering, tables, names_here))
+        for place, names in enumerate(zip(*outside)):
+            table.entries.append(Entry("carried", names) if place in carried else _find_way(graph, table, names, entering, tables, names_here))
     crossings = Crossings(tables, function_of, {})
     _keep_for_outsiders(graph, crossings, taken, in_turns)
     return crossings
-
-
-def _outside_names(graph: Graph, nodes: tuple[int, ...]) -> list[str]:
-    made: set[str] = set()
-    names: dict[str, None] = {}
-    for i in nodes:
-        for name in graph.nodes[i].inputs:
-            if name not in made:
-                names.setdefault(name)
-        made.update(graph.nodes[i].outputs)
-    return list(names)
 
 
 def _positions(graph: Graph, loop: Loop, j: int) -> dict[str, tuple[int, int]]:
@@ -114,9 +115,6 @@ def _find_way(
         return Entry("shared", names)
     if loop.ahead and all(any(name in graph.nodes[i].outputs for i in block.nodes) for name, block in zip(names, loop.ahead)):
         return Entry("ahead", names)
-    sources = {_positions(graph, loop, j).get(name) for j, name in enumerate(names[1:])}
-    if len(sources) == 1 and None not in sources:
-        return Entry("carried", names, source=sources.pop())
     for other in tables[:-1]:
         key = _kept_key(graph, other, loop, names, taken)
         if key:
@@ -175,20 +173,20 @@ def _keep_for_outsiders(graph: Graph, crossings: Crossings, taken: dict[str, set
     if not in_turns:
         readers |= {graph.loss, *graph.outputs}
     readers |= {name for t in crossings.loops for e in t.entries if e.way in ("listed", "shared") for name in e.names}
-    readers |= {e.names[0] for t in crossings.loops for e in t.entries if e.way == "carried"}
+    readers |= {e.names[0] for t in crossings.loops if t.begins for e in t.entries if e.way == "carried"}
     for table in crossings.loops:
-        carried = {e.source for e in table.entries if e.way == "carried"}
+        carried = set(table.returns)
         for p, i in enumerate(table.loop.blocks[0].nodes):
             for k in range(len(graph.nodes[i].outputs)):
-                values = [graph.nodes[b.nodes[p]].outputs[k] for b in table.loop.blocks]
-                wanted = [v for v in (values[:-1] if (p, k) in carried else values) if v in readers]
+                values = tuple(graph.nodes[b.nodes[p]].outputs[k] for b in table.loop.blocks)
+                wanted = [v for v in (table.go_on(values) if (p, k) in carried else values) if v in readers]
                 if wanted and (p, k) not in table.own_keys:
                     key = _fresh_key(values[0], taken[table.loop.family])
                     table.own_keys[(p, k)] = key
-                    table.keeps[key] = tuple(values)
+                    table.keeps[key] = values
         for position, key in table.own_keys.items():
-            # the last block's carried value has a name where the loop stands
-            held = table.keeps[key][:-1] if position in carried else table.keeps[key]
+            # what the last block of the row returns has a name where the loop stands
+            held = table.go_on(table.keeps[key]) if position in carried else table.keeps[key]
             for block, value in zip(table.loop.blocks, held):
                 crossings.kept_at.setdefault(value, []).append((table.loop.family, block.index, key))
     for table in crossings.loops:

@@ -1,8 +1,8 @@
 """Loops: in which order a program is printed, and which equal blocks become one function called in a loop.
 
 In: a program's local graph and its sections. Out: for each section the items to print, in an order that respects every dependency: single nodes, or a
-`Loop` over equal blocks that run one after another. Invariant: every node stands in exactly one item; a loop is made only where the blocks
-can run back to back. It changes nothing but the order.
+`Row` of blocks that run one after another: of one kind, or of several that take turns. Invariant: every node stands in exactly one item; a row is made only
+where the blocks can run back to back. It changes nothing but the order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,38 @@ class Loop:
     lags: bool = False
 
 
-Item = Union[int, Loop]
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Blocks that run back to back: one loop of the text, which calls a function for each kind of them.
+
+    Args:
+        loops: of one family and section, the blocks of one kind each, among which all of the row are.
+        numbers: of the blocks, in the order in which they run: up or down by one.
+    """
+
+    loops: tuple[Loop, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def family(self) -> str:
+        return self.loops[0].family
+
+    @property
+    def section(self) -> Section:
+        return self.loops[0].section
+
+    @property
+    def lags(self) -> bool:
+        return self.loops[0].lags
+
+    def in_order(self) -> list[tuple[int, int]]:
+        """(kind, number among its blocks) of each block, as they run."""
+        places = {block.index: (k, j) for k, loop in enumerate(self.loops) for j, block in enumerate(loop.blocks)}
+        return [places[number] for number in self.numbers]
+
+
+Item = Union[int, Row]
+Rows = tuple[Row, ...]  # a row, and the one that lags behind it, if there is one
 
 
 def order_items(graph: Graph, sections: Sequence[Section], leaving: frozenset[str] = frozenset(), grads: Mapping[str, str] | None = None) -> dict[Section, list[Item]]:
@@ -51,38 +82,145 @@ def order_items(graph: Graph, sections: Sequence[Section], leaving: frozenset[st
         leaving: what blocks must all put into `grads`, or none of a loop.
         grads: value -> the parameter whose gradient it is.
     """
-    candidates = [parts for repeat in find_repeats(graph, in_step=True) if repeat.phase is not Phase.UPDATE for parts in _loops(graph, repeat, sections, leaving)]
-    candidates = [parts for parts in candidates if all(_can_say(graph, loop, grads or {}) for loop in parts)]
-    found: dict[Section, list[Item]] = {}
+    uses, found = use_table(graph), dict[Section, list[Item]]()
+    kinds = _list_kinds(graph, uses, [repeat for repeat in find_repeats(graph, in_step=True) if repeat.phase is not Phase.UPDATE], sections, leaving)
+
+    def fits(rows: Rows | None) -> bool:
+        return rows is not None and all(_can_say(graph, loop, grads or {}) for row in rows for loop in row.loops) and all(find_flows(graph, row) is not None for row in rows)
+
     for section in list_sections(sections):
         if section.phase is Phase.UPDATE:
             continue
-        loops = [parts for parts in candidates if parts[0].section == section and all(_runs_in_order(graph, loop) for loop in parts)]
+        rows, plain = list[Rows](), dict[Rows, list[Rows]]()  # of rows of several kinds: what there is instead
+        for stretch in (s for (_, where), members in kinds.items() if where == section for s in _stretches(members)):
+            mixed = _make_rows(graph, uses, stretch) if _take_turns(stretch) else None
+            alone = [made for run in _runs(stretch) if fits(made := _make_rows(graph, uses, run))]
+            if mixed is not None and fits(mixed):
+                plain[mixed] = alone  # type: ignore[assignment]
+            rows += [mixed] if mixed in plain else alone  # type: ignore[list-item]
         nodes = [i for i, s in enumerate(sections) if s == section]
-        order = _sort(graph, nodes, [loop for parts in loops for loop in parts])
-        while order is None:  # a loop cannot be contracted: give up the shortest, and what lags behind it, and try again
-            loops.remove(min(loops, key=lambda parts: len(parts[0].blocks)))
-            order = _sort(graph, nodes, [loop for parts in loops for loop in parts])
+        while (order := _sort(graph, nodes, [row for one in rows for row in one])) is None:
+            # a row cannot be contracted: give up taking turns, or the shortest, with what lags behind it, and try again
+            gone = min(rows, key=lambda one: (one not in plain, len(one[0].numbers)))
+            rows = [*(one for one in rows if one is not gone), *plain.get(gone, [])]
         found[section] = order
     return found
 
 
-def _loops(graph: Graph, repeat: Repeat, sections: Sequence[Section], leaving: frozenset[str]) -> list[tuple[Loop, ...]]:
-    """The loops of equal blocks: of each section those that have the same part of themselves there, of which others read the same; with each the one that lags
-    behind it, if there is one."""
-    groups: dict[tuple, list[Block]] = {}
-    uses = use_table(graph)
-    for block in repeat.blocks:
-        for section in dict.fromkeys(sections[i] for i in block.nodes):
-            places = tuple(p for p, i in enumerate(block.nodes) if sections[i] == section)
-            mine = {block.nodes[p] for p in places}
-            made = {(p, k): out for p in places for k, out in enumerate(graph.nodes[block.nodes[p]].outputs) if out}
-            left = tuple(place for place, out in made.items() if any(i not in mine for i, _ in uses[out]))
-            gone = tuple(place for place, out in made.items() if out in leaving)
-            groups.setdefault((section, places, left, gone), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
-    entering = frozenset(graph.inputs)
-    whole = [Loop(repeat.family, section, run) for (section, *_), blocks in groups.items() for run in _runs(blocks)]
-    return [tuple(_look_ahead(graph, entering, uses, part) for part in _part_lagging(graph, uses, loop)) for loop in whole]
+Member = tuple[Loop, int]  # a kind and a block of it
+Kinds = dict[tuple[str, Section], list[Member]]
+
+
+def _list_kinds(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], repeats: Iterable[Repeat], sections: Sequence[Section], leaving: frozenset[str]) -> Kinds:
+    """Of each family and section its blocks in the order in which they run, of kinds that have several. Of one kind are equal blocks that have the same part of themselves there, of which
+    others read the same."""
+    found: Kinds = {}
+    for repeat in repeats:
+        groups: dict[tuple, list[Block]] = {}
+        for block in repeat.blocks:
+            for section in dict.fromkeys(sections[i] for i in block.nodes):
+                places = tuple(p for p, i in enumerate(block.nodes) if sections[i] == section)
+                mine = {block.nodes[p] for p in places}
+                made = {(p, k): out for p in places for k, out in enumerate(graph.nodes[block.nodes[p]].outputs) if out}
+                left = tuple(place for place, out in made.items() if any(i not in mine for i, _ in uses[out]))
+                gone = tuple(place for place, out in made.items() if out in leaving)
+                groups.setdefault((section, places, left, gone), []).append(Block(block.index, tuple(block.nodes[p] for p in places)))
+        for (section, *_), blocks in groups.items():
+            if len(blocks) > 1:
+                kind = Loop(repeat.family, section, tuple(sorted(blocks, key=lambda b: b.nodes[0])))
+                found.setdefault((repeat.family, section), []).extend((kind, j) for j in range(len(blocks)))
+    return {place: sorted(members, key=lambda m: m[0].blocks[m[1]].nodes[0]) for place, members in found.items()}
+
+
+def _stretches(members: Sequence[Member]) -> list[list[Member]]:
+    """Maximal runs of neighbours (…, 2, 3, 4, … or downwards) in the order in which they run."""
+    found: list[list[Member]] = []
+    for member in members:
+        numbers = [kind.blocks[j].index for kind, j in (*found[-1][-2:], member)] if found else []
+        if numbers and abs(numbers[-1] - numbers[-2]) == 1 and numbers[-1] - numbers[-2] == numbers[1] - numbers[0]:
+            found[-1].append(member)
+        else:
+            found.append([member])
+    return found
+
+
+def _runs(stretch: Sequence[Member]) -> list[list[Member]]:
+    """Of a stretch the neighbours of one kind, where there are several."""
+    runs: list[list[Member]] = []
+    for member in stretch:
+        if runs and runs[-1][-1][0] is member[0]:
+            runs[-1].append(member)
+        else:
+            runs.append([member])
+    return [run for run in runs if len(run) > 1]
+
+
+def _take_turns(stretch: Sequence[Member]) -> bool:
+    """True where a kind comes again after another."""
+    kinds = [id(kind) for kind, _ in stretch]
+    return sum(a != b for a, b in zip(kinds, kinds[1:])) >= len(set(kinds))
+
+
+def _make_rows(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], members: Sequence[Member]) -> Rows | None:
+    """The row of these blocks, and the one that lags behind it; None where its kinds are not alike in that, or in what they start ahead, or have one block alone."""
+    entering, numbers = frozenset(graph.inputs), tuple(kind.blocks[j].index for kind, j in members)
+    firsts = [kind.blocks[j].nodes[0] for kind, j in members]
+    following = dict(zip(numbers, firsts[1:]))
+    whole: dict[int, tuple[Loop, list[Block]]] = {}
+    for kind, j in members:
+        whole.setdefault(id(kind), (kind, []))[1].append(kind.blocks[j])
+    parted = [_part_lagging(graph, uses, Loop(kind.family, kind.section, tuple(blocks)), following) for kind, blocks in whole.values()]
+    looped = [tuple(_look_ahead(graph, entering, uses, part) for part in parts) for parts in parted]
+    if len({len(parts) for parts in looped}) > 1 or len({bool(parts[0].ahead) for parts in looped}) > 1 or (len(looped) > 1 and any(len(parts[0].blocks) < 2 for parts in looped)):
+        return None
+    rows = tuple(Row(loops, numbers) for loops in zip(*looped))
+    return rows if all(_runs_in_order(graph, row) for row in rows) else None
+
+
+def outside_names(graph: Graph, nodes: Iterable[int]) -> list[str]:
+    """What these nodes read and do not make, in the order of first use."""
+    made: set[str] = set()
+    names: dict[str, None] = {}
+    for i in nodes:
+        for name in graph.nodes[i].inputs:
+            if name not in made:
+                names.setdefault(name)
+        made.update(graph.nodes[i].outputs)
+    return list(names)
+
+
+Flow = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
+
+
+def find_flows(graph: Graph, row: Row) -> tuple[Flow, ...] | None:
+    """Of each kind: which of its outside names the block before has made (by place among them), and what of its own (node, output) is the next block's in that place. None where a block reads
+    something of the row that is not of the block before, or the kinds do not pass the same on."""
+    order = row.in_order()
+    blocks = [row.loops[k].blocks[j].nodes for k, j in order]
+    outside = [outside_names(graph, nodes) for nodes in blocks]
+    made = [{out: (p, n) for p, i in enumerate(nodes) for n, out in enumerate(graph.nodes[i].outputs) if out} for nodes in blocks]
+    there: set[str] = set()
+    carried: list[set[int] | None] = [None] * len(row.loops)
+    sources: dict[tuple[int, int, int], set[tuple[int, int]]] = {}  # kind before, kind, place -> of what it is
+    for t, (kind, _) in enumerate(order):
+        mine = {e for e, name in enumerate(outside[t]) if name in there}
+        if any(outside[t][e] not in made[t - 1] for e in mine) or (t and carried[kind] not in (None, mine)):
+            return None
+        if t:
+            carried[kind] = mine
+            for e in mine:
+                sources.setdefault((order[t - 1][0], kind, e), set()).add(made[t - 1][outside[t][e]])
+        there.update(made[t])
+    places = [tuple(sorted(mine or ())) for mine in carried]
+    if len({len(mine) for mine in places}) > 1 or any(len(found) > 1 for found in sources.values()):
+        return None
+    flows = []
+    for before in range(len(row.loops)):
+        passed = {tuple(min(sources[before, kind, e]) for e in places[kind]) for kind in range(len(row.loops)) if all((before, kind, e) in sources for e in places[kind])}
+        if len(passed) != 1:
+            return None
+        flows.append((places[before], passed.pop()))
+    return tuple(flows)
 
 
 def _can_say(graph: Graph, loop: Loop, grads: Mapping[str, str]) -> bool:
@@ -104,13 +242,16 @@ def _can_say(graph: Graph, loop: Loop, grads: Mapping[str, str]) -> bool:
     return True
 
 
-def _part_lagging(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], loop: Loop) -> tuple[Loop, ...]:
-    """The loop, and apart the waits that stand after the next block in all of its blocks but the last, with the sums that they are for (`graph.overlap`)."""
-    firsts = [block.nodes[0] for block in loop.blocks]
+def _part_lagging(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], loop: Loop, following: Mapping[int, int]) -> tuple[Loop, ...]:
+    """The loop, and apart the waits that stand after the next block in all of its blocks but the last of the row, with the sums that they are for (`graph.overlap`).
+
+    Args:
+        following: number of a block -> the first node of the next.
+    """
     late: set[int] = set()
     for p, i in enumerate(loop.blocks[0].nodes):
         after = [k for k, _ in uses[graph.nodes[i].outputs[0]]] if graph.nodes[i].op == WAIT else []
-        if [graph.nodes[k].op for k in after] == [ACCUMULATE] and all(block.nodes[p] > first for block, first in zip(loop.blocks, firsts[1:])):
+        if [graph.nodes[k].op for k in after] == [ACCUMULATE] and all(block.nodes[p] > following[block.index] for block in loop.blocks if block.index in following):
             late.update((p, loop.blocks[0].nodes.index(after[0])))
     if not late:
         return (loop,)
@@ -122,11 +263,10 @@ def _part_lagging(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], l
     return Loop(loop.family, loop.section, taken(rest)), Loop(loop.family, loop.section, taken(sorted(late)), lags=True)
 
 
-def find_lagging(loop: Loop, items: Iterable[Item]) -> Loop | None:
-    """Of the items of its section, the loop that ends what this one starts."""
-    numbers = [block.index for block in loop.blocks]
-    apart = (item for item in items if isinstance(item, Loop) and item.lags and not loop.lags)
-    return next((item for item in apart if item.family == loop.family and [block.index for block in item.blocks] == numbers), None)
+def find_lagging(row: Row, items: Iterable[Item]) -> Row | None:
+    """Of the items of its section, the row that ends what this one starts."""
+    apart = (item for item in items if isinstance(item, Row) and item.lags and not row.lags)
+    return next((item for item in apart if item.family == row.family and item.numbers == row.numbers), None)
 
 
 def _look_ahead(graph: Graph, entering: frozenset[str], uses: Mapping[str, Sequence[tuple[int, int]]], loop: Loop) -> Loop:
@@ -147,40 +287,20 @@ def _look_ahead(graph: Graph, entering: frozenset[str], uses: Mapping[str, Seque
     return Loop(loop.family, loop.section, tuple(Block(b.index, tuple(b.nodes[p] for p in rest)) for b in loop.blocks), ahead)
 
 
-def _runs(blocks: Sequence[Block]) -> list[tuple[Block, ...]]:
-    """Maximal runs of neighbours (…, 2, 3, 4, … or downwards) in the order in which they execute."""
-    blocks = sorted(blocks, key=lambda b: b.nodes[0])
-    runs: list[list[Block]] = [[blocks[0]]]
-    for before, block in zip(blocks, blocks[1:]):
-        run = runs[-1]
-        step = block.index - before.index
-        if abs(step) == 1 and (len(run) == 1 or run[1].index - run[0].index == step):
-            run.append(block)
-        else:
-            runs.append([block])
-    return [tuple(run) for run in runs if len(run) > 1]
-
-
-def _runs_in_order(graph: Graph, loop: Loop) -> bool:
-    """True where each block reads nothing of a later block of the same loop."""
+def _runs_in_order(graph: Graph, row: Row) -> bool:
+    """True where each block reads nothing of a later block of the same row."""
     maker = producer_table(graph)
-    place = {i: j for j, block in enumerate(loop.blocks) for i in block.nodes}
-    for j, block in enumerate(loop.blocks):
-        for i in block.nodes:
-            for name in graph.nodes[i].inputs:
-                source = maker.get(name)
-                if source and place.get(source[0], j) > j:
-                    return False
-    return True
+    order = row.in_order()
+    place = {i: t for t, (k, j) in enumerate(order) for i in row.loops[k].blocks[j].nodes}
+    return not any(
+        place.get(maker[name][0], t) > t
+        for t, (k, j) in enumerate(order) for i in row.loops[k].blocks[j].nodes for name in graph.nodes[i].inputs if name in maker
+    )  # fmt: skip
 
 
-def _sort(graph: Graph, nodes: list[int], loops: list[Loop]) -> list[Item] | None:
-    """The section's items sorted by dependency, earliest first node first; None where contracting the loops makes a circle."""
-    owner: dict[int, int] = {}
-    for k, loop in enumerate(loops):
-        for block in (*loop.blocks, *loop.ahead):
-            for i in block.nodes:
-                owner[i] = -1 - k
+def _sort(graph: Graph, nodes: list[int], rows: list[Row]) -> list[Item] | None:
+    """The section's items sorted by dependency, earliest first node first; None where contracting the rows makes a circle."""
+    owner = {i: -1 - k for k, row in enumerate(rows) for loop in row.loops for block in (*loop.blocks, *loop.ahead) for i in block.nodes}
     maker = {name: i for name, (i, _) in producer_table(graph).items()}
     inside = set(nodes)
     needs: dict[int, set[int]] = {}
@@ -197,13 +317,13 @@ def _sort(graph: Graph, nodes: list[int], loops: list[Loop]) -> list[Item] | Non
     for key, sources in needs.items():
         for source in sources:
             readers.setdefault(source, []).append(key)
-    first = {key: key if key >= 0 else min(loops[-1 - key].blocks[0].nodes) for key in needs}
+    first = {key: key if key >= 0 else min(loop.blocks[0].nodes[0] for loop in rows[-1 - key].loops) for key in needs}
     heap = [(first[key], key) for key, count in waiting.items() if not count]
     heapq.heapify(heap)
     order: list[Item] = []
     while heap:
         _, key = heapq.heappop(heap)
-        order.append(key if key >= 0 else loops[-1 - key])
+        order.append(key if key >= 0 else rows[-1 - key])
         for reader in readers.get(key, ()):
             waiting[reader] -= 1
             if not waiting[reader]:
