@@ -27,7 +27,7 @@ from ..graph.turns import COLLECT, GROWN, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
-from .kinds import branch_kinds, pick_kind, print_numbers
+from .kinds import branch_kinds, pick_kind, print_blocks
 from .loops import Item, Loop, Row, find_lagging, order_items, split_update
 from .update import find_layers, print_update
 from .writer import Writer
@@ -174,7 +174,7 @@ def _leaving_texts(frame: Frame) -> dict[str, str]:
 
 def _loop_name(frame: Frame, k: int, table: LoopTable) -> str:
     base = f"{frame.containers[table.loop.family]}_{table.loop.section.name}" + ("_sums" if table.loop.lags else "")
-    return base if base not in frame.loop_names else f"{base}_{k}"
+    return next(name for name in (base, *(f"{base}_{n}" for n in range(2, k + 2))) if name not in frame.loop_names)
 
 
 def _name_grads(
@@ -296,7 +296,7 @@ def _print_block(frame: Frame, k: int) -> str:
     results = [writer.names[graph.nodes[block.nodes[p]].outputs[o]] for p, o in table.returns]
     if results:
         writer.line(f"return {', '.join(results)}")
-    name = f"{_title(loop.section)} of {loop.family or 'block'}.{{i}}, i = {print_numbers([b.index for b in loop.blocks])}"
+    name = f"{_title(loop.section)} of {loop.family or 'block'}.{{i}}, {print_blocks(table.row, table.row.loops.index(loop))}"
     doc = f'"""{name}: {"what it has begun to reduce is added to the sums over the turns" if loop.lags else "`kept` is what this block leaves for its later functions"}."""'
     head = f"def {frame.loop_names[k]}({_common_boxes(frame, table.row)}, kept, i{_turn(frame, table.row)}{''.join(', ' + a for a in (*arguments, *ahead))}):"
     return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])
@@ -481,7 +481,7 @@ def _call_row(frame: Frame, writer: Writer, row: Row, place: int, last: dict[str
         arguments = [[*given, f"*{here}"] for given in arguments]
     writer.line(f"for i in {numbers}:")
     if row.loops[0].ahead:
-        coming = f"i {'+' if step > 0 else '-'} 1"
+        coming = f"i {'+' if step > 0 else '-'} {abs(step)}"
         writer.line(f"    {here}, {ahead} = {ahead}, {pick_kind(row, gathers, coming)}(comm, state, {coming}) if i != {end} else ()")
     given = [f"{_common_boxes(frame, row)}, {box}[i], i{_turn(frame, row)}{''.join(', ' + a for a in more)}" for more in arguments]
     calls = [f"{', '.join(flows)} = {frame.loop_names[k]}({text})" if flows else f"{frame.loop_names[k]}({text})" for k, text in zip(kinds, given)]
@@ -494,7 +494,7 @@ def _call_row(frame: Frame, writer: Writer, row: Row, place: int, last: dict[str
         theirs = [_table_of(frame, loop) for loop in lagging.loops]
         assert all(entry.way == "kept" for table in theirs for entry in table.entries), "sums read what their own block has started, and nothing else"
         sums = [frame.loop_names[frame.crossings.loops.index(table)] for table in theirs]
-        boxes, before = _common_boxes(frame, lagging), f"i {'-' if step > 0 else '+'} 1"
+        boxes, before = _common_boxes(frame, lagging), f"i {'-' if step > 0 else '+'} {abs(step)}"
         writer.line(f"    if i != {first}:  # reduced while this block ran")
         writer.line(f"        {pick_kind(lagging, sums, before)}({boxes}, {box}[{before}], {before})")
         writer.line(f"{sums[lagging.in_order()[-1][0]]}({boxes}, {box}[{end}], {end})")

@@ -27,12 +27,12 @@ def pick_kind(row: Row, texts: Sequence[str], number: str) -> str:
     return "(" + "".join(f"{texts[kind]} if {_test(row, kind, number)} else " for kind in order[:-1]) + f"{texts[order[-1]]})"
 
 
-def print_numbers(numbers: Sequence[int]) -> str:
-    """`1 .. 23`, `1, 3 .. 23`, `3, 7, 8`."""
-    step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
-    if len(numbers) < 3 or any(b - a != step for a, b in zip(numbers, numbers[1:])):
-        return ", ".join(map(str, numbers)) if abs(step) != 1 or len(numbers) > 2 else f"{numbers[0]} .. {numbers[-1]}"
-    return f"{numbers[0]} .. {numbers[-1]}" if abs(step) == 1 else f"{numbers[0]}, {numbers[1]} .. {numbers[-1]}"
+def print_blocks(row: Row, kind: int) -> str:
+    """Which blocks are of a kind: `i = 1 .. 23`, `i = 1 .. 23, i % 2`, `i = 1 .. 23, all others`."""
+    order, all_of_them = _by_size(row), f"i = {row.numbers[0]} .. {row.numbers[-1]}"
+    if len(order) == 1:
+        return all_of_them
+    return f"{all_of_them}, {'all others' if kind == order[-1] else _test(row, kind, 'i')}"
 
 
 def _by_size(row: Row) -> list[int]:

@@ -8,7 +8,7 @@ where the blocks can run back to back. It changes nothing but the order.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -46,7 +46,7 @@ class Row:
 
     Args:
         loops: of one family and section, the blocks of one kind each, among which all of the row are.
-        numbers: of the blocks, in the order in which they run: up or down by one.
+        numbers: of the blocks, in the order in which they run, in equal steps: neighbours, or every so many, up or down.
     """
 
     loops: tuple[Loop, ...]
@@ -133,11 +133,18 @@ def _list_kinds(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], rep
 
 
 def _stretches(members: Sequence[Member]) -> list[list[Member]]:
-    """Maximal runs of neighbours (…, 2, 3, 4, … or downwards) in the order in which they run."""
+    """Maximal runs of neighbours (…, 2, 3, 4, … or downwards) in the order in which they run; of those without neighbours, runs of one kind that are as far apart (1, 3, 5, …)."""
+    near = _split_runs(members, lambda last, member, step: abs(step) == 1)
+    alone = [run[0] for run in near if len(run) == 1]
+    return [*(run for run in near if len(run) > 1), *_split_runs(alone, lambda last, member, step: last[0] is member[0])]
+
+
+def _split_runs(members: Sequence[Member], joins: Callable[[Member, Member, int], bool]) -> list[list[Member]]:
+    """Runs of equal steps, as far as two that follow each other may be in one."""
     found: list[list[Member]] = []
     for member in members:
-        numbers = [kind.blocks[j].index for kind, j in (*found[-1][-2:], member)] if found else []
-        if numbers and abs(numbers[-1] - numbers[-2]) == 1 and numbers[-1] - numbers[-2] == numbers[1] - numbers[0]:
+        numbers = [kind.blocks[j].index for kind, j in (*found[-1][:2], found[-1][-1], member)] if found else []
+        if numbers and joins(found[-1][-1], member, numbers[-1] - numbers[-2]) and (len(found[-1]) == 1 or numbers[-1] - numbers[-2] == numbers[1] - numbers[0]):
             found[-1].append(member)
         else:
             found.append([member])

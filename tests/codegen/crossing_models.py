@@ -110,6 +110,38 @@ class Biased(nn.Module):
         return x @ self.embed.weight.T * 0.5
 
 
+class Local(nn.Module):
+    """A block that attends to its neighbours in time, or to all before it; its second half is wider in some."""
+
+    def __init__(self, width=8, window=0, times=2):
+        super().__init__()
+        self.window, self.norm, self.qkv, self.out = window, nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, times * width), nn.Linear(times * width, width)
+
+    def forward(self, x, near):
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=near) if self.window else F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Turning(nn.Module):
+    """Blocks of several kinds that take turns: every `period`-th attends to all, every other one after `wide` is wider."""
+
+    def __init__(self, layers=7, period=2, wide=0, width=8):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        self.layers = nn.ModuleList(Local(width, 0 if i % period == period - 1 else 3, 4 if wide and i > wide and i % 2 else 2) for i in range(layers))
+
+    def forward(self, ids):
+        places = torch.arange(ids.shape[1], device=ids.device)
+        ago = places[:, None] - places[None]
+        x, near = self.embed(ids), (ago >= 0) & (ago < 3)
+        for layer in self.layers:
+            x = layer(x, near)
+        return self.head(x)
+
+
 def two_rates(params):
     """AdamW with a rate that is a tensor for the matrices, and another one for the rest."""
     params = list(params)
@@ -153,6 +185,10 @@ def mixed(optimizer=ADAMW):
     return Workload(Mixed(), (torch.randn(BATCH, 8), torch.randn(BATCH, 8)), (torch.randn(BATCH, 8),), F.mse_loss, optimizer)
 
 
+def turning(layers=7, period=2, wide=0, optimizer=MOMENTUM, width=8):
+    return Workload(Turning(layers, period, wide, width), (_ids(BATCH, SEQ),), (_ids(BATCH, SEQ),), token_loss, optimizer, name="turning")
+
+
 MODELS = {
     "u-net": u_net,
     "u-net, clipped": lambda: u_net(functools.partial(Clipped, lr=1e-2)),
@@ -164,4 +200,5 @@ MODELS = {
     "biased": biased,
     "mixed": mixed,
     "mixed, two rates": lambda: mixed(two_rates),
+    "turning": turning,
 }
