@@ -27,7 +27,7 @@ from ..graph.turns import COLLECT, GROWN, RECEIVE, SEND, TAKE
 from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
-from .kinds import branch_kinds, pick_kind, print_blocks
+from .kinds import branch_kinds, pick_kind, print_blocks, print_numbers
 from .loops import Item, Loop, Row, find_lagging, order_items, split_update
 from .update import find_layers, print_update
 from .writer import Writer
@@ -472,14 +472,13 @@ def _call_row(frame: Frame, writer: Writer, row: Row, place: int, last: dict[str
     shared = {entry.names[0] for table in tables for entry in table.entries if entry.way == "shared"}
     writer.drop([n for n in listed if n not in shared and last.get(n, place) <= place])  # each block lets go of its own
     first, end, step = row.numbers[0], row.numbers[-1], row.numbers[1] - row.numbers[0]
-    numbers = f"range({first}, {end + step}, {step})" if step != 1 else f"range({first}, {end + step})" if first else f"range({end + step})"
     kinds, box = [frame.crossings.loops.index(table) for table in tables], frame.containers[row.family]
     gathers = [_ahead_name(frame, k) for k in kinds]
     if row.loops[0].ahead:
         here, ahead = writer.fresh("here"), writer.fresh("ahead")
         writer.line(f"{ahead} = {gathers[row.in_order()[0][0]]}(comm, state, {first})")
         arguments = [[*given, f"*{here}"] for given in arguments]
-    writer.line(f"for i in {numbers}:")
+    writer.line(f"for i in {print_numbers(row)}:")
     if row.loops[0].ahead:
         coming = f"i {'+' if step > 0 else '-'} {abs(step)}"
         writer.line(f"    {here}, {ahead} = {ahead}, {pick_kind(row, gathers, coming)}(comm, state, {coming}) if i != {end} else ()")

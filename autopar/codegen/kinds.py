@@ -27,6 +27,16 @@ def pick_kind(row: Row, texts: Sequence[str], number: str) -> str:
     return "(" + "".join(f"{texts[kind]} if {_test(row, kind, number)} else " for kind in order[:-1]) + f"{texts[order[-1]]})"
 
 
+def print_numbers(row: Row) -> str:
+    """The numbers of the blocks in the order in which they run: `range(12)`, `range(11, 0, -1)`, `(0, 1, 3, 4)`."""
+    numbers = row.numbers
+    first, step = numbers[0], numbers[1] - numbers[0]
+    if any(b - a != step for a, b in zip(numbers, numbers[1:])):
+        return f"({', '.join(map(str, numbers))})"
+    end = numbers[-1] + step
+    return f"range({first}, {end}, {step})" if step != 1 else f"range({first}, {end})" if first else f"range({end})"
+
+
 def print_blocks(row: Row, kind: int) -> str:
     """Which blocks are of a kind: `i = 1 .. 23`, `i = 1 .. 23, i % 2`, `i = 1 .. 23, all others`."""
     order, all_of_them = _by_size(row), f"i = {row.numbers[0]} .. {row.numbers[-1]}"

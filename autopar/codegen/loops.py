@@ -8,7 +8,7 @@ where the blocks can run back to back. It changes nothing but the order.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -16,7 +16,7 @@ from ..graph.graph import Graph, producer_table, use_table
 from ..graph.kernel import written_states
 from ..graph.node import Phase
 from ..graph.program import CUTS, STARTS, WAIT
-from ..graph.repeats import Block, Repeat, find_repeats, name_by_block
+from ..graph.repeats import Block, Repeat, find_repeats, name_by_block, place_nodes
 from ..graph.sections import Section, list_sections
 from ..graph.turns import ACCUMULATE
 from ..graph.update_lots import group_parts
@@ -46,7 +46,7 @@ class Row:
 
     Args:
         loops: of one family and section, the blocks of one kind each, among which all of the row are.
-        numbers: of the blocks, in the order in which they run, in equal steps: neighbours, or every so many, up or down.
+        numbers: of the blocks, in the order in which they run, up or down; in equal steps where they start something ahead or end something late.
     """
 
     loops: tuple[Loop, ...]
@@ -83,6 +83,10 @@ def order_items(graph: Graph, sections: Sequence[Section], leaving: frozenset[st
         grads: value -> the parameter whose gradient it is.
     """
     uses, found = use_table(graph), dict[Section, list[Item]]()
+    there: dict[tuple[str, Section], set[int]] = {}
+    for place, section in zip(place_nodes(graph, in_step=True), sections):
+        if place is not None:
+            there.setdefault((place[0], section), set()).add(place[1])
     kinds = _list_kinds(graph, uses, [repeat for repeat in find_repeats(graph, in_step=True) if repeat.phase is not Phase.UPDATE], sections, leaving)
 
     def fits(rows: Rows | None) -> bool:
@@ -92,7 +96,7 @@ def order_items(graph: Graph, sections: Sequence[Section], leaving: frozenset[st
         if section.phase is Phase.UPDATE:
             continue
         rows, plain = list[Rows](), dict[Rows, list[Rows]]()  # of rows of several kinds: what there is instead
-        for stretch in (s for (_, where), members in kinds.items() if where == section for s in _stretches(members)):
+        for stretch in (s for (family, where), members in kinds.items() if where == section for s in _stretches(members, sorted(there[family, section]))):
             mixed = _make_rows(graph, uses, stretch) if _take_turns(stretch) else None
             alone = [made for run in _runs(stretch) if fits(made := _make_rows(graph, uses, run))]
             if mixed is not None and fits(mixed):
@@ -132,22 +136,22 @@ def _list_kinds(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], rep
     return {place: sorted(members, key=lambda m: m[0].blocks[m[1]].nodes[0]) for place, members in found.items()}
 
 
-def _stretches(members: Sequence[Member]) -> list[list[Member]]:
-    """Maximal runs of neighbours (…, 2, 3, 4, … or downwards) in the order in which they run; of those without neighbours, runs of one kind that are as far apart (1, 3, 5, …)."""
-    near = _split_runs(members, lambda last, member, step: abs(step) == 1)
-    alone = [run[0] for run in near if len(run) == 1]
-    return [*(run for run in near if len(run) > 1), *_split_runs(alone, lambda last, member, step: last[0] is member[0])]
+def _stretches(members: Sequence[Member], numbers: Sequence[int]) -> list[list[Member]]:
+    """Maximal runs of neighbours, up or down, in the order in which they run.
 
-
-def _split_runs(members: Sequence[Member], joins: Callable[[Member, Member, int], bool]) -> list[list[Member]]:
-    """Runs of equal steps, as far as two that follow each other may be in one."""
+    Args:
+        numbers: of all blocks that have a part in the section, ascending: two are neighbours where none of these is between them.
+    """
     found: list[list[Member]] = []
+    places: list[int] = []  # of the last run, among `numbers`
     for member in members:
-        numbers = [kind.blocks[j].index for kind, j in (*found[-1][:2], found[-1][-1], member)] if found else []
-        if numbers and joins(found[-1][-1], member, numbers[-1] - numbers[-2]) and (len(found[-1]) == 1 or numbers[-1] - numbers[-2] == numbers[1] - numbers[0]):
+        place = numbers.index(member[0].blocks[member[1]].index)
+        if places and abs(place - places[-1]) == 1 and (len(places) == 1 or place - places[-1] == places[1] - places[0]):
             found[-1].append(member)
+            places.append(place)
         else:
             found.append([member])
+            places = [place]
     return found
 
 
@@ -181,6 +185,8 @@ def _make_rows(graph: Graph, uses: Mapping[str, Sequence[tuple[int, int]]], memb
     if len({len(parts) for parts in looped}) > 1 or len({bool(parts[0].ahead) for parts in looped}) > 1 or (len(looped) > 1 and any(len(parts[0].blocks) < 2 for parts in looped)):
         return None
     rows = tuple(Row(loops, numbers) for loops in zip(*looped))
+    if (len(rows) > 1 or rows[0].loops[0].ahead) and len({b - a for a, b in zip(numbers, numbers[1:])}) > 1:
+        return None
     return rows if all(_runs_in_order(graph, row) for row in rows) else None
 
 

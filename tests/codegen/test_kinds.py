@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from autopar.codegen.kinds import branch_kinds, pick_kind, print_blocks
+from autopar.codegen.kinds import branch_kinds, pick_kind, print_blocks, print_numbers
 from autopar.codegen.loops import Loop, Row
 from autopar.graph.node import Phase
 from autopar.graph.repeats import Block
@@ -40,6 +40,14 @@ def test_conditions_tell_kinds_apart(numbers, kinds, heads, picked):
             assert taken == kind and eval(pick_kind(found, texts, "i"), {"i": i, **{t: t for t in texts}}) == f"f{kind}"
     told = [print_blocks(found, kind) for kind in range(len(kinds))]
     assert len(set(told)) == len(kinds) and all(text.startswith(f"i = {numbers[0]} .. {numbers[-1]}") for text in told)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [(range(4), "range(4)"), (range(1, 4), "range(1, 4)"), (range(5, -1, -1), "range(5, -1, -1)"), (range(0, 6, 2), "range(0, 6, 2)"), ((0, 1, 3, 4), "(0, 1, 3, 4)"), ((7, 6, 3), "(7, 6, 3)")],
+)
+def test_numbers_of_a_row(numbers, text):
+    assert print_numbers(row(numbers, tuple(numbers))) == text and list(eval(text)) == list(numbers)
 
 
 torch = pytest.importorskip("torch")
