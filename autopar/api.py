@@ -46,13 +46,13 @@ from .graph.schedules.schedule import ActionKind, Schedule
 from .graph.stage_programs import StageProgram, build_stage_programs, plan_mesh
 from .graph.text import print_graph, print_program
 from .nearest import Means, Setting, find_nearest
-from .options import Options, opens_buckets
+from .options import Options, check_limit, opens_buckets
 from .runtime import Comm, Executable, ProcessComm, initial_state, read_torchrun_env, start_process_group, state_of_module
 from .solver.answer import Answered, build_answer
 from .solver.answer_stages import build_staged_answer
 from .solver.decide import Ask, Decision, decide
 from .solver.given_stages import given_layout, price_stages
-from .solver.infeasible import MemoryShortage, print_bytes
+from .solver.infeasible import MemoryShortage
 from .solver.layout_solve import Staged
 from .solver.recognise import recognise, require_split
 from .trace import Traced, Workload, trace_step
@@ -316,7 +316,7 @@ def plan_workload(
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     precision = options.precision or ("bf16" if cluster.device.kind == "cuda" else "fp32")
     if given_plan is None:
-        _check_memory(cluster, options, precision)
+        check_limit(options.memory_bytes, cluster.device, precision)
     workload = _with_norm_turns(workload, options, given_plan)
     measured = find_measured(cluster, options.measured, rows_path, machine_here(), say)
     began = time.perf_counter()
@@ -379,16 +379,6 @@ def plan_workload(
     check_program(answered.program)
     dump("program", lambda: print_program(answered.program))
     return Planned(workload, traced, case, show_plan(answered.plan), answered.program, dump)
-
-
-def _check_memory(cluster: Cluster, options: Options, precision: str) -> None:
-    """No limit is above what a GPU has. In float64, in which programs are verified, everything takes twice the bytes and the limit may, too; what a process has on a CPU is the user's to say."""
-    own = cluster.device.memory_bytes
-    if cluster.device.kind != "cpu" and (options.memory_bytes or 0) > (2 if precision == "fp64" else 1) * own:
-        raise OptionsError(
-            f"memory: expected at most the {print_bytes(own)} ({own} bytes) that {cluster.device.name} has, found {print_bytes(int(options.memory_bytes or 0))}; "
-            "leave it out, name a device that has as much, or describe yours in a cluster file ([devices.NAME])"
-        )
 
 
 def _with_norm_turns(workload: Workload, options: Options, given_plan: Plan | None) -> Workload:

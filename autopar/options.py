@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from .cluster import Device
 from .constraints import Constraints
 from .errors import OptionsError
 
@@ -97,3 +98,17 @@ def parse_bytes(text: str, where: str = "memory") -> int:
     if not 0 < size < float("inf"):
         raise OptionsError(f"{where}: expected a positive size, found {text!r}")
     return int(size)
+
+
+def check_limit(limit_bytes: int | None, device: Device, precision: str) -> None:
+    """No limit is above what a GPU has. In float64, in which programs are verified, everything takes twice the bytes and the limit may, too; what a process has on a CPU is the user's to say.
+
+    Raises:
+        OptionsError: it is.
+    """
+    own = device.memory_bytes
+    if device.kind != "cpu" and limit_bytes is not None and limit_bytes > (2 if precision == "fp64" else 1) * own:
+        raise OptionsError(
+            f"memory: expected at most the {own / 2**30:.1f} GiB ({own} bytes) that {device.name} has, found {limit_bytes / 2**30:.1f} GiB; "
+            "leave it out, name a device that has as much, or describe yours in a cluster file ([devices.NAME])"
+        )
