@@ -315,8 +315,8 @@ def plan_workload(
     say, dump = report or (lambda line: None), _Dump(options.dump_dir)
     cluster = cluster_spec if isinstance(cluster_spec, Cluster) else parse_cluster(cluster_spec)
     precision = options.precision or ("bf16" if cluster.device.kind == "cuda" else "fp32")
-    if given_plan is None:
-        check_limit(options.memory_bytes, cluster.device, precision)
+    if given_plan is None and cluster.device.kind != "cpu":  # what a process has on a CPU is the user's to say
+        check_limit(options.memory_bytes, cluster.device.name, cluster.device.memory_bytes, precision)
     workload = _with_norm_turns(workload, options, given_plan)
     measured = find_measured(cluster, options.measured, rows_path, machine_here(), say)
     began = time.perf_counter()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from .cluster import Device
 from .constraints import Constraints
 from .errors import OptionsError
 
@@ -100,15 +99,17 @@ def parse_bytes(text: str, where: str = "memory") -> int:
     return int(size)
 
 
-def check_limit(limit_bytes: int | None, device: Device, precision: str) -> None:
-    """No limit is above what a GPU has. In float64, in which programs are verified, everything takes twice the bytes and the limit may, too; what a process has on a CPU is the user's to say.
+def check_limit(limit_bytes: int | None, device: str, own_bytes: int, precision: str) -> None:
+    """No limit is above what a GPU has. In float64, in which programs are verified, everything takes twice the bytes and the limit may, too.
 
+    Args:
+        device: its name.
+        own_bytes: that it has.
     Raises:
         OptionsError: it is.
     """
-    own = device.memory_bytes
-    if device.kind != "cpu" and limit_bytes is not None and limit_bytes > (2 if precision == "fp64" else 1) * own:
+    if limit_bytes is not None and limit_bytes > (2 if precision == "fp64" else 1) * own_bytes:
         raise OptionsError(
-            f"memory: expected at most the {own / 2**30:.1f} GiB ({own} bytes) that {device.name} has, found {limit_bytes / 2**30:.1f} GiB; "
+            f"memory: expected at most the {own_bytes / 2**30:.1f} GiB ({own_bytes} bytes) that {device} has, found {limit_bytes / 2**30:.1f} GiB; "
             "leave it out, name a device that has as much, or describe yours in a cluster file ([devices.NAME])"
         )
