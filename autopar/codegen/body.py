@@ -28,7 +28,8 @@ from .crossings import Crossings, LoopTable, find_crossings
 from .expression import identifier, kept_key
 from .frame import Frame, dead_here, is_taken_by_update, last_uses, reserved_names
 from .kinds import branch_kinds, pick_kind, print_blocks, print_numbers
-from .loops import Item, Loop, Row, find_lagging, order_items, split_update
+from .loops import Item, find_lagging, order_items, split_update
+from .rows import Loop, Row
 from .update import find_layers, print_update
 from .writer import Writer
 

@@ -22,7 +22,8 @@ from ..graph.node import Phase
 from ..graph.repeats import name_by_block
 from ..graph.sections import Section
 from .expression import identifier
-from .loops import Item, Loop, Row, find_flows, outside_names
+from .loops import Item
+from .rows import Loop, Row, find_flows, outside_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """Kinds: the text that tells which blocks of a row are of which kind.
 
-In: a row (`codegen.loops`). Out: conditions on the number of a block, `i % 2`, `i % 6 == 5`, `i in (3, 7, 8)`; of the kind that has most blocks, none.
+In: a row (`codegen.rows`). Out: conditions on the number of a block, `i % 2`, `i % 6 == 5`, `i in (3, 7, 8)`; of the kind that has most blocks, none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .loops import Row
+from .rows import Row
 
 
 def branch_kinds(row: Row) -> list[tuple[str, int]]:

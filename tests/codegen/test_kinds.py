@@ -7,7 +7,7 @@ import re
 import pytest
 
 from autopar.codegen.kinds import branch_kinds, pick_kind, print_blocks, print_numbers
-from autopar.codegen.loops import Loop, Row
+from autopar.codegen.rows import Loop, Row
 from autopar.graph.node import Phase
 from autopar.graph.repeats import Block
 from autopar.graph.sections import Section
