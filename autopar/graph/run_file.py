@@ -17,6 +17,7 @@ from .machine import Machine
 from .run import FORMAT, ActionTimes, CommTimes, RankRun, Run
 
 _CURE = "record it again with `autopar run DIR`"
+_APART = 10.0  # by so much no two ranks of a run differ: one has seconds in another unit
 
 
 def save_run(run: Run, path: str | os.PathLike[str]) -> None:
@@ -96,6 +97,10 @@ def _parse_run(data: dict[str, object]) -> Run:
             raise _Wrong(f"ranks[{k}].rank: expected {k}, found {rank.rank}")
         if len(rank.step_s) != len(ranks[0].step_s):
             raise _Wrong(f"ranks[{k}].step_s: expected {len(ranks[0].step_s)} steps as of rank 0, found {len(rank.step_s)}")
+    took = [sum(rank.step_s) for rank in ranks]
+    if max(took) > _APART * min(took):
+        slow, fast = took.index(max(took)), took.index(min(took))
+        raise _Wrong(f"ranks[{slow}].step_s: expected about the seconds of the other ranks, which wait for each other in every step, found {took[slow]:.4g} in all where rank {fast} took {took[fast]:.4g}")
     return Run(top.text("date"), top.text("autopar"), who, top.text("model"), top.text("plan", True), top.text("mesh", True), ranks)
 
 

@@ -72,6 +72,7 @@ DAMAGED = {
     "part": (("ranks", 0), "state_bytes", 1.5, r"ranks\[0\].state_bytes: expected a whole number of at least 0, found 1.5"),
     "huge": (("ranks", 1, "step_s"), 0, 10**400, r"ranks\[1\].step_s\[0\]: expected a positive number of seconds, found 1000"),
     "huge bytes": (("ranks", 0), "peak_bytes", 10**400, r"ranks\[0\].peak_bytes: expected a whole number below 2\^63, found 1000"),
+    "unit": (("ranks", 1), "step_s", [500.0, 500.0], r"ranks\[1\].step_s: expected about the seconds of the other ranks, which wait for each other in every step, found 1000 in all where rank 0 took"),
     "cores": (("machine",), "cores", 0, "machine.cores: expected a whole number of at least 1, found 0"),
     "object": (("ranks",), 0, 3, r"ranks\[0\]: expected an object, found 3"),
     "none": ((), "ranks", [], "ranks: expected at least one, found none"),
