@@ -175,7 +175,10 @@ def _leaving_texts(frame: Frame) -> dict[str, str]:
 
 def _loop_name(frame: Frame, k: int, table: LoopTable) -> str:
     base = f"{frame.containers[table.loop.family]}_{table.loop.section.name}" + ("_sums" if table.loop.lags else "")
-    return next(name for name in (base, *(f"{base}_{n}" for n in range(2, k + 2))) if name not in frame.loop_names)
+    firsts = [min(block.index for block in loop.blocks) for loop in table.row.loops]  # of kinds, by which they have the same number in every pass
+    own = sorted(firsts).index(firsts[table.row.loops.index(table.loop)]) + 1
+    wanted = base if own == 1 else f"{base}_{own}"
+    return next(name for name in (wanted, base, *(f"{base}_{n}" for n in range(2, k + 3))) if name not in frame.loop_names)
 
 
 def _name_grads(

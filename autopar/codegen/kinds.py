@@ -38,8 +38,9 @@ def print_numbers(row: Row) -> str:
 
 
 def print_blocks(row: Row, kind: int) -> str:
-    """Which blocks are of a kind: `i = 1 .. 23`, `i = 1 .. 23, i % 2`, `i = 1 .. 23, all others`."""
-    order, all_of_them = _by_size(row), f"i = {row.numbers[0]} .. {row.numbers[-1]}"
+    """Which blocks are of a kind: `i = 1 .. 23`, `i in range(0, 24, 2)`, `i = 1 .. 23, i % 2`, `i = 1 .. 23, all others`."""
+    order, neighbours = _by_size(row), all(abs(b - a) == 1 for a, b in zip(row.numbers, row.numbers[1:]))
+    all_of_them = f"i = {row.numbers[0]} .. {row.numbers[-1]}" if neighbours else f"i in {print_numbers(row)}"
     if len(order) == 1:
         return all_of_them
     return f"{all_of_them}, {'all others' if kind == order[-1] else _test(row, kind, 'i')}"
