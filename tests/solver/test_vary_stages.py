@@ -110,7 +110,7 @@ def test_alike_stages_among_others_are_solved_once(place, monkeypatch):
     """On a graph with each kind of stage once, and on the whole graph: the same plan."""
     monkeypatch.setattr(layout_cases, "_SHORTER", 0)
     case, limit = build_block_case(blocks=18, batch=16, width=64, hidden=128), 2**30
-    cases, model = LayoutCases(case, constrain()), build_cost_model(parse_cluster("1x12xH100-80GB"))
+    cases, model = LayoutCases(case, constrain()), build_cost_model(parse_cluster("1x12xA100-80GB"))
     search = PipelineSearch(cases, model, limit, time.monotonic() + 60, lambda line: None)
     search.list_open()
     layout = Layout(place, 4)
