@@ -23,7 +23,7 @@ from ..graph.repeats import name_by_block
 from ..graph.sections import Section
 from .expression import identifier
 from .loops import Item
-from .rows import Loop, Row, find_flows, outside_names
+from .rows import Loop, Row, outside_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,8 @@ def find_crossings(graph: Graph, items: dict[Section, list[Item]], in_turns: boo
     entering = frozenset(graph.inputs)
     tables: list[LoopTable] = []
     taken: dict[str, set[str]] = {}
-    flows = {id(row): find_flows(graph, row) for row, _ in loops}
     for row, kind in loops:
-        loop, (carried, returns) = row.loops[kind], (flows[id(row)] or ())[kind]
+        loop, (carried, returns) = row.loops[kind], row.flows[kind]
         table = LoopTable(row, loop, [], returns)
         tables.append(table)
         outside = [outside_names(graph, block.nodes) for block in loop.blocks]

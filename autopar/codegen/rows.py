@@ -7,13 +7,13 @@ cannot be. A kind is equal blocks with the same part of themselves in the sectio
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..graph.graph import Graph, producer_table, use_table
 from ..graph.kernel import written_states
 from ..graph.node import Phase
 from ..graph.program import CUTS, STARTS, WAIT
-from ..graph.repeats import Block, Repeat, find_repeats, name_by_block, place_nodes
+from ..graph.repeats import Block, Repeat, block_of, blocks_in_step, find_repeats, name_by_block
 from ..graph.sections import Section
 from ..graph.turns import ACCUMULATE
 
@@ -35,6 +35,9 @@ class Loop:
     lags: bool = False
 
 
+Flow = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Blocks that run back to back: one loop of the text, which calls a function for each kind of them.
@@ -42,10 +45,12 @@ class Row:
     Args:
         loops: of one family and section, the blocks of one kind each, among which all of the row are.
         numbers: of the blocks, in the order in which they run, up or down; in equal steps where they start something ahead or end something late.
+        flows: what the blocks of each kind get from the block before, and pass on (`find_flows`).
     """
 
     loops: tuple[Loop, ...]
     numbers: tuple[int, ...]
+    flows: tuple[Flow, ...] = ()
 
     @property
     def family(self) -> str:
@@ -76,16 +81,19 @@ class Choice:
 def find_rows(graph: Graph, sections: Sequence[Section], leaving: frozenset[str], grads: Mapping[str, str]) -> dict[Section, list[Choice]]:
     """The rows of each section but the update. Arguments as of `loops.order_items`."""
     uses, there, found = use_table(graph), dict[tuple[str, Section], set[int]](), dict[Section, list[Choice]]()
-    for place, section in zip(place_nodes(graph, in_step=True), sections):
+    places = [place or block_of(node.path) for place, node in zip(blocks_in_step(graph), graph.nodes)]
+    for place, section in zip(places, sections):
         if place is not None:
             there.setdefault((place[0], section), set()).add(place[1])
 
     def make(members: Sequence[Member]) -> tuple[Row, ...]:
         rows = _make_rows(graph, uses, members)
-        fits = all(_can_say(graph, loop, grads) for row in rows for loop in row.loops) and all(find_flows(graph, row) is not None for row in rows)
-        return rows if fits else ()
+        passed = [find_flows(graph, row) for row in rows]
+        if None in passed or not all(_can_say(graph, loop, grads) for row in rows for loop in row.loops):
+            return ()
+        return tuple(replace(row, flows=flows) for row, flows in zip(rows, passed) if flows is not None)
 
-    repeats = [repeat for repeat in find_repeats(graph, in_step=True) if repeat.phase is not Phase.UPDATE]
+    repeats = [repeat for repeat in find_repeats(graph, places) if repeat.phase is not Phase.UPDATE]
     for (family, section), members in _list_kinds(graph, uses, repeats, sections, leaving).items():
         for stretch in _stretches(members, sorted(there[family, section])):
             plain = tuple(Choice(rows) for run in _runs(stretch) if (rows := make(run)))
@@ -183,9 +191,6 @@ def outside_names(graph: Graph, nodes: Iterable[int]) -> list[str]:
                 names.setdefault(name)
         made.update(graph.nodes[i].outputs)
     return list(names)
-
-
-Flow = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
 
 
 def find_flows(graph: Graph, row: Row) -> tuple[Flow, ...] | None:

@@ -186,20 +186,15 @@ def shift_name(name: str, shift: Mapping[str, int]) -> str:
     return name
 
 
-def place_nodes(graph: Graph, in_step: bool) -> list[tuple[str, int] | None]:
-    """(family, number) of the block that each node is in, for `find_repeats`: entries of containers that are no row of blocks are such, too."""
-    places = blocks_in_step(graph) if in_step else [block_of(node.path, graph.sequences) for node in graph.nodes]
-    return [place or block_of(node.path) for place, node in zip(places, graph.nodes)]
-
-
-def find_repeats(graph: Graph, in_step: bool = False) -> tuple[Repeat, ...]:
-    """Groups of at least two equal blocks, in order of their first node.
+def find_repeats(graph: Graph, places: Sequence[tuple[str, int] | None] | None = None) -> tuple[Repeat, ...]:
+    """Groups of at least two equal blocks, in order of their first node. Entries of containers that are no row of blocks are such, too.
 
     Args:
-        in_step: what is in containers that are in step with each other is one block (`blocks_in_step`), of the first of them.
+        places: the block of each node, where it is another than its path says (`blocks_in_step`).
     """
     members: dict[tuple[Phase, str, int], list[int]] = {}
-    for i, (place, node) in enumerate(zip(place_nodes(graph, in_step), graph.nodes)):
+    for i, (node, place) in enumerate(zip(graph.nodes, places or [block_of(node.path, graph.sequences) for node in graph.nodes])):
+        place = place or block_of(node.path)
         if place is not None:
             members.setdefault((node.phase, *place), []).append(i)
     values = value_table(graph)

@@ -8,7 +8,7 @@ an op or a state along an axis (the law; `obeyed` checks it on the answer):
              split as they are stored.
     tp       forward and backward ops split no batch, and the sequence unless sequence_parallel=0. Every matmul over samples is split by
              something that is neither (the column or row of its weight, heads, vocabulary) among as many ranks as its rule allows; with
-             sequence_parallel=1 every other op that has features beside samples and positions, and has one of the two, splits one of them.
+             sequence_parallel=1 every other op of the samples that has features, too, and one of the two, splits one of them (`Roles.featured`).
     the rest an axis without a role does anything that no word is about
     update   ops are split in any way; with zero=0 not along dp
     zero     along dp: 0: no parameter, buffer, optimizer state or gradient in pieces; 1: optimizer states in pieces, parameters whole; 2: and the
