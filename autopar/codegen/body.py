@@ -19,7 +19,7 @@ from ..graph.kernel import KERNEL, Kernel, takes_lists
 from ..graph.node import Node, Phase
 from ..graph.own import find_own
 from ..graph.program import Program
-from ..graph.repeats import name_by_block
+from ..graph.repeats import block_path, name_by_block
 from ..graph.sections import INPUT, WEIGHT, Section, list_overtaken
 from ..graph.stages import COPY
 from ..graph.tensor import STATE_KINDS, Kind, Value
@@ -194,7 +194,7 @@ def _name_grads(
     read.update(dict.fromkeys(name for n in graph.nodes for name in n.outputs if name in leaving))
     param_of = _whose(program, grads)
     place_in_loop = {
-        out: f"{t.loop.family}.{b.index}.".lstrip(".") + f"({p}, {k})"
+        out: f"{block_path(t.loop.family, b.index)}.({p}, {k})"
         for t in crossings.loops
         for b in t.loop.blocks
         for p, i in enumerate(b.nodes)
@@ -224,7 +224,7 @@ _ARGUMENTS = {"shared": "shared", "carried": "flow", "listed": "item", "ahead": 
 def _block_writer(frame: Frame, loop: Loop) -> Writer:
     """Of a function that serves all blocks of a loop, from the names of its first."""
     block = loop.blocks[0]
-    prefix = f"{loop.family}.{block.index}" if loop.family else f"{block.index}"
+    prefix = block_path(loop.family, block.index)
 
     nodes = [[i for run in (loop.ahead, loop.blocks) if run for i in run[j].nodes] for j in range(len(loop.blocks))]
     beside = {names[0]: names for row in zip(*nodes) for names in zip(*(frame.graph.nodes[i].inputs for i in row))}
@@ -236,7 +236,7 @@ def _block_writer(frame: Frame, loop: Loop) -> Writer:
         return frame.state_keys[name] if storage is None else f'state[f"{storage}"]'
 
     def path_text(path: str) -> str:
-        return path.replace(prefix, f"{loop.family}.{{i}}" if loop.family else "{i}", 1) if path.startswith(prefix) else path
+        return path.replace(prefix, block_path(loop.family, "{i}"), 1) if path.startswith(prefix) else path
 
     return Writer(("turn",) if frame.in_turns else (), state_text, path_text, frame.notes)
 
@@ -251,7 +251,7 @@ def _print_ahead(frame: Frame, k: int) -> str:
     for i in loop.ahead[0].nodes:
         writer.node(frame.graph.nodes[i], frame.program.origins[i], frozenset())
     started = "".join(f"{writer.names[e.names[0]]}, " for e in table.entries if e.way == "ahead")
-    doc = f'"""Start to gather what the {_title(loop.section).lower()} of {loop.family or "block"}.{{i}} reads."""'
+    doc = f'"""Start to gather what the {_title(loop.section).lower()} of {block_path(loop.family or "block", "{i}")} reads."""'
     return "\n".join([f"def {_ahead_name(frame, k)}(comm, state, i):", *(f"    {line}" for line in [doc, *writer.lines, f"return {started.strip()}"])])
 
 
@@ -300,7 +300,7 @@ def _print_block(frame: Frame, k: int) -> str:
     results = [writer.names[graph.nodes[block.nodes[p]].outputs[o]] for p, o in table.returns]
     if results:
         writer.line(f"return {', '.join(results)}")
-    name = f"{_title(loop.section)} of {loop.family or 'block'}.{{i}}, {print_blocks(table.row, table.row.loops.index(loop))}"
+    name = f"{_title(loop.section)} of {block_path(loop.family or 'block', '{i}')}, {print_blocks(table.row, table.row.loops.index(loop))}"
     doc = f'"""{name}: {"what it has begun to reduce is added to the sums over the turns" if loop.lags else "`kept` is what this block leaves for its later functions"}."""'
     head = f"def {frame.loop_names[k]}({_common_boxes(frame, table.row)}, kept, i{_turn(frame, table.row)}{''.join(', ' + a for a in (*arguments, *ahead))}):"
     return "\n".join([head, *(f"    {line}" for line in [doc, *writer.lines])])

@@ -7,7 +7,6 @@ per block and phase, `step`), `train.py` (torchrun entry) and `plan.json`. Invar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from ..graph.overlap_memory import overlap_within
 from ..graph.plan import Plan
 from ..graph.program import Program
 from ..graph.recompute import AGAIN
+from ..graph.repeats import name_pattern
 from ..graph.sections import phase_sections
 from ..graph.sharding import Sharding, is_uneven
 from ..graph.stage_programs import plan_mesh
@@ -199,7 +199,7 @@ def print_states(program: Program, facts: ModelFacts) -> list[str]:
     for value in entering_values(program.graph):
         if value.kind in STATE_KINDS:
             init = facts.inits.get(value.storage, ("given",))
-            key = (value.kind.value, whole[value.name], value.dtype, str(storage[value.name]), _strip_numbers(init), _pattern(value.storage), value.storage in facts.transient)
+            key = (value.kind.value, whole[value.name], value.dtype, str(storage[value.name]), _strip_numbers(init), name_pattern(value.storage, program.graph.sequences)[0], value.storage in facts.transient)
             rows.setdefault(key, []).append(value.storage)
     lines = ["STATES = expand_states({"]
     for (kind, shape, dtype, sharding, init, _, _), names in rows.items():
@@ -224,11 +224,6 @@ def print_aliases(facts: ModelFacts) -> str:
 
 def _strip_numbers(init: tuple) -> tuple:
     return ("copy",) if init[:1] == ("copy",) else init
-
-
-def _pattern(storage: str) -> str:
-    """The storage without its outermost number, so that equal states of equal blocks come together."""
-    return re.sub(r"(^|[.:])\d+(?=\.|$)", r"\1#", storage, count=1)
 
 
 def _print_step(program: Program, body: Body) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..graph.repeats import name_patterns, number_of
+from ..graph.repeats import block_path, name_pattern, name_patterns
 
 
 def fold_names(names: list[str], sequences: Collection[str] = ()) -> list[str]:
@@ -15,9 +15,8 @@ def fold_names(names: list[str], sequences: Collection[str] = ()) -> list[str]:
     """
     folded: list[str] = []
     for (family, rest), rows in name_patterns(names, sequences).items():
-        lead = f"{family}." if family else ""
         for low, high in _number_runs([number for number, _ in rows]):
-            folded.append(family if low < 0 else f"{lead}{low}{rest}" if low == high else f"{lead}{{{low}..{high}}}{rest}")
+            folded.append(family if low < 0 else f"{block_path(family, low if low == high else f'{{{low}..{high}}}')}{rest}")
     return folded
 
 
@@ -25,8 +24,7 @@ def fold_in_order(names: list[str], sequences: Collection[str] = ()) -> list[str
     """Names folded so that they come out in this order again: `h.0.w`, `h.0.b`, `h.1.w`, `h.1.b` -> `h.{0..1}{.w,.b}`; `sequences` as of `fold_names`."""
     runs: list[tuple[str, list[int], list[str]]] = []  # family, numbers, what each of them has
     for name in names:
-        family, index = number_of(name, sequences) or (name, -1)
-        rest = name[len(f"{family}.{index}" if family else f"{index}") :] if index >= 0 else ""
+        (family, rest), index = name_pattern(name, sequences)
         if index >= 0 and runs and runs[-1][0] == family and runs[-1][1] == [index]:
             runs[-1][2].append(rest)
         else:
@@ -43,7 +41,7 @@ def fold_in_order(names: list[str], sequences: Collection[str] = ()) -> list[str
 def _fold_run(family: str, numbers: list[int], rests: list[str]) -> str:
     place = f"{numbers[0]}" if len(numbers) == 1 else f"{{{numbers[0]}..{numbers[-1]}}}"
     rest = rests[0] if len(rests) == 1 else f"{{{','.join(rests)}}}"
-    return f"{family}.{place}{rest}" if family else f"{place}{rest}"
+    return f"{block_path(family, place)}{rest}"
 
 
 def _number_runs(numbers: list[int]) -> list[tuple[int, int]]:

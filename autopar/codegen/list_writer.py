@@ -64,7 +64,7 @@ class ListWriter(Writer):
             self.lines += [f"for {loop}:", f"    {self._state_text(node.inputs[0])}.copy_({value})"]
             return
         replaced = {new: state for state, new in written_states(node)}
-        targets = [self.bind(name, wish_of(node, k)) if name and name not in dead_outputs else "_" for k, name in enumerate(node.outputs) if name not in replaced]
+        targets = [self.bind(name, wish_of(node, k, node.path)) if name and name not in dead_outputs else "_" for k, name in enumerate(node.outputs) if name not in replaced]
         if node.op in self._lists:
             text = print_expression(node, [self._list_of(name) for name in node.inputs])
         elif node.op in STARTS and len(node.inputs) == 1:

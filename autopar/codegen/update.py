@@ -77,7 +77,7 @@ def _name_between(frame: Frame, layers: Sequence[Layer]) -> None:
             for i in mine:
                 for k, out in enumerate(graph.nodes[i].outputs):
                     if out in elsewhere and out not in frame.grad_keys:
-                        frame.grad_keys[out] = fresh_name(f"{owner}~{wish_of(graph.nodes[i], k)}", taken)
+                        frame.grad_keys[out] = fresh_name(f"{owner}~{wish_of(graph.nodes[i], k, graph.nodes[i].path)}", taken)
 
 
 def _name_functions(graph: Graph, groups: Sequence[tuple[Part, ...]]) -> list[str]:

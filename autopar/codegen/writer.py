@@ -93,7 +93,7 @@ class Writer:
         for k, name in enumerate(node.outputs):
             if name in replaced:
                 continue
-            targets.append(self.bind(name, wish_of(node, k)) if name and name not in dead_outputs else "_")
+            targets.append(self.bind(name, wish_of(node, k, self._path_text(node.path))) if name and name not in dead_outputs else "_")
         several = f"[{targets[0]}]" if node.op in STARTS and len(targets) == 1 else ", ".join(f"[{t}]" if single else t for t in targets)
         if node.op in STARTS and len(targets) > 2:
             self._start(several, node, text, note)
@@ -154,14 +154,18 @@ class Writer:
             self.line(f"#   {self._notes[node.name]}")
 
 
-def wish_of(node: Node, output: int) -> str:
-    """The name that a person would give to a node's output."""
+def wish_of(node: Node, output: int, path: str) -> str:
+    """The name that a person would give to a node's output.
+
+    Args:
+        path: of its module as the text has it, `{i}` where it is of each block.
+    """
     if node.op == TAKE:
         return node.inputs[0].partition("~")[0]
     if node.op == RECEIVE:
         return node.outputs[0].partition(COPY)[0]
     if node.op in _NAMED_BY_MODULE:
-        tail = [part for part in node.path.split(".") if part and not part.isdigit()]
+        tail = [part for part in path.replace("{i}", "").split(".") if part and not part.isdigit()]
         base = tail[-1] if tail else node.op.split(".")[1]
         return base if output == 0 else f"{base}_{output}"
     if is_kernel(node.op):  # as the op is called that makes it

@@ -20,7 +20,7 @@ from ..graph.chunk_times import chunk_durations
 from ..graph.flying import weigh_flying
 from ..graph.node import Phase
 from ..graph.plan import CommPlan, NodePlan, Plan
-from ..graph.repeats import block_of
+from ..graph.repeats import block_of, block_path
 from ..graph.reshard import StepKind
 from ..graph.schedules.held import list_flying
 from ..graph.schedules.known import build_order, splits_backward
@@ -144,7 +144,7 @@ def _stage_passes(plan: Plan, stage: int, chunks: Sequence[int]) -> tuple[StageP
         pieces: list[Piece] = []
         for node in nodes:
             place = block_of(node.path, plan.model.sequences)
-            block = f"{place[0]}.{place[1]}" if place is not None else ""
+            block = block_path(*place) if place is not None else ""
             rows: list[NodePlan | CommPlan] = [*before.get(node.name, ()), node, *after.get(node.name, ())]
             for row in rows:
                 if row.phase is not phase:

@@ -35,7 +35,8 @@ class Graph:
         loss: name of the scalar loss, or "" for a forward-only graph.
         outputs: names of the values that the user gets back beside the loss (forward-only: the model's outputs).
         grads: (parameter input, its final gradient) for every parameter that has one.
-        sequences: paths of numbered containers (`net` of `net.0`, `net.1`) whose entries are no blocks (`graph.sequences`).
+        sequences: paths of numbered containers (`net` of `net.0`, `net.1`) whose entries are no blocks; families of blocks that are
+            numbered by their names (`layer*` of `layer0`, `layer1`; `graph.sequences`).
     """
 
     name: str

@@ -23,7 +23,7 @@ FORMAT = "autopar-plan-1"
 class ModelInfo:
     """Which model: `source` and `args` say how to make it again (`file.py:factory`), "" where it came as an object.
 
-    `norm_turns`: so many microbatches have statistics of batch norm of their own; `sequences`: numbered containers whose entries are no blocks (`Graph`).
+    `norm_turns`: so many microbatches have statistics of batch norm of their own; `sequences`: numbered containers whose entries are no blocks, and families of blocks numbered by their names (`Graph`).
     """
 
     name: str

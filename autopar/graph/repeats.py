@@ -1,8 +1,8 @@
 """Repeats: which nodes are copies of each other, so that one block stands for ninety-six.
 
 In: a graph (whole, or a program's local one), flat. Out: groups of equal blocks, and the `Fold`: for each node and value the one that
-stands for it. A block is the nodes of one numbered module (`transformer.h.3`, outermost number first) in one phase, in order. Two
-blocks are equal when their signatures are: the same ops, arguments, shapes and dtypes, reading at each place the same own node,
+stands for it. A block is the nodes of one numbered module (`transformer.h.3`, outermost number first) in one phase, in order; of modules that are numbered by
+their names (`layer3`), where `graph.sequences` says that they are a row. Two blocks are equal when their signatures are: the same ops, arguments, shapes and dtypes, reading at each place the same own node,
 own state (by its name inside the block), or outside value (by order of first use). Unfolding is exact by construction: every node
 keeps its own entry, the fold only says who decides for it. Entries of a container that is no row of blocks (`graph.sequences`) decide for
 themselves, as modules with names would, unless `MANY` are equal: nobody gives so many a name each, and a plan of a hundred heads takes its time.
@@ -26,7 +26,8 @@ from .tensor import STATE_KINDS
 MANY = 16
 _LEAF = frozenset(("weight", "bias"))  # of a linear, a norm, an embedding alone
 _DIGITS = re.compile(r"\d+")
-_NUMBER = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
+_NUMBER = re.compile(r"(?:0|[1-9]\d*)(?=\.|$)")  # at the end of a name; not `01`, which is no number's text
+BY_HAND = "*"  # ends the family of modules that are numbered by their names: `layer*` of `layer0`, `layer1`
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,22 @@ def block_of(path: str, sequences: Collection[str] = ()) -> tuple[str, int] | No
     """(family, number) of the outermost numbered module on a path: `h.3.attn` -> (`h`, 3); None where there is none.
 
     Args:
-        sequences: containers whose entries are no blocks (`Graph.sequences`); their numbers are passed over.
+        sequences: containers whose entries are no blocks, their numbers are passed over; and families of modules numbered by their names (`layer*`), whose numbers count (`Graph.sequences`).
     """
-    for place in _numbers_on(path):
-        if place[0] not in sequences:
+    for place in numbers_on(path):
+        if (place[0] in sequences) == place[0].endswith(BY_HAND):
             return place
     return None
+
+
+def block_path(family: str, index: int | str) -> str:
+    """The path of a block: `h` and 3 -> `h.3`; `layer*` and 3 -> `layer3`. An index may be a text for many."""
+    return f"{family.removesuffix(BY_HAND)}{index}" if family.endswith(BY_HAND) else f"{family}.{index}" if family else f"{index}"
+
+
+def only_by_hand(sequences: Collection[str]) -> tuple[str, ...]:
+    """Of a graph's `sequences` the families of modules numbered by their names."""
+    return tuple(family for family in sequences if family.endswith(BY_HAND))
 
 
 def number_of(name: str, sequences: Collection[str] = ()) -> tuple[str, int] | None:
@@ -76,6 +87,12 @@ def number_of(name: str, sequences: Collection[str] = ()) -> tuple[str, int] | N
     lead, colon, own = name.rpartition(":")
     place = block_of(own, sequences)
     return (f"{lead}{colon}{place[0]}", place[1]) if place and (place[0] or not lead) else block_of(name)
+
+
+def name_pattern(name: str, sequences: Collection[str] = ()) -> tuple[tuple[str, str], int]:
+    """((family, rest), number) of a state's name: `h.3.w` -> ((`h`, `.w`), 3); the name as a family, and -1, where it has no number."""
+    family, number = number_of(name, sequences) or (name, -1)
+    return (family, name[len(block_path(family, number)) :] if number >= 0 else ""), number
 
 
 def name_patterns(names: Sequence[str], sequences: Collection[str] = ()) -> dict[tuple[str, str], list[tuple[int, str]]]:
@@ -87,33 +104,41 @@ def name_patterns(names: Sequence[str], sequences: Collection[str] = ()) -> dict
     """
     found: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for name in names:
-        family, number = number_of(name, sequences) or (name, -1)
-        start = f"{family}.{number}" if family else f"{number}"
-        found.setdefault((family, name[len(start) :] if number >= 0 else ""), []).append((number, name))
+        key, number = name_pattern(name, sequences)
+        found.setdefault(key, []).append((number, name))
     return {key: sorted(rows) for key, rows in found.items()}
 
 
 def blocks_in_step(graph: Graph) -> list[tuple[str, int] | None]:
     """The block of each node, as `block_of` says; of containers that are in step with others (`graph.in_step`), the one block that they are together."""
-    outermost, leads = [block_of(node.path) for node in graph.nodes], _leads_in_step(graph)
+    by_hand = only_by_hand(graph.sequences)
+    outermost, leads = [block_of(node.path, by_hand) for node in graph.nodes], _leads_in_step(graph)
     return [(leads[place[0]], place[1]) if place is not None and place[0] in leads else block_of(node.path, graph.sequences) for place, node in zip(outermost, graph.nodes)]
 
 
 def _leads_in_step(graph: Graph) -> dict[str, str]:
     """Of each container that is in step with others, the first of them."""
-    leads = find_leads(place for node in graph.nodes if node.phase is Phase.FORWARD and (place := block_of(node.path)) is not None)
+    by_hand = only_by_hand(graph.sequences)
+    leads = find_leads(place for node in graph.nodes if node.phase is Phase.FORWARD and (place := block_of(node.path, by_hand)) is not None)
     several = {lead for family, lead in leads.items() if family != lead}
     return {family: lead for family, lead in leads.items() if lead in several}
 
 
 @lru_cache(maxsize=1 << 14)
-def _numbers_on(path: str) -> tuple[tuple[str, int], ...]:
-    return tuple((path[: match.start()].rstrip("."), int(match.group())) for match in _NUMBER.finditer(path))
+def numbers_on(path: str) -> tuple[tuple[str, int], ...]:
+    """(family, number) of every number that ends a name on a path, outermost first: `h.3.ln_1` -> (`h`, 3), (`h.3.ln_*`, 1)."""
+    found, start = [], 0
+    for part in path.split("."):
+        stem = part.rstrip("0123456789")
+        if _NUMBER.fullmatch(part, len(stem)):
+            found.append((f"{path[:start]}{stem}{BY_HAND}" if stem else path[: max(start - 1, 0)], int(part[len(stem) :])))
+        start += len(part) + 1
+    return tuple(found)
 
 
 def relative_name(name: str, family: str, index: int) -> str | None:
     """The name of a state inside its block (`exp_avg:h.3.w@0` -> `exp_avg:#.w@0`), None where it belongs to none or another."""
-    prefix = f"{family}.{index}." if family else f"{index}."
+    prefix = f"{block_path(family, index)}."
     place = name.find(prefix)
     if place < 0 or (place and name[place - 1] not in ":"):
         return None
@@ -154,12 +179,12 @@ def state_blocks(graph: Graph) -> dict[str, tuple[str, int]]:
     What is in containers that are in step with each other is in the block that they are together.
     """
     rows: dict[str, dict[int, list[str]]] = {}
-    leads, together = _leads_in_step(graph), {}
+    leads, together, by_hand = _leads_in_step(graph), {}, only_by_hand(graph.sequences)
     for value in entering_values(graph):
         path = value.storage.rpartition(":")[2]
         if value.kind not in STATE_KINDS:
             continue
-        if (place := block_of(path)) is not None and place[0] in leads:
+        if (place := block_of(path, by_hand)) is not None and place[0] in leads:
             together[value.storage] = leads[place[0]], place[1]
         elif (place := block_of(path, graph.sequences)) is not None:
             rows.setdefault(place[0], {}).setdefault(place[1], []).append(value.storage)
@@ -179,10 +204,9 @@ def _share_names(a: Collection[str], b: Collection[str]) -> bool:
 def shift_name(name: str, shift: Mapping[str, int]) -> str:
     """A state's name (`exp_avg:h.3.w`) or a path, its block's number moved on by what its family says; as it is where none is named."""
     lead, colon, own = name.rpartition(":")
-    for match in _NUMBER.finditer(own):
-        add = shift.get(own[: match.start()].rstrip("."))
-        if add is not None:
-            return f"{lead}{colon}{own[: match.start()]}{int(match.group()) + add}{own[match.end() :]}"
+    for family, number in numbers_on(own):
+        if family in shift:
+            return f"{lead}{colon}{block_path(family, number + shift[family])}{own[len(block_path(family, number)) :]}"
     return name
 
 
@@ -206,7 +230,7 @@ def find_repeats(graph: Graph, places: Sequence[tuple[str, int] | None] | None =
     found = [
         Repeat(family, phase, tuple(sorted(blocks, key=lambda b: b.index)))
         for (phase, family, _), blocks in groups.items()
-        if len(blocks) >= (MANY if family in graph.sequences else 2)
+        if len(blocks) >= (MANY if family in graph.sequences and not family.endswith(BY_HAND) else 2)
     ]
     return tuple(sorted(found, key=lambda r: min(b.nodes[0] for b in r.blocks)))
 

@@ -8,24 +8,29 @@ make up most of its forward pass; else it is a sequence, and what is inside of i
                                 the only entry of a container needs no other
 
 Views and casts do not count. It decides for nobody: `repeats.block_of` passes over the numbers of sequences.
+
+Modules may be numbered by their names alone, `layer0`, `layer1`, ... (a `setattr` in a loop, an `OrderedDict`). They are a row of blocks, `layer*`, where a few or more of them may be
+blocks and do just what another does, on the same shapes, and that is most of what all of them do; not where there is a row inside of one (`layer1.0`, `layer1.1`). So `down1` to `down4` of a
+U-Net, `fc1` and `fc2` are names like others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 from .graph import Graph, value_table
 from .liveness import is_view
 from .node import Node, Phase, packet_of
-from .repeats import block_of
+from .repeats import BY_HAND, block_of, numbers_on
 from .tensor import Kind
 
+_FEWEST_BY_HAND = 4  # modules numbered by their names
 _CASTS = frozenset(("aten._to_copy", "aten.clone"))
 
 
 def find_sequences(graph: Graph) -> tuple[str, ...]:
-    """Paths of the containers, of those with entries that run in the forward pass; "" is the model itself."""
+    """Paths of the containers, of those with entries that run in the forward pass; "" is the model itself. And the families of blocks that are numbered by their names (`layer*`)."""
     values = value_table(graph)
     matrices = frozenset(name for name in graph.inputs if values[name].kind is Kind.PARAM and len(values[name].shape) > 1)
     forward = [node for node in graph.nodes if node.phase is Phase.FORWARD]
@@ -38,14 +43,62 @@ def find_sequences(graph: Graph) -> tuple[str, ...]:
                 entries.setdefault(place[0], {}).setdefault(place[1], []).append(node)
         fresh = {family for family, rows in entries.items() if not _has_blocks(list(rows.values()), matrices)}
         if not fresh:
-            return tuple(sorted(found))
+            break
         found |= fresh
+
+    def is_row(entries: list[list[int]]) -> bool:
+        works = [Counter((forward[i].op, tuple(values[out].shape for out in forward[i].outputs if out)) for i in at if _counts(forward[i])) for at in entries]
+        return are_by_hand(works, [work.total() > 1 and any(matrices.intersection(forward[i].inputs) for i in at) for work, at in zip(works, entries)])
+
+    return tuple(sorted(found.union(find_by_hand([node.path for node in forward], found, is_row))))
 
 
 def _has_blocks(entries: list[list[Node]], matrices: frozenset[str]) -> bool:
-    works = [Counter(packet_of(n.op) for n in nodes if not (is_view(n.op) or packet_of(n.op) in _CASTS)) for nodes in entries]
+    works = [Counter(packet_of(n.op) for n in nodes if _counts(n)) for nodes in entries]
     may = [work.total() > 1 and any(matrices.intersection(n.inputs) for n in nodes) for work, nodes in zip(works, entries)]
     return are_blocks(works, may)
+
+
+def _counts(node: Node) -> bool:
+    return not (is_view(node.op) or packet_of(node.op) in _CASTS)
+
+
+def find_by_hand(paths: Sequence[str], sequences: Collection[str], is_row: Callable[[list[list[int]]], bool]) -> frozenset[str]:
+    """Families of blocks that are numbered by their names.
+
+    Args:
+        paths: of what runs in the forward pass, in order.
+        sequences: containers whose entries are no blocks.
+        is_row: whether such modules, each the places in `paths` of what it runs, are a row.
+    """
+    passed: set[str] = set()
+    inside: dict[str, tuple[tuple[str, int], ...]] = {}  # path -> the modules that it is in and that may be such blocks, outermost first
+    for path in dict.fromkeys(paths):
+        places, own = numbers_on(path), block_of(path, sequences)
+        inside[path] = tuple(place for place in (places if own is None else places[: places.index(own)]) if place[0].endswith(BY_HAND))
+        passed.update(family for family, _ in inside[path] if own is not None)
+    while True:
+        entries: dict[str, dict[int, list[int]]] = {}
+        for i, path in enumerate(paths):
+            place = next((place for place in inside[path] if place[0] not in passed), None)
+            if place is not None:
+                entries.setdefault(place[0], {}).setdefault(place[1], []).append(i)
+        fresh = {family for family, row in entries.items() if len(row) < _FEWEST_BY_HAND or not is_row(list(row.values()))}
+        if not fresh:
+            return frozenset(entries)
+        passed |= fresh
+
+
+def are_by_hand(works: Sequence[Counter[Hashable]], may: Sequence[bool]) -> bool:
+    """Whether modules that are numbered by their names are a row of blocks.
+
+    Args:
+        works: what each does, by names of ops and shapes.
+        may: whether it may be a block.
+    """
+    kinds = Counter(frozenset(work.items()) for work, fit in zip(works, may) if fit)
+    equal = [work for work, fit in zip(works, may) if fit and kinds[frozenset(work.items())] > 1]
+    return len(equal) >= _FEWEST_BY_HAND and 2 * sum(work.total() for work in equal) > sum(work.total() for work in works)
 
 
 def are_blocks(works: Sequence[Counter[str]], may: Sequence[bool]) -> bool:

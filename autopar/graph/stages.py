@@ -31,7 +31,7 @@ from .graph import Graph, producer_table, use_table, value_table
 from .node import Const, Node, Phase, Ref
 from .parted_sums import parted_sum, sum_parts
 from .parted_totals import part_totals
-from .repeats import block_of
+from .repeats import block_of, block_path
 from .tensor import STATE_KINDS, Kind, Value
 from .turns import GROWN, LOOP, RECEIVE, SEND, count_microbatches
 
@@ -80,7 +80,7 @@ def _unit_of(path: str, sequences: Sequence[str]) -> tuple[str, ...]:
     """The path as far as the block's number, or its first number where it is in none, or its first name where there is none."""
     block = block_of(path, sequences) or block_of(path)
     if block is not None:
-        return (*filter(None, block[0].split(".")), str(block[1]))
+        return tuple(block_path(*block).split("."))
     parts = path.split(".")
     return (parts[0],) if len(parts) == 1 else tuple(parts[:2])
 

@@ -18,7 +18,7 @@ from ..graph.graph import Graph, count_params
 from ..graph.mesh import Mesh, MeshAxis
 from ..graph.node import Phase
 from ..graph.plan import Certificate, ClusterInfo, Cost, ModelInfo, ParamPlan, Pipeline, Plan, StagePlan
-from ..graph.repeats import block_of
+from ..graph.repeats import block_of, block_path
 from ..graph.schedules.known import build_order, kind_name
 from ..graph.stage_programs import crossing_chunks, section_finder
 from ..graph.stages import COPY, stage_table
@@ -183,7 +183,7 @@ def _modules(case: Case, staged: Staged, stage: int) -> tuple[str, ...]:
 
 def _block(path: str, sequences: Sequence[str]) -> str:
     place = block_of(path, sequences) or block_of(path)
-    return path.partition(".")[0] if place is None else f"{place[0]}.{place[1]}" if place[0] else str(place[1])
+    return path.partition(".")[0] if place is None else block_path(*place)
 
 
 def _join_params(plans: Sequence[Plan]) -> tuple[ParamPlan, ...]:

@@ -100,8 +100,8 @@ class RunParts:
     def alike_from(self) -> int:
         """So many units of the run decide alike in a stage; fewer decide each for itself."""
         graph = self.case.graph
-        block = block_of(graph.nodes[list_units(graph)[self.first][0]].path)
-        return MANY if block is not None and block[0] in graph.sequences else 2
+        path = graph.nodes[list_units(graph)[self.first][0]].path
+        return MANY if block_of(path, graph.sequences) is None and block_of(path) is not None else 2
 
     def _ends(self, span: Span) -> tuple[int, int]:
         """First unit, and first after them."""

@@ -1,4 +1,4 @@
-"""Block classes: which numbered modules of a model (`h.0`, `h.1`, ...) are the same but for their parameters' values.
+"""Block classes: which numbered modules of a model (`h.0`, `h.1`, ...; `layer0`, `layer1`, ...) are the same but for their parameters' values.
 
 In: a module tree. Out: `BlockClass`es. Invariant: two blocks of a class have the same types, parameter and buffer shapes, and equal
 attributes all the way down; whole numbers alone may differ (`layer_idx`), and are then watched (`Watched`): a block that computes with
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+from ..graph.repeats import block_path, numbers_on
 
 _HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_forward_hooks_always_called",
@@ -65,9 +67,9 @@ def find_block_classes(model: nn.Module, fewest: int) -> list[BlockClass]:
     shared = _shared_tensors(model)
     families: dict[str, list[str]] = {}
     for path, _ in model.named_modules():
-        head, _, last = path.rpartition(".")
-        if last.isdigit():
-            families.setdefault(head, []).append(path)
+        for family, number in numbers_on(path)[-1:]:
+            if block_path(family, number) == path:
+                families.setdefault(family, []).append(path)
     found: list[BlockClass] = []
     for paths in families.values():
         if any(paths[0].startswith(f"{m}.") for c in found for m in c.members):

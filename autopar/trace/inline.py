@@ -28,8 +28,8 @@ import torch
 
 from ..graph.in_step import find_leads
 from ..graph.node import Phase
-from ..graph.repeats import block_of
-from ..graph.sequences import are_blocks
+from ..graph.repeats import block_of, block_path
+from ..graph.sequences import are_blocks, are_by_hand, find_by_hand
 from .private import storage_key
 from .tape import Record, Slot, Tape, find_slots
 
@@ -48,7 +48,7 @@ class _Turn:
 
     @property
     def path(self) -> str:
-        return f"{self.family}.{self.number}" if self.family else str(self.number)
+        return block_path(self.family, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,26 @@ class _Inline:
             if not fresh:
                 break
             passed |= fresh
+        by_hand = find_by_hand([self.records[i].path for i in self.own], passed, self._is_row_by_hand)
+        for i in self.own:
+            if (place := block_of(self.records[i].path, by_hand)) is not None and place[0] in by_hand:
+                rows.setdefault(place[0], {}).setdefault(place[1], []).append(i)
         turns = sorted((_Turn(f, number, at[0], at[-1]) for f, row in rows.items() for number, at in row.items()), key=lambda t: t.first)
         mixed = {t.family for a, b in zip(turns, turns[1:]) if b.first < a.last for t in (a, b)}
         return [turn for turn in turns if turn.family not in mixed]
 
     def _is_row(self, entries: Collection[list[int]]) -> bool:
         works = [Counter(self.records[i].op._schema.name for i in at if not _is_view(self.records[i])) for at in entries]
-        reads = [any(storage_key(self.tape.tensors[u]) in self.matrices for i in at for u in find_slots(self.records[i])) for at in entries]
-        return are_blocks(works, [work.total() > 1 and fit for work, fit in zip(works, reads)])
+        return are_blocks(works, [work.total() > 1 and self._reads_matrix(at) for work, at in zip(works, entries)])
+
+    def _is_row_by_hand(self, entries: list[list[int]]) -> bool:
+        """Of places in `own`."""
+        rows = [[self.own[k] for k in at] for at in entries]
+        works = [Counter((self.records[i].op, tuple(tuple(self.tape.tensors[u].shape) for u in self.records[i].outs if u >= 0)) for i in at if not _is_view(self.records[i])) for at in rows]
+        return are_by_hand(works, [work.total() > 1 and self._reads_matrix(at) for work, at in zip(works, rows)])
+
+    def _reads_matrix(self, at: Sequence[int]) -> bool:
+        return any(storage_key(self.tape.tensors[u]) in self.matrices for i in at for u in find_slots(self.records[i]))
 
     # -- what is inline --------------------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,17 @@ exactly one fold, and members of one fold are equal in everything that is shown,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from ..graph.plan import Plan, RepeatPlan
+from ..graph.repeats import BY_HAND, block_path, numbers_on
+
+_BY_NAME = 4  # so many modules that are numbered by their names (`layer0`, `layer1`, ...) are a row; `ln_1` and `ln_2` are none
+_END = re.compile(r"(?<!\d)(?:0|[1-9]\d*)$")
+_HERE = "#"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +55,31 @@ def print_numbers(numbers: Sequence[str]) -> str:
 
 
 def fold_names(names: Sequence[str], keys: Sequence[Hashable]) -> tuple[NameFold, ...]:
-    """Names that differ only in numbered parts, and whose keys are equal, become one.
+    """Names that differ only in numbered parts (`h.0`; `layer0` where there are a few of them), and whose keys are equal, become one.
 
     Args:
         names: dotted names.
         keys: all that a row shows beside its name.
     """
     groups: dict[tuple[tuple[str, ...], Hashable], list[int]] = {}
-    for i, (name, key) in enumerate(zip(names, keys)):
-        pattern = tuple("#" if part.isdigit() else part for part in name.split("."))
-        groups.setdefault((pattern, key), []).append(i)
+    for i, group in enumerate(zip(_patterns(names), keys)):
+        groups.setdefault(group, []).append(i)
     folds = [fold for (pattern, _), members in groups.items() for fold in _fold_group(names, pattern, members)]
     return tuple(sorted(folds, key=lambda fold: fold.members[0]))
+
+
+def _patterns(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each name in parts, a number that counts as `#`: `h.0.ln_1.weight` -> (`h`, `#`, `ln_1`, `weight`), `layer0.weight` -> (`layer#`, `weight`)."""
+    parts = [tuple(_END.sub(_HERE, part) for part in name.split(".")) for name in names]
+    numbers: dict[tuple[str, ...], set[str]] = {}
+    for name, pattern in zip(names, parts):
+        for k, part in enumerate(name.split(".")):
+            if pattern[k] != part:
+                numbers.setdefault(pattern[: k + 1], set()).add(part)
+    return [
+        tuple(mask if mask == _HERE or len(numbers.get(pattern[: k + 1], ())) >= _BY_NAME else part for k, (mask, part) in enumerate(zip(pattern, name.split("."))))
+        for name, pattern in zip(names, parts)
+    ]
 
 
 def fold_places(places: Sequence[str], keys: Sequence[Hashable]) -> tuple[NameFold, ...]:
@@ -82,11 +101,11 @@ def _fold_group(names: Sequence[str], pattern: tuple[str, ...], members: list[in
     """One fold where the numbers are a full grid; else one per value of the outermost number that varies."""
     if len(members) == 1:
         return [NameFold(names[members[0]], (members[0],))]
-    parts = {i: names[i].split(".") for i in members}
-    places = [k for k, part in enumerate(pattern) if part == "#"]
+    places = [k for k, part in enumerate(pattern) if part.endswith(_HERE)]
+    parts = {i: {k: names[i].split(".")[k][len(pattern[k]) - 1 :] for k in places} for i in members}
     seen = [sorted({parts[i][k] for i in members}, key=int) for k in places]
     if len(members) == len(list(product(*seen))):
-        text = {k: f"[{print_numbers(values)}]" if len(values) > 1 else values[0] for k, values in zip(places, seen)}
+        text = {k: pattern[k][:-1] + (f"[{print_numbers(values)}]" if len(values) > 1 else values[0]) for k, values in zip(places, seen)}
         return [NameFold(".".join(text.get(k, part) for k, part in enumerate(pattern)), tuple(members))]
     outer = next(k for k, values in zip(places, seen) if len(values) > 1)
     split: dict[str, list[int]] = {}
@@ -120,24 +139,24 @@ def _decision(plan: Plan, i: int, comms: dict[str, list[Hashable]]) -> Hashable:
 
 
 def _build_fold(plan: Plan, repeat: RepeatPlan, blocks: list[tuple[int, ...]]) -> BlockFold:
-    depth = len(repeat.family.split(".")) if repeat.family else 0
-    numbers = [_block_number(plan, block, repeat.family, depth) for block in blocks]
+    numbers = [_block_number(plan, block, repeat.family) for block in blocks]
     if all(number.isdigit() for number in numbers):
         order = sorted(range(len(blocks)), key=lambda k: int(numbers[k]))
         blocks, numbers = [blocks[k] for k in order], [numbers[k] for k in order]
         inside = print_numbers(numbers)
     else:
         numbers, inside = [str(k) for k in range(len(blocks))], f"{len(blocks)} blocks"
-    return BlockFold(repeat.family, f"{repeat.family.rpartition('.')[2]}[{inside}]", tuple(numbers), tuple(blocks))
+    return BlockFold(repeat.family, name_blocks(repeat.family, inside), tuple(numbers), tuple(blocks))
 
 
-def _block_number(plan: Plan, block: tuple[int, ...], family: str, depth: int) -> str:
-    """The number of the block's module: the path part below the family."""
-    for i in block:
-        parts = plan.nodes[i].path.split(".")
-        if ".".join(parts[:depth]) == family and len(parts) > depth:
-            return parts[depth]
-    return ""
+def name_blocks(family: str, inside: str) -> str:
+    """`h[0..11]` of the blocks of `transformer.h`, `layer[0..11]` of those of `layer*`."""
+    return f"{family.rpartition('.')[2].removesuffix(BY_HAND)}[{inside}]"
+
+
+def _block_number(plan: Plan, block: tuple[int, ...], family: str) -> str:
+    """The number of the block's module."""
+    return next((str(number) for i in block if (number := dict(numbers_on(plan.nodes[i].path)).get(family)) is not None), "")
 
 
 def place_in_tree(path: str, fold: BlockFold | None) -> tuple[str, ...]:
@@ -145,7 +164,8 @@ def place_in_tree(path: str, fold: BlockFold | None) -> tuple[str, ...]:
     parts = tuple(path.split(".")) if path else ()
     if fold is None:
         return parts
-    depth = len(fold.family.split(".")) if fold.family else 0
-    if ".".join(parts[:depth]) != fold.family or len(parts) <= depth:
+    number = dict(numbers_on(path)).get(fold.family)
+    if number is None:
         return parts
-    return (*parts[: max(0, depth - 1)], fold.label, *parts[depth + 1 :])
+    block = block_path(fold.family, number)
+    return (*fold.family.split(".")[:-1], fold.label, *path[len(block) :].split(".")[1:])

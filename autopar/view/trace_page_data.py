@@ -19,7 +19,7 @@ from ..graph.plan_json import Json
 from ..graph.repeats import Block, Repeat, find_repeats
 from ..graph.tensor import size_bytes
 from ..graph.work import total_work
-from .fold import BlockFold, fold_names, place_in_tree, print_numbers
+from .fold import BlockFold, fold_names, name_blocks, place_in_tree, print_numbers
 from .page_data import PHASES, Texts
 from .trace_rows import path_rows, place_text, size_text, start_text, states_first, sync_rows
 
@@ -117,7 +117,7 @@ def _fold_blocks(
 
 def _block_fold(repeat: Repeat, blocks: list[Block]) -> BlockFold:
     numbers = tuple(str(block.index) for block in blocks)
-    return BlockFold(repeat.family, f"{repeat.family.rpartition('.')[2]}[{print_numbers(numbers)}]", numbers, tuple(block.nodes for block in blocks))
+    return BlockFold(repeat.family, name_blocks(repeat.family, print_numbers(numbers)), numbers, tuple(block.nodes for block in blocks))
 
 
 def _node_columns(

@@ -13,7 +13,7 @@ from math import fsum
 from ..graph.graph import Graph
 from ..graph.mesh import Mesh, MeshAxis
 from ..graph.program import Program
-from ..graph.repeats import block_of
+from ..graph.repeats import block_of, block_path
 from .fold import fold_names
 from .split_text import print_op
 
@@ -116,7 +116,7 @@ def compare_costs(chosen: Mapping[CostRow, float], other: Mapping[CostRow, float
 def _module(path: str, sequences: Collection[str]) -> str:
     """The numbered block that a module is in, or itself: ops of one block are told together."""
     block = block_of(path, sequences)
-    return path if block is None else f"{block[0]}.{block[1]}" if block[0] else str(block[1])
+    return path if block is None else block_path(*block)
 
 
 def _along(axis: MeshAxis, hosts: int) -> str:

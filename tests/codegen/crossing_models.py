@@ -126,18 +126,23 @@ class Local(nn.Module):
 
 
 class Turning(nn.Module):
-    """Blocks of several kinds that take turns: every `period`-th attends to all, every other one after `wide` is wider."""
+    """Blocks of several kinds that take turns: every `period`-th attends to all, every other one after `wide` is wider. They are in a list, or `by_hand` have a name each."""
 
-    def __init__(self, layers=7, period=2, wide=0, width=8):
+    def __init__(self, layers=7, period=2, wide=0, width=8, by_hand=False):
         super().__init__()
         self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
-        self.layers = nn.ModuleList(Local(width, 0 if i % period == period - 1 else 3, 4 if wide and i > wide and i % 2 else 2) for i in range(layers))
+        blocks = [Local(width, 0 if i % period == period - 1 else 3, 4 if wide and i > wide and i % 2 else 2) for i in range(layers)]
+        if by_hand:
+            for i, block in enumerate(blocks):
+                setattr(self, f"layers{i}", block)
+        else:
+            self.layers = nn.ModuleList(blocks)
 
     def forward(self, ids):
         places = torch.arange(ids.shape[1], device=ids.device)
         ago = places[:, None] - places[None]
         x, near = self.embed(ids), (ago >= 0) & (ago < 3)
-        for layer in self.layers:
+        for layer in self.layers if hasattr(self, "layers") else [module for name, module in self.named_children() if name.startswith("layers")]:
             x = layer(x, near)
         return self.head(x)
 
@@ -185,8 +190,8 @@ def mixed(optimizer=ADAMW):
     return Workload(Mixed(), (torch.randn(BATCH, 8), torch.randn(BATCH, 8)), (torch.randn(BATCH, 8),), F.mse_loss, optimizer)
 
 
-def turning(layers=7, period=2, wide=0, optimizer=MOMENTUM, width=8):
-    return Workload(Turning(layers, period, wide, width), (_ids(BATCH, SEQ),), (_ids(BATCH, SEQ),), token_loss, optimizer, name="turning")
+def turning(layers=7, period=2, wide=0, optimizer=MOMENTUM, width=8, by_hand=False):
+    return Workload(Turning(layers, period, wide, width, by_hand), (_ids(BATCH, SEQ),), (_ids(BATCH, SEQ),), token_loss, optimizer, name="turning")
 
 
 MODELS = {
@@ -201,4 +206,5 @@ MODELS = {
     "mixed": mixed,
     "mixed, two rates": lambda: mixed(two_rates),
     "turning": turning,
+    "turning, by hand": lambda: turning(by_hand=True),
 }

@@ -27,7 +27,7 @@ from .random_plans import Control, Hung, StagedPlan, draw_staged, make_mesh, rel
 
 pytestmark = pytest.mark.torch
 
-PLANS = {"mixed": 12, "u-net": 3, "u-net, clipped": 2, "translator": 2, "translator, dropout": 1, "gpt": 1, "gpt, ignored targets, clipped": 2, "gpt, momentum": 3, "mixed, two rates": 2, "biased": 2, "turning": 3}
+PLANS = {"mixed": 12, "u-net": 3, "u-net, clipped": 2, "translator": 2, "translator, dropout": 1, "gpt": 1, "gpt, ignored targets, clipped": 2, "gpt, momentum": 3, "mixed, two rates": 2, "biased": 2, "turning": 3, "turning, by hand": 1}
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Sequences: which numbered containers hold blocks, so that a model with numbers is planned as the same model with names."""
+"""Sequences: which numbered containers hold blocks, so that a model with numbers is planned as the same model with names; and which names are numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from autopar.graph.graph import graph_hash  # noqa: E402
-from autopar.graph.repeats import MANY, block_of, find_repeats, shift_name  # noqa: E402
+from autopar.graph.repeats import MANY, block_of, block_path, find_repeats, fold_graph, numbers_on, relative_name, shift_name, state_blocks  # noqa: E402
 from autopar.graph.stages import list_units  # noqa: E402
 from autopar.trace import Workload, trace_step  # noqa: E402
 
@@ -86,6 +86,64 @@ def test_which_containers_hold_blocks(model, sequences, rows):
 def test_many_equal_entries_are_decided_together(count):
     graph = graph_of(Heads(count))
     assert graph.sequences == ("heads",) and rows_of(graph) == ({"heads": count} if count == MANY else {})
+
+
+class Named(nn.Module):
+    """Entries with a name each."""
+
+    def __init__(self, **entries: nn.Module) -> None:
+        super().__init__()
+        for name, entry in entries.items():
+            self.add_module(name, entry)
+
+    def forward(self, x):
+        for entry in self.children():
+            x = entry(x)
+        return x
+
+
+class Wide(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+
+def named(*entries: nn.Module, name: str = "layer{}") -> dict[str, nn.Module]:
+    return {name.format(i): entry for i, entry in enumerate(entries)}
+
+
+@pytest.mark.parametrize(
+    ("model", "sequences", "rows"),
+    [
+        (Named(**named(*(Mlp() for _ in range(4)))), ("layer*",), {"layer*": 4}),
+        (Named(inner=Named(**named(*(Mlp() for _ in range(4)), name="encoder_layer_{}"))), ("inner.encoder_layer_*",), {"inner.encoder_layer_*": 4}),
+        (Named(**named(Mlp(), Wide(), Mlp(), Wide(), Mlp(), Wide())), ("layer*",), {"layer*": 3}),  # the last of the two kinds
+        (Named(**named(*(Mlp() for _ in range(3)))), (), {}),
+        (Named(**named(*(nn.Linear(8, 8) for _ in range(6)))), (), {}),
+        (Named(**named(*(nn.Sequential(nn.Linear(8 * k, 8 * k + 8), nn.GELU()) for k in range(1, 5)), nn.Linear(40, 8))), ("layer0", "layer1", "layer2", "layer3"), {}),
+        (Named(**named(*(nn.Sequential(Mlp(), Mlp()) for _ in range(4)))), (), {f"layer{k}": 2 for k in range(4)}),
+        (Named(**named(*(Mlp() for _ in range(4)), name="layer0{}")), (), {}),
+    ],
+    ids=["a row", "inside", "two kinds", "three alone", "no blocks", "other shapes", "rows inside", "no numbers"],
+)
+def test_which_modules_are_numbered_by_their_names(model, sequences, rows):
+    graph = graph_of(model)
+    assert graph.sequences == sequences and rows_of(graph) == rows
+
+
+def test_a_row_that_is_numbered_by_hand_is_cut_folded_and_named_as_one_in_a_list():
+    hand, listed = graph_of(Named(**named(*(Mlp() for _ in range(4))))), graph_of(Holder(*(Mlp() for _ in range(4))))
+    assert [len(unit) for unit in list_units(hand)] == [len(unit) for unit in list_units(listed)]
+    assert fold_graph(hand).node_class == fold_graph(listed).node_class
+    assert list(state_blocks(hand).values()) == [("layer*", number) for _, number in state_blocks(listed).values()]
+
+
+def test_the_path_of_a_block_has_its_family_and_number():
+    assert [block_path(*place) for place in (("h", 3), ("", 3), ("layer*", 3), ("net.layer_*", "{i}"))] == ["h.3", "3", "layer3", "net.layer_{i}"]
+    assert numbers_on("h.3.ln_1.layer01") == (("h", 3), ("h.3.ln_*", 1)) and numbers_on("0.w") == (("", 0),)
+    assert block_of("layer3.ln_1") is None and block_of("layer3.ln_1", ("layer*",)) == ("layer*", 3) and block_of("layer10.w", ("layer1*",)) is None
+    assert relative_name("exp_avg:layer1.w@0", "layer*", 1) == "exp_avg:#.w@0" and relative_name("layer10.w", "layer*", 1) is None
+    assert shift_name("exp_avg:layer3.up.weight", {"layer*": 2}) == "exp_avg:layer5.up.weight"
 
 
 def test_a_number_of_a_sequence_is_passed_over():

@@ -56,6 +56,10 @@ class Stack(nn.Module):
         super().__init__()
         self.twist = twist
         self.layers = nn.ModuleList(Layer(k, twist) for k in range(layers))
+        if twist == "named":
+            self.layers, layers = None, self.layers
+            for k, layer in enumerate(layers):
+                setattr(self, f"layer{k}", layer)
         if twist == "tied":
             self.layers[3].up.weight = self.layers[1].up.weight
         if twist == "hook":
@@ -67,7 +71,7 @@ class Stack(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mask = ((x > 0).float() + torch.arange(8) / 8).to(x.dtype)
         x = x * 1.0
-        for k, layer in enumerate(self.layers):
+        for k, layer in enumerate(self.layers or [getattr(self, f"layer{k}") for k in range(5)]):
             x, _ = layer(x, mask, passed=0)
             if self.twist == "the root decides" and k == 2:
                 x = x.tanh()
@@ -120,6 +124,11 @@ def test_copied_blocks_give_the_same_graph(precision, monkeypatch):
 def test_every_layer_is_copied(monkeypatch):
     _, copied = trace(make_workload(), 2, monkeypatch)
     assert copied == [f"layers.{k}" for k in range(5)]
+
+
+def test_layers_that_are_numbered_by_their_names_are_copied(monkeypatch):
+    found, copied = trace(make_workload("named"), 2, monkeypatch)
+    assert copied == [f"layer{k}" for k in range(5)] and content(found) == content(trace(make_workload("named"), None, monkeypatch)[0])
 
 
 @pytest.mark.parametrize("twist, copies", [("the root decides", 5), ("own number", 0), ("computes with its index", 0),

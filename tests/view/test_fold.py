@@ -27,6 +27,12 @@ def test_a_grid_of_numbers_folds_and_a_part_of_one_folds_by_its_outer_number():
     assert sorted(m for f in folds for m in f.members) == [0, 1, 2, 3, 4]
 
 
+def test_modules_that_are_numbered_by_their_names_fold_where_there_are_a_few():
+    names = [f"layer{i}.ln_{k}.w" for i in range(4) for k in (1, 2)] + ["layer9.ln_1.w", "w01.b", "w02.b", "w03.b", "w04.b"]
+    folds = fold_names(names, ["x"] * 8 + ["y"] * 5)
+    assert [f.name for f in folds] == ["layer[0..3].ln_1.w", "layer[0..3].ln_2.w", "layer9.ln_1.w", "w01.b", "w02.b", "w03.b", "w04.b"]
+
+
 def test_digits_inside_a_name_are_no_number():
     assert [f.name for f in fold_names(["conv1.w", "conv2.w"], ["x", "x"])] == ["conv1.w", "conv2.w"]
 

@@ -6,10 +6,12 @@ Invariant: the work of a reach is the sum over its nodes, each counted once; its
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..cuts import CutTable
 from ..graph import Graph
+from ..repeats import block_of, block_path, only_by_hand
 from ..rule import Signature, Site
 from ..work import Work, total_work
 from .span_names import SpanName, name_spans
@@ -61,7 +63,7 @@ def find_reaches(
     tables = build_tables(graph, signatures)
     families: dict[tuple, list[tuple[SpanName, SpanRun]]] = {}
     for span, name in zip(spans, name_spans(graph, spans)):
-        families.setdefault(_family(name), []).append((name, run_span(tables, span)))
+        families.setdefault(_family(name, only_by_hand(graph.sequences)), []).append((name, run_span(tables, span)))
     total = total_work(work)
     found = [_join(members, work) for members in families.values()]
 
@@ -71,11 +73,14 @@ def find_reaches(
     return tuple(sorted(found, key=share))
 
 
-def _family(name: SpanName) -> tuple:
+def _family(name: SpanName, by_hand: Collection[str]) -> tuple:
     """What copies of one factor share: a name, and where they start but for the number of the layer."""
     if name.name in _BY_NAME:
         return (name.name,)
-    pattern = ".".join("#" if part.isdigit() else part for part in name.start.split("."))
+    lead, of, own = name.start.rpartition(" of ")
+    place = block_of(own, by_hand)
+    rest = own if place is None or place[0] not in by_hand else f"{place[0]}{own[len(block_path(*place)) :]}"
+    pattern = lead + of + ".".join("#" if part.isdigit() else part for part in rest.split("."))
     return name.name, name.digit.size, pattern, name.digit.lower
 
 
