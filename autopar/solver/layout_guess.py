@@ -154,13 +154,12 @@ def simulate_turns(layout: Layout, count: int, once: Sequence[float], each: Sequ
 def once_seconds(layout: Layout, costs: UnitCosts) -> np.ndarray:
     """Seconds of the units before each one, and of all, beside the turns of other stages. A single turn sums its gradients over dp in its backward, for which the
     stages before wait."""
-    own = layout.num_microbatches > 1 or layout.place.num_stages == 1
-    return _once_sums(costs) if own else np.zeros(len(costs.once_s) + 1)
+    return _once_sums(costs, layout.num_microbatches == 1 and layout.place.num_stages > 1)
 
 
 @lru_cache(maxsize=256)
-def _once_sums(costs: UnitCosts) -> np.ndarray:
-    return np.concatenate([[0.0], np.cumsum(costs.once_s)])
+def _once_sums(costs: UnitCosts, own: bool) -> np.ndarray:
+    return np.concatenate([[0.0], np.cumsum(costs.own_once_s if own else costs.once_s)])
 
 
 def memory_factor(layout: Layout, costs: UnitCosts, cuts: tuple[int, ...], limit_bytes: int) -> float:

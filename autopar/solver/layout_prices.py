@@ -257,7 +257,7 @@ class LayoutPrices:
             return [(0.0,) * len(COST_FIELDS)] * kinds
         once = [r.once_s / ranks + r.once_start_s for r in rows]
         fill = [base * r.forward_s / ranks / turns + r.forward_start_s for r in rows]
-        return [(base * r.loop_s / ranks + turns * r.loop_start_s + o, f, o, 0.0, 0.0, 0.0) for r, o, f in zip(rows, once, fill)]
+        return [(base * r.loop_s / ranks + turns * r.loop_start_s + o, f, o, o, 0.0, 0.0, 0.0) for r, o, f in zip(rows, once, fill)]
 
 
 def _of_ends(found: Crossings, turned: Turned) -> Crossings:

@@ -54,7 +54,7 @@ class UnitCosts:
 
     Args:
         step_s, fill_s: seconds of a step, and of one forward, at least.
-        once_s: of the fastest plan's step, what is done once: before and after the turns.
+        once_s: of the fastest plan's step, what is done once: before and after the turns. own_once_s: of that, what ops take; the rest is what is brought (sums of gradients).
         always, waiting, passing: bytes of the fastest plan, memory aside: held all the time, per microbatch in flight, beside them at the peak.
         homes: the stage that each must be on (`unit_stages`); (): any.
         crossings, near: what is received where one cuts; of neighbours alone. Of several chunks of a rank one may have what another reads, but for that.
@@ -64,6 +64,7 @@ class UnitCosts:
     step_s: tuple[float, ...]
     fill_s: tuple[float, ...]
     once_s: tuple[float, ...]
+    own_once_s: tuple[float, ...]
     always: tuple[float, ...]
     waiting: tuple[float, ...]
     passing: tuple[float, ...]
@@ -119,7 +120,7 @@ class PhaseCosts:
 
 
 PHASE_FIELDS = ("prepare_s", "loop_s", "drain_s", "update_s")
-COST_FIELDS = ("step_s", "fill_s", "once_s", "always", "waiting", "passing")
+COST_FIELDS = ("step_s", "fill_s", "once_s", "own_once_s", "always", "waiting", "passing")
 
 
 def least_costs(rows: Sequence[UnitCosts]) -> UnitCosts:
@@ -260,12 +261,12 @@ def price_kind(unit: Relaxation, problem: Problem, turns: int) -> tuple[float, .
     """
     least = sum(float(c.seconds.min()) for c in problem.choosers)
     if least <= 0:
-        return 0.0, 0.0, 0.0, 0, 0, 0
+        return 0.0, 0.0, 0.0, 0.0, 0, 0, 0
     forward = _least_turn(problem, Phase.FORWARD, turns)
     bound, decisions = unit.find(problem)
     if decisions is None:
-        return bound, forward, 0.0, 0, 0, 0
-    return bound, forward, _once(problem, decisions), *share_bytes(problem, decisions)
+        return bound, forward, 0.0, 0.0, 0, 0, 0
+    return bound, forward, *_once(problem, decisions), *share_bytes(problem, decisions)
 
 
 def price_crossings(units: Units, model: CostModel, ranks: int, turns: int, near: bool) -> Crossings:
@@ -348,20 +349,20 @@ def weigh_problem(problem: Problem, weigh_nodes: Callable[[Phase, Sequence[str]]
     return replace(problem, choosers=tuple(map(weighed, problem.choosers)), groups=tuple(groups))
 
 
-def _once(problem: Problem, decisions: list[int]) -> float:
-    """Seconds outside of the turns: ops, and what they want brought."""
+def _once(problem: Problem, decisions: list[int]) -> tuple[float, float]:
+    """Seconds outside of the turns: of ops and of what they want brought; of ops alone."""
     outside = lambda phase: phase not in LOOP  # noqa: E731
-    total = 0.0
+    ops = brought = 0.0
     for chooser, k in zip(problem.choosers, decisions):
         if all(p.node < 0 or outside(problem.graph.nodes[p.node].phase) for p in chooser.parts):
-            total += float(chooser.seconds[k])
+            ops += float(chooser.seconds[k])
     for group in problem.groups:
         if outside(group.phase):
             made = made_id(problem, group.source, decisions)
             wanted = {wanted_id(problem, e, decisions) for e in group.endpoints} - {made, NONE}
             seconds = [problem.tables.reshard_seconds(group.value, made, w) for w in wanted] if made != NONE else []
-            total += group.count * sum(s for s in seconds if s < inf)
-    return total
+            brought += group.count * sum(s for s in seconds if s < inf)
+    return ops + brought, ops
 
 
 def _least_turn(problem: Problem, phase: Phase, turns: int) -> float:

@@ -37,7 +37,7 @@ def make_costs(blocks: int, embedding: float = 0.2, head: float = 1.0, once: flo
     """Equal blocks of a second, with what is before and after them."""
     steps = (embedding + once, *[1.0 + once] * blocks, head + once)
     nothing = (0.0,) * len(steps)
-    return UnitCosts(steps, nothing, (once,) * len(steps), nothing, nothing, nothing, **words)
+    return UnitCosts(steps, nothing, (once,) * len(steps), (once,) * len(steps), nothing, nothing, nothing, **words)
 
 
 def every_cut(costs: UnitCosts, chunks: int):
