@@ -3,7 +3,7 @@
 In: a graph, and the names of forward nodes to run again. Out: the graph in which each of them has a copy in the backward phase, right before
 the first node that reads what it makes, and in which the backward phase reads the copies. A copy reads copies where there are any, and
 otherwise what the forward pass left, which is then held until the copy has run. Views are not kept or recomputed by themselves: those of a
-recomputed value are taken again of its copy.
+recomputed value are taken again of its copy, those of a parameter are there (`remade`).
 
     recomputable   a node of the forward pass that makes bytes of its own by a deterministic op, and something of which the backward pass, or
                    another recomputed node, reads; all those readers are of its own block (`h.3`; `in_step`), so that loops over blocks stay loops and
@@ -15,7 +15,7 @@ Random numbers are functions of where an element is and of a counter that is sta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import PlanError
@@ -91,9 +91,13 @@ def recompute_graph(graph: Graph, names: Collection[str]) -> Recomputed:
     return _Builder(graph, {nodes[name] for name in names}).build()
 
 
-def copy_for_backward(graph: Graph, chosen: set[int]) -> Graph:
-    """The graph in which the backward pass has copies of these nodes that are no choice of a plan."""
-    return _Builder(graph, chosen, REMADE).build().graph
+def copy_for_backward(graph: Graph, chosen: set[int], early: Mapping[int, Sequence[int]]) -> Graph:
+    """The graph in which the backward pass has copies of these nodes that are no choice of a plan.
+
+    Args:
+        early: node of the backward pass -> those of them whose copies come right before it, though nobody reads them yet.
+    """
+    return _Builder(graph, chosen, REMADE, early).build().graph
 
 
 def is_copy(node: Node) -> bool:
@@ -110,13 +114,15 @@ def recomputed_names(found: Recomputed) -> tuple[str, ...]:
 class _Builder:
     """One rewrite; lives for one call of `recompute_graph`."""
 
-    def __init__(self, graph: Graph, chosen: set[int], suffix: str = AGAIN) -> None:
-        self.graph, self.chosen, self.suffix = graph, chosen, suffix
+    def __init__(self, graph: Graph, chosen: set[int], suffix: str = AGAIN, early: Mapping[int, Sequence[int]] = {}) -> None:
+        self.graph, self.chosen, self.suffix, self.early = graph, chosen, suffix, early
         self.values, self.makers = value_table(graph), producer_table(graph)
         base = storage_bases(graph)
+        self.there = {name: name + REMADE for name in self.values if name + REMADE in self.values and base[name] in graph.inputs}  # views of parameters that the backward pass has
         made = {out for i in chosen for out in graph.nodes[i].outputs if out}
         views = {i for i, n in enumerate(graph.nodes) if n.phase is Phase.FORWARD and is_view(n.op) and base[n.inputs[0]] in made}
-        self.again = chosen | views  # nodes that a copy may be made of
+        own = {i for i, n in enumerate(graph.nodes) if n.phase is Phase.FORWARD and is_view(n.op) and self.values[base[n.inputs[0]]].kind is Kind.PARAM}
+        self.again = chosen | views | {i for i in own if not any(out in self.there for out in graph.nodes[i].outputs)}  # nodes that a copy may be made of
         self.copies: dict[str, str] = {}  # value -> its copy
 
     def build(self) -> Recomputed:
@@ -126,7 +132,8 @@ class _Builder:
         done: set[int] = set()
         for i, node in enumerate(self.graph.nodes):
             if node.phase is Phase.BACKWARD:
-                before[i] = self._needed(node, done)
+                before[i] = sorted({*self._needed(node, done), *(k for k in self.early.get(i, ()) if k not in done)})
+                done.update(before[i])
         values: list[Value] = [self.values[name] for name in self.graph.inputs]
         nodes: list[Node] = []
         for i, node in enumerate(self.graph.nodes):
@@ -156,7 +163,7 @@ class _Builder:
         return sorted(found)
 
     def _copy(self, node: Node) -> Node:
-        inputs = tuple(self.copies.get(name, name) for name in node.inputs)
+        inputs = tuple(self.copies.get(name) or self.there.get(name, name) for name in node.inputs)
         return replace(node, name=node.name + self.suffix, inputs=inputs, outputs=tuple(out and out + self.suffix for out in node.outputs), phase=Phase.BACKWARD)
 
     def _copy_value(self, name: str) -> Value:

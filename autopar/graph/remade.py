@@ -2,19 +2,20 @@
 
 In: a traced graph. Out: the graph in which the backward pass has its own copy of a forward node where that node is cheap arithmetic element by element, all who read its result there are such ops or sums
 along rows, which run as one kernel with the copy, and keeping what the copy reads instead takes fewer bytes: a norm in float32 of bfloat16 keeps its input and a number per row, not three tensors in
-float32; a gated activation keeps its gate, not what was made of it. As eager PyTorch's own fused norms and `torch.compile` do, and whatever the plan recomputes beside it (`recompute`).
+float32; a gated activation keeps its gate, not what was made of it. Views of parameters are taken again of the parameter: what is gathered for the forward pass
+is not held for them. As eager PyTorch's own fused norms and `torch.compile` do, and whatever the plan recomputes beside it (`recompute`).
 
 Numbers stay those of the forward pass: the same ops on the same values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .cuts import resolve_known
 from .fusion import work_rows
-from .graph import Graph, producer_table, value_table
-from .liveness import list_readers, storage_bases
+from .graph import Graph, producer_table, use_table, value_table
+from .liveness import is_view, list_readers, storage_bases
 from .node import Node, Phase, get_arg, packet_of
 from .recompute import copy_for_backward
 from .repeats import block_of
@@ -61,7 +62,8 @@ def remake_graph(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Graph:
         later = [graph.nodes[k] for k in readers.get(name, ()) if graph.nodes[k].phase is not Phase.FORWARD]
         return any(packet_of(reader.op) in _COMPARISONS or packet_of(reader.op) == "aten._to_copy" and is_compared(reader.outputs[0]) for reader in later)
 
-    chosen: set[int] = set()
+    early = _views_of_parameters(graph, base, blocks)
+    chosen = {i for views in early.values() for i in views}
     for i, node in enumerate(graph.nodes):
         if node.phase is not Phase.FORWARD or not _is_cheap(node) or base[node.outputs[0]] in leaving:
             continue
@@ -78,7 +80,27 @@ def remake_graph(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Graph:
         if weigh(held) < size_bytes(values[out]):
             free |= held
             chosen |= {i}.union(*(again for _, again in found))
-    return copy_for_backward(graph, chosen) if chosen else graph
+    return copy_for_backward(graph, chosen, early) if chosen else graph
+
+
+def _views_of_parameters(graph: Graph, base: Mapping[str, str], blocks: Sequence[object]) -> dict[int, list[int]]:
+    """Views of parameters that the backward pass of their own block reads, by the node where that begins: there they are taken again, and whatever the block runs again has them, too."""
+    values, uses, makers = value_table(graph), use_table(graph), producer_table(graph)
+    begins: dict[object, int] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.phase is Phase.BACKWARD:
+            begins.setdefault(blocks[i], i)
+    found: dict[int, set[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.phase is not Phase.FORWARD or blocks[i] is None or not is_view(node.op) or values[base[node.inputs[0]]].kind is not Kind.PARAM:
+            continue
+        later = [k for out in node.outputs if out for k, _ in uses[out] if graph.nodes[k].phase is Phase.BACKWARD]
+        if later and all(blocks[k] == blocks[i] for k in later):
+            here, at = found.setdefault(begins[blocks[i]], set()), i
+            while at is not None and blocks[at] == blocks[i]:
+                here.add(at)
+                at = makers[graph.nodes[at].inputs[0]][0] if graph.nodes[at].inputs[0] in makers else None
+    return {begin: sorted(views) for begin, views in found.items()}
 
 
 def _is_cheap(node: Node) -> bool:
