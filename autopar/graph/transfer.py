@@ -1,6 +1,6 @@
 """Transfers: which communications may wait for others and run beside compute, told from the value that moves and the phase.
 
-    STATE      a parameter, buffer or optimizer state, or its new version: known before the step begins, so a runtime can gather it ahead of
+    STATE      a parameter or buffer, or the new version of one or of an optimizer state: known before the step begins, so a runtime can gather it ahead of
                its use, many small ones in one bucket
     GRAD       a parameter's final gradient: nobody needs it before the update, so its reduction can trail behind the backward pass
     BLOCKING   everything else: the next node waits for it; but what the backward pass gathers of what was there before it (the input of a linear, cut along the sequence, for the weight's gradient) can be
@@ -36,7 +36,10 @@ HIDING_PHASES = (Phase.FORWARD, Phase.BACKWARD)  # the update is short, and what
 
 
 def transfer_of(value: Value) -> Transfer:
-    """The transfer of whatever brings this value (of the whole graph) to another sharding."""
+    """The transfer of whatever brings this value (of the whole graph) to another sharding. What an update reads of an optimizer's states is brought for each parameter where it is read: nothing
+    runs beside it, and it joins no message."""
+    if value.kind is Kind.OPTIM and not value.version:
+        return Transfer.BLOCKING
     if value.kind in STATE_KINDS:
         return Transfer.STATE
     return Transfer.GRAD if value.kind is Kind.GRAD else Transfer.BLOCKING

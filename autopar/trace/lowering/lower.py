@@ -16,6 +16,7 @@ from ...graph.graph import Graph
 from ...graph.node import Phase
 from ...graph.remade import remake_graph
 from ...graph.rules.random_numbers import STATE as RANDOM_STATE
+from ...graph.shared_tables import share_tables
 from ...graph.tensor import Kind
 from ..capture import Captured
 from ..private import without_modes
@@ -108,7 +109,7 @@ class _Lowering:
         join_uses(self.draft, roots)
         owners = self._owners(captured)
         graph = finish_graph(name, self.draft, self.inputs, updates, loss, outputs, grads, owners)
-        return remake_graph(graph), self.constants
+        return remake_graph(share_tables(graph)), self.constants
 
     def _results(self) -> tuple[dict[str, Val], Val | None]:
         grads = {name: self.handles.read(uid) for name, uid in self.captured.grads}
