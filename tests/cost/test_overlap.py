@@ -35,7 +35,7 @@ def value_of(kind, elements=4096, version=0):
 
 
 def test_what_moves_says_how_it_travels():
-    states = {Kind.PARAM, Kind.BUFFER, Kind.OPTIM}
+    states = {Kind.PARAM, Kind.BUFFER}
     for kind in Kind:
         moved = Transfer.STATE if kind in states else Transfer.GRAD if kind is Kind.GRAD else Transfer.BLOCKING
         assert transfer_of(value_of(kind)) is moved

@@ -298,7 +298,7 @@ def test_a_result_like_a_linear_has_room_behind_its_rows():
 
 @pytest.mark.torch
 def test_kernels_of_a_gpt_with_rotary_embeddings():
-    """Traced: the rotary kernel reads the query and both its halves as they lie in the linear's rows, and leaves its result so; so does its gradient's."""
+    """Traced: the rotary kernel reads the query and both its halves, and the key and its, as they lie in the linear's rows, and leaves its results so; so does its gradient's."""
     torch = pytest.importorskip("torch")
     from codegen.kernel_cases import ADAMW, RotaryAttention, kernels_of
 
@@ -306,7 +306,7 @@ def test_kernels_of_a_gpt_with_rotary_embeddings():
 
     workload = Workload(RotaryAttention(4, 4, 8, 1030), (torch.zeros(2, 16, 32),), (), lambda y: (y * y).mean(), ADAMW)
     kernels = {k.name: dict(k.layouts) for k in kernels_of(workload, "bf16")}
-    assert kernels["mul_div_cos_add"] == dict.fromkeys(("permute", "slice", "slice_2", "add"), ROWS)
+    assert kernels["mul_div_cos_add"] == dict.fromkeys(("permute", "slice", "slice_2", "add", "permute_2", "slice_3", "slice_4", "add_2"), ROWS)
     assert kernels["mul_cat_add"] == dict.fromkeys(("attention_backward", "add"), ROWS)
     wide = (16 * 1032, 1032, 1)
     assert kernels["sigmoid_mul_sum"] == dict.fromkeys(("linear", "sigmoid"), wide)
