@@ -1,9 +1,10 @@
-"""Shared tables: what a model makes of constants alone, again and again, is made once: the cosines and sines of rotary positions for queries and keys, a causal mask in every block.
+"""Shared tables: what a model makes of constants or of its batch alone, again and again, is made once: the cosines and sines of rotary positions for queries and keys, a causal mask in every block.
 
 In: a traced graph. Out: the graph in which of equal chains of such ops one is left.
 
-    in a block        of equal ones the first is read by all
-    in several        where the backward pass of blocks reads it, so that each block would keep its own: made once before the first of these blocks, as a model would that makes it in its own forward
+    in a block        of equal ones the first is read by all; so it is of what is in no block
+    in several        where the backward pass of blocks reads it, so that each block would keep its own: made once before the first of these blocks, as a model would that makes it in its own forward;
+                      not what is made of a buffer, which is on one stage of a pipeline, where it is in a block alone
 
 What is only a number or a filled tensor is no table. Numbers stay those of the model: the same ops on the same values. `remade` comes after it.
 """
@@ -12,63 +13,103 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from .graph import Graph, use_table, value_table
 from .node import Node, Phase, packet_of
 from .repeats import blocks_in_step
-from .tensor import Value, num_elements
+from .tensor import Kind, Value, num_elements
 
 _NAMESPACES = ("aten.", "autopar.")  # ops that we know to be deterministic
 _FILLED = frozenset(f"aten.{name}" for name in ("full", "zeros", "ones", "arange", "scalar_tensor", "eye", "linspace", "empty", "empty_strided", "new_empty", "new_full", "new_zeros", "new_ones"))
 _WITHOUT_CONTENTS = frozenset(f"aten.{name}" for name in ("empty", "empty_strided", "new_empty", "empty_like"))
 
-_Kind = tuple  # op, arguments, dtype, and the kinds of its inputs
+
+@dataclass(slots=True)
+class _Kinds:
+    """Numbers of ways in which a value may be made: two values of one number are the same.
+
+    Args:
+        parts: of each number those of what it is made of.
+        nodes: of each number the nodes that make it so, in order.
+        on_a_stage: numbers of what is made of a buffer.
+    """
+
+    of: dict[str, int] = field(default_factory=dict)
+    parts: list[tuple[int, ...]] = field(default_factory=list)
+    nodes: list[list[int]] = field(default_factory=list)
+    on_a_stage: set[int] = field(default_factory=set)
+    _known: dict[tuple, int] = field(default_factory=dict)
+
+    def add(self, value: str, how: tuple, parts: tuple[int, ...], node: int | None) -> int:
+        """The number of a value."""
+        number = self.of[value] = self._known.setdefault((*how, *parts), len(self.parts))
+        if number == len(self.parts):
+            self.parts.append(parts)
+            self.nodes.append([])
+            if self.on_a_stage.intersection(parts):
+                self.on_a_stage.add(number)
+        if node is not None:
+            self.nodes[number].append(node)
+        return number
 
 
 def share_tables(graph: Graph) -> Graph:
     """The graph with equal tables made once; itself where there are none."""
-    blocks, uses, values = blocks_in_step(graph), use_table(graph), value_table(graph)
-    kind_of: dict[str, _Kind] = {}  # what is made of constants -> how
-    equal: dict[_Kind, list[int]] = defaultdict(list)  # the nodes that make it so
-    for i, node in enumerate(graph.nodes):
-        if node.phase is Phase.FORWARD and node.op.startswith(_NAMESPACES) and packet_of(node.op) not in _WITHOUT_CONTENTS and len(node.outputs) == 1 and all(name in kind_of for name in node.inputs):
-            [out] = node.outputs
-            kind_of[out] = (node.op, node.args, values[out].dtype, *(kind_of[name] for name in node.inputs))
-            equal[kind_of[out]].append(i)
+    blocks, uses, values, kinds = blocks_in_step(graph), use_table(graph), value_table(graph), _find_kinds(graph)
     leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
-    tables = {kind: nodes for kind, nodes in equal.items() if len(nodes) > 1 and _is_table(graph.nodes[nodes[0]], values) and not any(graph.nodes[i].outputs[0] in leaving for i in nodes)}
+    tables = {
+        kind for kind, nodes in enumerate(kinds.nodes)
+        if len(nodes) > 1 and _is_table(graph.nodes[nodes[0]], values) and not any(graph.nodes[i].outputs[0] in leaving for i in nodes)
+    }  # fmt: skip
+    starts: dict[object, int] = {}
+    for i, place in enumerate(blocks):
+        starts.setdefault(place, i)
+    before: dict[int, int] = {}  # what is made once for several blocks -> the node in front of which
+
+    def lead(kind: int, first: int) -> None:
+        front = min([first, before.get(kind, first), *(starts[blocks[i]] for i in kinds.nodes[kind] if blocks[i] is not None)])
+        if kinds.nodes[kind] and before.get(kind) != front:
+            before[kind] = front
+            for part in kinds.parts[kind]:
+                lead(part, front)
 
     def is_kept(i: int) -> bool:
         return any(graph.nodes[k].phase is Phase.BACKWARD for k, _ in uses[graph.nodes[i].outputs[0]])
 
-    starts: dict[object, int] = {}
-    for i, place in enumerate(blocks):
-        starts.setdefault(place, i)
-    before: dict[_Kind, int] = {}  # what is made once for several blocks -> the node in front of which
-
-    def lead(kind: _Kind, first: int) -> None:
-        before[kind] = min([first, before.get(kind, first), *(starts[blocks[i]] for i in equal[kind] if blocks[i] is not None)])
-        for part in kind[3:]:
-            lead(part, before[kind])
-
-    for kind, nodes in tables.items():
-        where = {blocks[i] for i in nodes}
-        if len(where) > 1 and None not in where and sum(map(is_kept, nodes)) > 1:
+    for kind in sorted(tables - kinds.on_a_stage):
+        where = {blocks[i] for i in kinds.nodes[kind]}
+        if len(where) > 1 and None not in where and sum(map(is_kept, kinds.nodes[kind])) > 1:
             lead(kind, len(blocks))
     same: dict[str, str] = {}  # output -> that of the one that is left
     ahead: dict[int, list[int]] = defaultdict(list)  # node -> those that are moved before it
-    for kind in equal:
-        there = [i for i in equal[kind] if blocks[i] is None and i < before[kind]][:1] if kind in before else []  # made in front of them anyway
-        nodes = [*there, *(i for i in equal[kind] if blocks[i] is not None)] if kind in before else tables.get(kind, [])
+    for kind, nodes in enumerate(kinds.nodes):
+        there = [i for i in nodes if blocks[i] is None and i < before[kind]][:1] if kind in before else []  # made in front of them anyway
+        apart = kind in before or kind in kinds.on_a_stage  # only what is in blocks
+        joined = [*there, *(i for i in nodes if blocks[i] is not None or not apart)] if kind in before or kind in tables else []
         firsts: dict[object, int] = {}
-        for i in nodes:
+        for i in joined:
             left = firsts.setdefault(None if kind in before else blocks[i], i)
             if left != i:
                 same[graph.nodes[i].outputs[0]] = graph.nodes[left].outputs[0]
         if kind in before and not there:
-            ahead[before[kind]].append(nodes[0])
+            ahead[before[kind]].append(joined[0])
     return _rewrite(graph, same, ahead) if same else graph
+
+
+def _find_kinds(graph: Graph) -> _Kinds:
+    values, kinds, rewritten = value_table(graph), _Kinds(), {old for old, _ in graph.updates}
+    for name in graph.inputs:
+        if values[name].kind is Kind.BATCH or values[name].kind is Kind.BUFFER and name not in rewritten:
+            number = kinds.add(name, ("enters", name), (), None)
+            if values[name].kind is Kind.BUFFER:
+                kinds.on_a_stage.add(number)
+    for i, node in enumerate(graph.nodes):
+        known = node.phase is Phase.FORWARD and node.op.startswith(_NAMESPACES) and packet_of(node.op) not in _WITHOUT_CONTENTS
+        if known and len(node.outputs) == 1 and all(name in kinds.of for name in node.inputs):
+            [out] = node.outputs
+            kinds.add(out, (node.op, repr(node.args), values[out].dtype, values[out].shape), tuple(kinds.of[name] for name in node.inputs), i)
+    return kinds
 
 
 def _is_table(node: Node, values: Mapping[str, Value]) -> bool:

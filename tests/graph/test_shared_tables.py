@@ -126,6 +126,60 @@ def test_a_table_that_is_not_kept_stays_in_its_block_and_is_made_once_there():
     assert made == ["layers.0", "layers.1", "layers.2"]
 
 
+class Masked(nn.Module):
+    """A mask of the tokens, and cosines of a buffer, twice."""
+
+    def __init__(self, rates):
+        super().__init__()
+        self.own = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("rates", rates)
+
+    def forward(self, x, ids):
+        return F.gelu(self.own(x)) * self.rates.cos() * (ids != 0).unsqueeze(-1) + x * self.rates.cos()
+
+
+class Padded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        rates = torch.rand(WIDTH)
+        self.embed, self.layers = nn.Embedding(VOCAB, WIDTH), nn.ModuleList(Masked(rates) for _ in range(4))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x, ids)
+        return x
+
+
+def test_masks_of_the_batch_are_made_once_and_tables_of_a_buffer_in_each_block():
+    ids = torch.randint(0, VOCAB, (4, SEQ))
+    work = Workload(Padded(), (ids,), (torch.randn(4, SEQ, WIDTH),), F.mse_loss, torch.optim.SGD, name="padded")
+    found = ops(trace_step(work).graph)
+    assert found["ne"] == 1 and found["cos"] == 4
+    for cluster, fix in (("cpu:2", "dp=2"), ("cpu:2", "pp=2"), ("cpu:2", "dp=2,microbatches=2")):
+        report = verify_workload(work, cluster, autopar.Options(constraints=parse_fix(fix), time_limit_s=20.0, price=False))
+        assert not report.failures, report
+
+
+class Doubling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            table = torch.arange(WIDTH).float()
+            for _ in range(60):
+                table = (table + table) * 0.5
+            x = layer(x) * table.sin()
+        return x
+
+
+def test_long_chains_are_compared_by_number():
+    work = Workload(Doubling(), (torch.randn(4, WIDTH),), (torch.randn(4, WIDTH),), F.mse_loss, torch.optim.SGD)
+    assert ops(trace_step(work).graph)["sin"] == 1
+
+
 def test_what_tables_are_made_of_may_be_there_before():
     work = Workload(Half(), (torch.randn(4, WIDTH),), (torch.randn(4, WIDTH),), F.mse_loss, torch.optim.SGD, name="half")
     found = ops(trace_step(work).graph)
