@@ -15,7 +15,7 @@ from math import fsum
 
 from ..graph.case import Case
 from ..graph.fusion import rewritten_states
-from ..graph.graph import value_table
+from ..graph.graph import phase_table, value_table
 from ..graph.liveness import is_view
 from ..graph.mesh import axis_sizes, num_ranks
 from ..graph.node import Node, Phase, get_arg
@@ -154,7 +154,7 @@ def hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, flo
     """
     values = value_table(program.graph)
     sent = _comm_prices(model, program, values)
-    outside, phases = outside_blocks(program.graph), {out: node.phase for node in program.graph.nodes for out in node.outputs}
+    outside, phases = outside_blocks(program.graph), phase_table(program.graph)
     hidden: dict[Phase, dict[str, float]] = {phase: {} for phase in HIDING_PHASES}
     compute, turns = dict.fromkeys(HIDING_PHASES, 0.0), count_microbatches(program.graph)
     for node, origin in zip(program.graph.nodes, program.origins):

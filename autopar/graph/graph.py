@@ -81,6 +81,12 @@ def producer_table(graph: Graph) -> dict[str, tuple[int, int]]:
 
 
 @kept_table
+def phase_table(graph: Graph) -> dict[str, Phase]:
+    """For each value that a node makes: the phase in which it comes to be."""
+    return {out: node.phase for node in graph.nodes for out in node.outputs if out}
+
+
+@kept_table
 def use_table(graph: Graph) -> dict[str, tuple[tuple[int, int], ...]]:
     """For each value: where it is read, as (index of the node, which of its inputs), in order."""
     uses: dict[str, list[tuple[int, int]]] = {v.name: [] for v in graph.values}

@@ -18,7 +18,7 @@ from ..cost.peak import list_peak
 from ..cost.under_way import under_way_bytes
 from ..graph.case import Case
 from ..graph.choice import Assignment
-from ..graph.graph import Graph, use_table, value_table
+from ..graph.graph import Graph, phase_table, use_table, value_table
 from ..graph.mesh import axis_sizes
 from ..graph.node import Node, Phase, input_names
 from ..graph.overlap_memory import overlap_within
@@ -220,7 +220,7 @@ class _Judge:
         self.case, self.sizes, self.strategies, self.made, self.prices = case, sizes, strategies, made, prices
         self.values, self.uses = value_table(case.graph), use_table(case.graph)
         self.known: dict[int, tuple[str, tuple[Alternative, ...], tuple[str, ...]]] = {}
-        self.outside, self.phases = outside_blocks(case.graph), {out: node.phase for node in case.graph.nodes for out in node.outputs}
+        self.outside, self.phases = outside_blocks(case.graph), phase_table(case.graph)
 
     def explain(self, i: int) -> tuple[str, tuple[Alternative, ...], tuple[str, ...]]:
         """(reason, alternatives, refused) of node number i."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import GraphError
-from ..graph.graph import Graph, producer_table, value_table
+from ..graph.graph import Graph, phase_table, producer_table, value_table
 from ..graph.liveness import is_view, storage_bases
 from ..graph.node import Phase
 from ..graph.repeats import Fold
@@ -190,7 +190,7 @@ def _after(moment: int) -> int:
 
 def build_groups(lanes: Lanes, sources: Mapping[Item, tuple[int, int]], reads: Reads) -> tuple[tuple[Group, ...], dict[Item, list[tuple[int, int]]]]:
     """The groups, and for each value where its reads are: (group, instance) pairs."""
-    values, phases = value_table(lanes.graph), {out: node.phase for node in lanes.graph.nodes for out in node.outputs}
+    values, phases = value_table(lanes.graph), phase_table(lanes.graph)
     groups: dict[tuple, list[tuple[Item, tuple[tuple[int, int], ...]]]] = {}
     for (item, phase), ends in reads.ends.items():
         order = tuple(sorted(ends, key=lambda e: (e.chooser, e.position)))

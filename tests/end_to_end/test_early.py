@@ -14,7 +14,7 @@ from autopar.codegen.emit import phase_sections  # noqa: E402
 from autopar.constraints import parse_fix  # noqa: E402
 from autopar.demo.model import build  # noqa: E402
 from autopar.graph.fuse import fuse_program  # noqa: E402
-from autopar.graph.graph import producer_table  # noqa: E402
+from autopar.graph.graph import phase_table, producer_table  # noqa: E402
 from autopar.graph.kernel import is_kernel  # noqa: E402
 from autopar.graph.node import Phase, get_arg  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
@@ -37,7 +37,7 @@ def planned(fix=SEQUENCE):
 def test_a_weight_s_gradient_finds_its_input_gathered_and_what_is_sent_back_is_reduced_beside_it():
     plan, program, overlapped = planned()
     nodes, makers = overlapped.graph.nodes, producer_table(overlapped.graph)
-    phases = {out: node.phase for node in program.graph.nodes for out in node.outputs}
+    phases = phase_table(program.graph)
     gathers = reductions = 0
     for i, node in enumerate(nodes):
         if node.phase is not Phase.BACKWARD or node.op != WAIT or ".blocks" not in "." + node.path:

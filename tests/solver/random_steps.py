@@ -10,7 +10,7 @@ from math import prod
 from autopar.errors import MicrobatchError
 from autopar.graph.case import Case, build_case, split_case
 from autopar.graph.choice import Assignment
-from autopar.graph.graph import Graph, value_table
+from autopar.graph.graph import Graph, phase_table, value_table
 from autopar.graph.liveness import is_view
 from autopar.graph.mesh import Mesh, axis_sizes
 from autopar.graph.node import Phase
@@ -125,7 +125,7 @@ def program_seconds(case: Case, program: Program, assignment: Assignment, prices
     strategies = assigned_strategies(*recompute_all(case.graph, case.sites, case.signatures, case.cuts, assignment.again), assignment)
     sharding = {name: (whole, held) for name, whole, held in program.shardings}
     values, turns = value_table(case.graph), count_microbatches(case.graph)
-    phases = {out: node.phase for node in case.graph.nodes for out in node.outputs}
+    phases = phase_table(case.graph)
     originals = recompute_graph(case.graph, assignment.again).original_values
     total, compute, hidden = 0.0, dict.fromkeys(Phase, 0.0), dict.fromkeys(Phase, 0.0)
     nodes, origins = program.graph.nodes, program.origins
