@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from .graph import Graph, use_table, value_table
 from .node import Node, Phase, packet_of
@@ -25,21 +25,17 @@ _FILLED = frozenset(f"aten.{name}" for name in ("full", "zeros", "ones", "arange
 _WITHOUT_CONTENTS = frozenset(f"aten.{name}" for name in ("empty", "empty_strided", "new_empty", "empty_like"))
 
 
-@dataclass(slots=True)
 class _Kinds:
-    """Numbers of ways in which a value may be made: two values of one number are the same.
+    """Numbers of ways in which a value may be made: two values of one number are the same. Filled once, by `_find_kinds`."""
 
-    Args:
-        parts: of each number those of what it is made of.
-        nodes: of each number the nodes that make it so, in order.
-        on_a_stage: numbers of what is made of a buffer.
-    """
+    __slots__ = ("of", "parts", "nodes", "on_a_stage", "_known")
 
-    of: dict[str, int] = field(default_factory=dict)
-    parts: list[tuple[int, ...]] = field(default_factory=list)
-    nodes: list[list[int]] = field(default_factory=list)
-    on_a_stage: set[int] = field(default_factory=set)
-    _known: dict[tuple, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.of: dict[str, int] = {}
+        self.parts: list[tuple[int, ...]] = []  # of each number those of what it is made of
+        self.nodes: list[list[int]] = []  # of each number the nodes that make it so, in order
+        self.on_a_stage: set[int] = set()  # of what is made of a buffer
+        self._known: dict[tuple, int] = {}
 
     def add(self, value: str, how: tuple, parts: tuple[int, ...], node: int | None) -> int:
         """The number of a value."""
