@@ -179,7 +179,7 @@ def _read_host_kind(item: object, path: str, key: str, own: Mapping[str, Device]
         if twice:
             raise ClusterError(f"{where}.{twice}: a machine says its devices; expected machine, or devices and device, found both")
         machine = find_machine(_text(table, "machine", path, key, "the name of a machine"), f"{where}.machine")
-        device, devices, usual = find_device(machine.device, where, {}), machine.devices, (machine.inside, machine.across)
+        device, devices, usual = find_device(machine.device, where, own), machine.devices, (machine.inside, machine.across)
         nics = None if machine.nics == machine.devices else machine.nics
     else:
         device = find_device(_text(table, "device", path, key, "the name of a device"), f"{where}.device", own)

@@ -98,6 +98,7 @@ _DEVICE_LINKS = {
 _MOST_JOINED = {"nvlink2": 16, "nvlink2-cube": 8, "nvlink3": 16, "nvlink4": 8, "nvlink5": 8, "nvl72": 72, "xgmi": 8, "xgmi4": 8}
 # The whole port of a link that stands for a share of one: for hosts whose number of ports is said.
 PORT_OF = {"ib-50": "ib-100"}
+_PARTS = frozenset(("mig", "laptop", "mobile", "d", "q", "ti", "super"))  # words of what is no whole device of that name
 _SHORT = {"V100": "V100-32GB", "A100": "A100-80GB", "H100": "H100-80GB", "H200": "H200-141GB"}
 
 _AWS = "AWS EC2 instance page, {}"
@@ -127,12 +128,14 @@ def list_devices() -> tuple[Device, ...]:
 
 
 def name_preset(gpu: str) -> str | None:
-    """The preset of a GPU, by torch's name of it: `NVIDIA H100 80GB HBM3` is H100-80GB, `NVIDIA H200` H200-141GB; None where that fits none, or several."""
-    said = re.sub(r"[^a-z0-9]", "", gpu.lower())
+    """The preset of a GPU, by torch's name of it: `NVIDIA H100 80GB HBM3` is H100-80GB, `NVIDIA H200` H200-141GB; None where that fits none, or several, or it is a part or a smaller form of one
+    (MIG, a laptop's)."""
+    words = re.findall(r"[a-z0-9]+", gpu.lower())
+    if _PARTS.intersection(words):
+        return None
+    said = {*words, *(a + b for a, b in zip(words, words[1:]))}  # RTX 4090, and GH200 is no H200
     chips = {d.name: d.name.lower().split("-") for d in _DEVICES if d.kind == "cuda"}
-    here = [name for name, words in chips.items() if words[0] in said]
-    longest = max((len(chips[name][0]) for name in here), default=0)  # GB200 is no B200
-    here = [name for name in here if len(chips[name][0]) == longest]
+    here = [name for name, own in chips.items() if own[0] in said]
     whole = [name for name in here if all(word in said for word in chips[name])]
     found = whole if len(whole) == 1 else here
     return found[0] if len(found) == 1 else None
@@ -165,8 +168,9 @@ def find_device(name: object, where: str, own: Mapping[str, Device]) -> Device:
         ClusterError: there is none; says which there are.
     """
     known = {d.name: d for d in _DEVICES} | own
-    if isinstance(name, str) and _SHORT.get(name, name) in known:
-        return known[_SHORT.get(name, name)]
+    found = name if not isinstance(name, str) or name in own else _SHORT.get(name, name)  # a table counts under the name that it has
+    if isinstance(found, str) and found in known:
+        return known[found]
     hint = nearest(name, [*known, *_SHORT]) or ", or describe it in a TOML file as [devices.NAME]"
     raise ClusterError(f"{where}: unknown device {name!r}; known: {', '.join(known)}{hint}")
 

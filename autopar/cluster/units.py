@@ -71,11 +71,11 @@ def read_bandwidth(table: Mapping[str, object], name: str, where: str) -> float:
 def read_memory_bandwidth(table: Mapping[str, object], name: str, where: str) -> float:
     """Bytes per second; see `read_number`."""
     value = read_number(table, name, where)
-    if value >= 1e6:
+    if value >= 1e9:
         return _at_most(value, 1e15, "bytes per second", f"{where}.{name}")
     # the slowest memory has tens of GB/s, the fastest some TB/s
-    meant = f"{value:g}e12 ({value:g} TB/s)" if value < 20 else f"{value:g}e9 ({value:g} GB/s)"
-    raise ClusterError(f"{where}.{name}: expected bytes per second, at least 1e6, found {value:g} bytes/s; did you mean {meant}?")
+    meant = f"{value:g}e12 ({value:g} TB/s)" if value < 20 else f"{value:g}e9 ({value:g} GB/s)" if value < 2e4 else f"{value / 1e6:g}e12 ({value:.0f} MB/s)"
+    raise ClusterError(f"{where}.{name}: expected bytes per second, at least 1e9, found {value:g} bytes/s; did you mean {meant}?")
 
 
 def read_flops(table: Mapping[str, object], name: str, where: str) -> float:

@@ -14,9 +14,12 @@ from pathlib import Path
 
 from ..errors import RunError
 from .machine import Machine
+from .node import Phase
 from .run import FORMAT, ActionTimes, CommTimes, RankRun, Run
 
 _CURE = "record it again with `autopar run DIR`"
+_PHASES = tuple(phase.value for phase in Phase)
+_LONGER = 1.5  # than their steps no actions take together: clocks differ, units by a thousand
 _APART = 10.0  # by so much no two ranks of a run differ: one has seconds in another unit
 
 
@@ -107,16 +110,35 @@ def _parse_run(data: dict[str, object]) -> Run:
 def _parse_rank(entry: _Entry) -> RankRun:
     steps = entry.seconds("step_s", None, positive=True)
     count = len(steps)
-    actions = tuple(ActionTimes(e.text("phase"), e.count("turn"), e.seconds("seconds", count)) for e in entry.entries("actions"))
+    actions = tuple(ActionTimes(_parse_phase(e), e.count("turn"), e.seconds("seconds", count)) for e in entry.entries("actions"))
     comms = tuple(_parse_comm(e, count) for e in entry.entries("comms"))
-    peak = None if entry.get("peak_bytes") is None else entry.count("peak_bytes")
+    for name, rows, keys in (("actions", actions, [(a.phase, a.turn) for a in actions]), ("comms", comms, [(c.phase, c.kind, c.axis) for c in comms])):
+        twice = next((k for k, key in enumerate(keys) if key in keys[:k]), None)
+        if twice is not None:
+            raise _Wrong(f"{entry.where}{name}[{twice}]: {' '.join(map(str, keys[twice]))} is there already, as {name}[{keys.index(keys[twice])}]")
+        took = sum(sum(row.seconds) for row in rows)
+        if took > _LONGER * sum(steps):
+            longest = max(range(len(rows)), key=lambda k: sum(rows[k].seconds))
+            raise _Wrong(
+                f"{entry.where}{name}: expected no more seconds than the steps they are part of, {sum(steps):.4g}, found {took:.4g}, most of them in {name}[{longest}] ({' '.join(map(str, keys[longest]))})"
+            )
+    states, peak = entry.count("state_bytes"), None if entry.get("peak_bytes") is None else entry.count("peak_bytes")
+    if peak is not None and peak < states:
+        raise _Wrong(f"{entry.where}peak_bytes: expected at least state_bytes, {states}, which are held all the time, found {peak}")
     warmup = entry.seconds("warmup_s", None, positive=True)
-    return RankRun(entry.count("rank"), warmup, steps, actions, comms, entry.count("state_bytes"), entry.count("batch_bytes"), peak)
+    return RankRun(entry.count("rank"), warmup, steps, actions, comms, states, entry.count("batch_bytes"), peak)
+
+
+def _parse_phase(entry: _Entry, empty: bool = False) -> str:
+    found = entry.text("phase", empty)
+    if found and found.partition("_")[0] not in _PHASES:
+        raise _Wrong(f"{entry.where}phase: expected one of {', '.join(_PHASES)}, or a section of one (forward_1), found {_show(found)}")
+    return found
 
 
 def _parse_comm(entry: _Entry, count: int) -> CommTimes:
     flights = entry.seconds("flight_s", count) if entry.get("flight_s") else ()
-    names = entry.text("phase", True), entry.text("kind"), entry.text("axis")
+    names = _parse_phase(entry, True), entry.text("kind"), entry.text("axis")
     return CommTimes(*names, entry.count("calls"), entry.count("bytes"), entry.seconds("seconds", count), flights)
 
 

@@ -64,6 +64,7 @@ def test_power_and_level_both_count():
     ("NVIDIA H100 80GB HBM3", "H100-80GB"), ("NVIDIA H100 PCIe", "H100-PCIe"), ("NVIDIA H100 NVL", None), ("NVIDIA H200", "H200-141GB"), ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
     ("NVIDIA A100 80GB PCIe", "A100-80GB"), ("Tesla V100-SXM2-16GB", "V100-16GB"), ("NVIDIA B200", "B200"), ("NVIDIA GB200", "GB200"), ("NVIDIA GeForce RTX 4090", "RTX4090"),
     ("AMD Instinct MI300X", "MI300X"), ("NVIDIA L40S", "L40S"), ("nvidia-h100-80gb-hbm3", "H100-80GB"), ("cpu", None), ("Voodoo 2", None), ("", None),
+    ("NVIDIA GH200 480GB", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None), ("NVIDIA GeForce RTX 4090 D", None), ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None), ("NVIDIA H200 MIG 3g.71gb", None),
 ])  # fmt: skip
 def test_gpus_are_known_by_name(gpu, preset):
     assert name_preset(gpu) == preset

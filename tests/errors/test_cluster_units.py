@@ -65,11 +65,14 @@ SLOW = "c.toml: links.inside.bandwidth_bytes_per_s: expected bytes per second, a
          "c.toml: devices.mine.flops_per_s.bfloat16: expected FLOP per second, at least 1e7, found 989000 FLOP/s; "
          "did you mean 989000e9 (989000 GFLOP/s)?"),
         (OWN.replace("= 1e12", "= 3350"),
-         "c.toml: devices.mine.memory_bytes_per_s: expected bytes per second, at least 1e6, found 3350 bytes/s; did you mean 3350e9 "
+         "c.toml: devices.mine.memory_bytes_per_s: expected bytes per second, at least 1e9, found 3350 bytes/s; did you mean 3350e9 "
          "(3350 GB/s)?"),
         (OWN.replace("= 1e12", "= 3.35"),
-         "c.toml: devices.mine.memory_bytes_per_s: expected bytes per second, at least 1e6, found 3.35 bytes/s; did you mean 3.35e12 "
+         "c.toml: devices.mine.memory_bytes_per_s: expected bytes per second, at least 1e9, found 3.35 bytes/s; did you mean 3.35e12 "
          "(3.35 TB/s)?"),
+        (OWN.replace("= 1e12", "= 3350000"),
+         "c.toml: devices.mine.memory_bytes_per_s: expected bytes per second, at least 1e9, found 3.35e+06 bytes/s; did you mean 3.35e12 "
+         "(3350000 MB/s)?"),
         (OWN + "launch_s = 4\n", "c.toml: devices.mine.launch_s: expected seconds, at most 0.1, found 4 s; did you mean 4e-6 (4 us)?"),
         (HOSTS + "power_w = 0.5\n", "c.toml: hosts[0].power_w: expected watts of one device, 10 to 10000, found 0.5 W; did you mean 500 "
          "(0.5 kW)?"),
@@ -104,8 +107,19 @@ def test_bad_files(text, message, read):
 
 
 def test_the_bounds_leave_slow_machines_alone(read):
-    slow = OWN.replace("24e9", "16777216").replace("100e12", "1e7").replace("= 1e12", "= 1e6") + "launch_s = 0.1\n"
+    slow = OWN.replace("24e9", "16777216").replace("100e12", "1e7").replace("= 1e12", "= 1e9") + "launch_s = 0.1\n"
     assert read(slow + "[links]\ninside = { latency_s = 0.1, bandwidth_bytes_per_s = 1e6 }\n").inside.bandwidth_bytes_per_s == 1e6
+
+
+@pytest.mark.parametrize("name", ["H100", "H100-80GB", "A100"])
+def test_a_table_counts_under_the_name_of_a_preset(read, name):
+    links = '[links]\ninside = "nvlink4"\nacross = "ib-400"\n'
+    assert read(OWN.replace('"mine"', f'"{name}"').replace("[devices.mine]", f"[devices.{name}]") + links).device.memory_bytes == 24e9
+
+
+def test_a_table_counts_beside_a_machine(read):
+    device = read('[[hosts]]\ncount = 1\nmachine = "DGX-H100"\n' + OWN[OWN.index("[devices") :].replace("mine", "H100-80GB")).device
+    assert device.memory_bytes == 24e9 and read('[[hosts]]\ncount = 1\nmachine = "DGX-H100"\n').device.memory_bytes > 80e9
 
 
 def test_power(read):
