@@ -114,8 +114,8 @@ def recomputed_names(found: Recomputed) -> tuple[str, ...]:
 class _Builder:
     """One rewrite; lives for one call of `recompute_graph`."""
 
-    def __init__(self, graph: Graph, chosen: set[int], suffix: str = AGAIN, early: Mapping[int, Sequence[int]] = {}) -> None:
-        self.graph, self.chosen, self.suffix, self.early = graph, chosen, suffix, early
+    def __init__(self, graph: Graph, chosen: set[int], suffix: str = AGAIN, early: Mapping[int, Sequence[int]] | None = None) -> None:
+        self.graph, self.chosen, self.suffix, self.early = graph, chosen, suffix, early or {}
         self.values, self.makers = value_table(graph), producer_table(graph)
         base = storage_bases(graph)
         self.there = {name: name + REMADE for name in self.values if name + REMADE in self.values and base[name] in graph.inputs}  # views of parameters that the backward pass has
