@@ -138,7 +138,7 @@ class _Builder:
         nodes: list[Node] = []
         for i, node in enumerate(self.graph.nodes):
             for k in before.get(i, ()):
-                copy = self._copy(self.graph.nodes[k])
+                copy = self._copy(self.graph.nodes[k], i)
                 original[copy.name] = self.graph.nodes[k].name
                 nodes.append(copy)
                 values += [self._copy_value(out) for out in self.graph.nodes[k].outputs if out]
@@ -162,8 +162,10 @@ class _Builder:
                 todo += self.graph.nodes[made[0]].inputs
         return sorted(found)
 
-    def _copy(self, node: Node) -> Node:
-        inputs = tuple(self.copies.get(name) or self.there.get(name, name) for name in node.inputs)
+    def _copy(self, node: Node, place: int) -> Node:
+        """The copy of a node that comes before the node at `place`: what has a twin there already is read from it."""
+        there = {name: twin for name in node.inputs if (twin := self.there.get(name)) is not None and self.makers[twin][0] < place}
+        inputs = tuple(self.copies.get(name) or there.get(name, name) for name in node.inputs)
         return replace(node, name=node.name + self.suffix, inputs=inputs, outputs=tuple(out and out + self.suffix for out in node.outputs), phase=Phase.BACKWARD)
 
     def _copy_value(self, name: str) -> Value:

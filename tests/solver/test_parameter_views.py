@@ -70,3 +70,27 @@ def test_views_are_taken_again_where_the_backward_pass_of_their_block_begins():
 def test_numbers(fix, stored):
     report = verify_workload(workload(stored), "cpu:2", options(fix))
     assert not report.failures, report
+
+
+class Borrowed(nn.Module):
+    """The second block works with a view that the first one made, and all of them may be run again."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Block("parted") for _ in range(3))
+
+    def forward(self, x):
+        views = []
+        for layer in self.layers:
+            x = layer(x)
+            views.append(layer.up[0, :WIDTH])
+        for layer, view in zip(self.layers, reversed(views)):
+            x = layer.norm(x * view.sin().sum()) + x.tanh()
+        return x
+
+
+def test_a_view_of_another_block_is_read_where_it_is():
+    torch.manual_seed(0)
+    work = Workload(Borrowed(), (torch.randn(8, 4, WIDTH),), (torch.randn(8, 4, WIDTH),), F.mse_loss, torch.optim.SGD, name="borrowed")
+    report = verify_workload(work, "cpu:2", options("dp=2,zero=3,recompute=full"))
+    assert not report.failures, report
