@@ -80,7 +80,7 @@ MODELS = {
     "mlp": (f"{HERE}:build_mlp", {}),
 }
 PLANS = {"dp": "dp={n},zero=0,pp=1", "zero3": "dp={n},zero=3,pp=1", "tp": "tp={n},pp=1"}
-WARM_STEPS, DRIFT_SHAPE, DRIFT_BYTES = 3, (512, 512, 512), 2**24
+WARM_STEPS, DRIFT_SHAPE, DRIFT_BYTES = 3, (512, 512, 512), 2**26  # 16 MiB fit some caches
 CLASSES = 256  # whole numbers of a batch are below
 
 

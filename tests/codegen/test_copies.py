@@ -26,7 +26,7 @@ def _workload(groups):
 
 def _fuse(graph, sizes=(), **options):
     assigner = Assigner(graph, sizes)
-    program = assigner.program(assigner.draw(random.Random(3)))
+    program = assigner.program(assigner.draw(random.Random(4)))  # a plan that splits no heads
     return program, fuse.fuse_program(program, phase_sections(program.graph), **options)
 
 
