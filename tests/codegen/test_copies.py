@@ -26,7 +26,7 @@ def _workload(groups):
 
 def _fuse(graph, sizes=(), **options):
     assigner = Assigner(graph, sizes)
-    program = assigner.program(assigner.draw(random.Random(4)))  # a plan that splits no heads
+    program = assigner.program(assigner.draw(random.Random(4)))  # of few draws in pieces does one have copies
     return program, fuse.fuse_program(program, phase_sections(program.graph), **options)
 
 
