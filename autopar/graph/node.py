@@ -70,6 +70,11 @@ def packet_of(op: str) -> str:
     return ".".join(op.split(".")[:2])
 
 
+def is_known(op: str) -> bool:
+    """True of an op that we know to be deterministic; a region or a user's op may draw or count."""
+    return op.startswith(("aten.", "autopar."))
+
+
 def get_arg(node: Node, name: str, default: Arg = None) -> Arg:
     """The node's argument of this schema name, or `default` where the call left it out."""
     for key, value in node.args:

@@ -22,14 +22,13 @@ from ..errors import PlanError
 from .cuts import CutTable
 from .graph import Graph, producer_table, use_table, value_table
 from .liveness import is_view, storage_bases
-from .node import Node, Phase
+from .node import Node, Phase, is_known
 from .repeats import blocks_in_step
 from .rule import Signature, Site
 from .tensor import Kind, Value
 
 AGAIN = "_again"
 REMADE = "_remade"  # of copies that every plan has (`remade`)
-_NAMESPACES = ("aten.", "autopar.")  # ops that we know to be deterministic; a region or a user's op may draw or count
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def list_recomputable(graph: Graph, signatures: Sequence[Signature]) -> tuple[st
     chosen: set[int] = set()
     for i in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[i]
-        if node.phase is not Phase.FORWARD or is_view(node.op) or not node.op.startswith(_NAMESPACES):
+        if node.phase is not Phase.FORWARD or is_view(node.op) or not is_known(node.op):
             continue
         if blocks[i] is None and signatures[i].rule.flops == 2 or any(out in leaving for out in node.outputs):
             continue
@@ -86,7 +85,7 @@ def recompute_graph(graph: Graph, names: Collection[str]) -> Recomputed:
         if name not in nodes:
             raise PlanError(f"{graph.name}: the plan recomputes {name}, which is no node of the graph")
         node = graph.nodes[nodes[name]]
-        if node.phase is not Phase.FORWARD or is_view(node.op) or not node.op.startswith(_NAMESPACES):
+        if node.phase is not Phase.FORWARD or is_view(node.op) or not is_known(node.op):
             raise PlanError(f"{graph.name}: the plan recomputes {name} ({node.op}, {node.phase.value}); expected a node of the forward pass that is no view")
     return _Builder(graph, {nodes[name] for name in names}).build()
 

@@ -26,7 +26,7 @@ from .tensor import STATE_KINDS
 MANY = 16
 _LEAF = frozenset(("weight", "bias"))  # of a linear, a norm, an embedding alone
 _DIGITS = re.compile(r"\d+")
-_NUMBER = re.compile(r"(?:0|[1-9]\d*)(?=\.|$)")  # at the end of a name; not `01`, which is no number's text
+_NUMBER = re.compile(r"0|[1-9]\d*")  # at the end of a name; not `01`, which is no number's text
 BY_HAND = "*"  # ends the family of modules that are numbered by their names: `layer*` of `layer0`, `layer1`
 
 
@@ -112,13 +112,12 @@ def name_patterns(names: Sequence[str], sequences: Collection[str] = ()) -> dict
 def blocks_in_step(graph: Graph) -> list[tuple[str, int] | None]:
     """The block of each node, as `block_of` says; of containers that are in step with others (`graph.in_step`), the one block that they are together."""
     by_hand = only_by_hand(graph.sequences)
-    outermost, leads = [block_of(node.path, by_hand) for node in graph.nodes], _leads_in_step(graph)
+    outermost, leads = [block_of(node.path, by_hand) for node in graph.nodes], _leads_in_step(graph, by_hand)
     return [(leads[place[0]], place[1]) if place is not None and place[0] in leads else block_of(node.path, graph.sequences) for place, node in zip(outermost, graph.nodes)]
 
 
-def _leads_in_step(graph: Graph) -> dict[str, str]:
-    """Of each container that is in step with others, the first of them."""
-    by_hand = only_by_hand(graph.sequences)
+def _leads_in_step(graph: Graph, by_hand: Collection[str]) -> dict[str, str]:
+    """Of each container that is in step with others, the first of them. Args: by_hand: of the graph (`only_by_hand`)."""
     leads = find_leads(place for node in graph.nodes if node.phase is Phase.FORWARD and (place := block_of(node.path, by_hand)) is not None)
     several = {lead for family, lead in leads.items() if family != lead}
     return {family: lead for family, lead in leads.items() if lead in several}
@@ -179,7 +178,8 @@ def state_blocks(graph: Graph) -> dict[str, tuple[str, int]]:
     What is in containers that are in step with each other is in the block that they are together.
     """
     rows: dict[str, dict[int, list[str]]] = {}
-    leads, together, by_hand = _leads_in_step(graph), {}, only_by_hand(graph.sequences)
+    by_hand = only_by_hand(graph.sequences)
+    leads, together = _leads_in_step(graph, by_hand), {}
     for value in entering_values(graph):
         path = value.storage.rpartition(":")[2]
         if value.kind not in STATE_KINDS:

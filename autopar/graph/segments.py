@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 
 from .graph import Graph
 from .liveness import is_view
-from .node import Node, Phase
+from .node import Node, Phase, is_known
 from .repeats import block_of
 from .turns import GROWN, RECEIVE, SEND, TAKE
 
@@ -32,7 +32,7 @@ def find_segments(graph: Graph, sections: Sequence[object]) -> tuple[tuple[int, 
         if node.phase is Phase.UPDATE:
             continue
         here = (sections[i], block_of(node.path, graph.sequences) or node.path.partition(".")[0])
-        joins = node.op.startswith(("aten.", "autopar.")) and node.op not in _APART and bool(node.inputs)
+        joins = is_known(node.op) and node.op not in _APART and bool(node.inputs)
         if joins and (here != key or after.intersection(node.inputs)):
             key, mine, after = here, set(), set()
             found.append([])

@@ -25,7 +25,7 @@ from .node import Node, Phase, packet_of
 from .repeats import BY_HAND, block_of, numbers_on
 from .tensor import Kind
 
-_FEWEST_BY_HAND = 4  # modules numbered by their names
+FEWEST_BY_HAND = 4  # modules numbered by their names
 _CASTS = frozenset(("aten._to_copy", "aten.clone"))
 
 
@@ -83,7 +83,7 @@ def find_by_hand(paths: Sequence[str], sequences: Collection[str], is_row: Calla
             place = next((place for place in inside[path] if place[0] not in passed), None)
             if place is not None:
                 entries.setdefault(place[0], {}).setdefault(place[1], []).append(i)
-        fresh = {family for family, row in entries.items() if len(row) < _FEWEST_BY_HAND or not is_row(list(row.values()))}
+        fresh = {family for family, row in entries.items() if len(row) < FEWEST_BY_HAND or not is_row(list(row.values()))}
         if not fresh:
             return frozenset(entries)
         passed |= fresh
@@ -98,7 +98,7 @@ def are_by_hand(works: Sequence[Counter[Hashable]], may: Sequence[bool]) -> bool
     """
     kinds = Counter(frozenset(work.items()) for work, fit in zip(works, may) if fit)
     equal = [work for work, fit in zip(works, may) if fit and kinds[frozenset(work.items())] > 1]
-    return len(equal) >= _FEWEST_BY_HAND and 2 * sum(work.total() for work in equal) > sum(work.total() for work in works)
+    return len(equal) >= FEWEST_BY_HAND and 2 * sum(work.total() for work in equal) > sum(work.total() for work in works)
 
 
 def are_blocks(works: Sequence[Counter[str]], may: Sequence[bool]) -> bool:

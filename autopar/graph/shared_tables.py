@@ -16,12 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .graph import Graph, use_table, value_table
-from .node import Node, Phase, packet_of
+from .node import Node, Phase, is_known, packet_of
 from .repeats import blocks_in_step
 from .tensor import Kind, Value, num_elements
 
-_NAMESPACES = ("aten.", "autopar.")  # ops that we know to be deterministic
-_FILLED = frozenset(f"aten.{name}" for name in ("full", "zeros", "ones", "arange", "scalar_tensor", "eye", "linspace", "empty", "empty_strided", "new_empty", "new_full", "new_zeros", "new_ones"))
+_FILLED = frozenset(f"aten.{name}" for name in ("full", "zeros", "ones", "arange", "scalar_tensor", "eye", "linspace", "new_full", "new_zeros", "new_ones"))
 _WITHOUT_CONTENTS = frozenset(f"aten.{name}" for name in ("empty", "empty_strided", "new_empty", "empty_like"))
 
 
@@ -80,16 +79,15 @@ def share_tables(graph: Graph) -> Graph:
     same: dict[str, str] = {}  # output -> that of the one that is left
     ahead: dict[int, list[int]] = defaultdict(list)  # node -> those that are moved before it
     for kind, nodes in enumerate(kinds.nodes):
-        there = [i for i in nodes if blocks[i] is None and i < before[kind]][:1] if kind in before else []  # made in front of them anyway
-        apart = kind in before or kind in kinds.on_a_stage  # only what is in blocks
-        joined = [*there, *(i for i in nodes if blocks[i] is not None or not apart)] if kind in before or kind in tables else []
         firsts: dict[object, int] = {}
-        for i in joined:
+        for i in nodes if kind in before or kind in tables else ():
+            if kind in kinds.on_a_stage and blocks[i] is None:
+                continue
             left = firsts.setdefault(None if kind in before else blocks[i], i)
             if left != i:
                 same[graph.nodes[i].outputs[0]] = graph.nodes[left].outputs[0]
-        if kind in before and not there:
-            ahead[before[kind]].append(joined[0])
+        if kind in before and nodes[0] >= before[kind]:  # else the first is made in front of them anyway
+            ahead[before[kind]].append(nodes[0])
     return _rewrite(graph, same, ahead) if same else graph
 
 
@@ -101,7 +99,7 @@ def _find_kinds(graph: Graph) -> _Kinds:
             if values[name].kind is Kind.BUFFER:
                 kinds.on_a_stage.add(number)
     for i, node in enumerate(graph.nodes):
-        known = node.phase is Phase.FORWARD and node.op.startswith(_NAMESPACES) and packet_of(node.op) not in _WITHOUT_CONTENTS
+        known = node.phase is Phase.FORWARD and is_known(node.op) and packet_of(node.op) not in _WITHOUT_CONTENTS
         if known and len(node.outputs) == 1 and all(name in kinds.of for name in node.inputs):
             [out] = node.outputs
             kinds.add(out, (node.op, repr(node.args), values[out].dtype, values[out].shape), tuple(kinds.of[name] for name in node.inputs), i)

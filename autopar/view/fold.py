@@ -13,8 +13,8 @@ from itertools import product
 
 from ..graph.plan import Plan, RepeatPlan
 from ..graph.repeats import BY_HAND, block_path, numbers_on
+from ..graph.sequences import FEWEST_BY_HAND
 
-_BY_NAME = 4  # so many modules that are numbered by their names (`layer0`, `layer1`, ...) are a row; `ln_1` and `ln_2` are none
 _END = re.compile(r"(?<!\d)(?:0|[1-9]\d*)$")
 _HERE = "#"
 
@@ -77,7 +77,7 @@ def _patterns(names: Sequence[str]) -> list[tuple[str, ...]]:
             if pattern[k] != part:
                 numbers.setdefault(pattern[: k + 1], set()).add(part)
     return [
-        tuple(mask if mask == _HERE or len(numbers.get(pattern[: k + 1], ())) >= _BY_NAME else part for k, (mask, part) in enumerate(zip(pattern, name.split("."))))
+        tuple(mask if mask == _HERE or len(numbers.get(pattern[: k + 1], ())) >= FEWEST_BY_HAND else part for k, (mask, part) in enumerate(zip(pattern, name.split("."))))
         for name, pattern in zip(names, parts)
     ]
 

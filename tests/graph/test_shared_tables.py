@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -13,10 +14,12 @@ from torch.nn import functional as F  # noqa: E402
 
 import autopar  # noqa: E402
 from autopar.constraints import parse_fix  # noqa: E402
+from autopar.graph.graph import check_graph  # noqa: E402
 from autopar.graph.node import packet_of  # noqa: E402
 from autopar.graph.repeats import find_repeats  # noqa: E402
 from autopar.graph.shared_tables import share_tables  # noqa: E402
 from autopar.trace import Workload, trace_step  # noqa: E402
+from autopar.trace.lowering import lower  # noqa: E402
 from autopar.verify import verify_workload  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -173,6 +176,19 @@ class Doubling(nn.Module):
                 table = (table + table) * 0.5
             x = layer(x) * table.sin()
         return x
+
+
+@pytest.mark.parametrize("apart", [1, 2, 6])
+def test_what_tables_are_made_of_may_be_in_no_block(monkeypatch, apart):
+    """Some or all of it, though it stands among the ops of blocks."""
+    monkeypatch.setattr(lower, "share_tables", lambda graph: graph)
+    graph = trace_step(stack()).graph
+    positions = [i for i, node in enumerate(graph.nodes) if packet_of(node.op) == "aten.arange"][:apart]
+    assert len(positions) == apart and ops(graph)["cos"] == 6
+    nodes = tuple(replace(node, path="") if i in positions else node for i, node in enumerate(graph.nodes))
+    shared = share_tables(replace(graph, nodes=nodes))
+    check_graph(shared)
+    assert (ops(shared)["cos"], ops(shared)["triu"]) == (1, 1) and [(r.phase.value, len(r.blocks)) for r in find_repeats(shared)] == [("forward", 3), ("backward", 3), ("update", 3)]
 
 
 def test_long_chains_are_compared_by_number():

@@ -16,7 +16,7 @@ from autopar.graph.mesh import Mesh
 from autopar.solver import chunk_cuts
 from autopar.solver.chunk_cuts import hand_units_over
 from autopar.solver.layout_cases import LayoutCases
-from autopar.solver.layout_guess import cut_units, memory_factor, simulate_guess
+from autopar.solver.layout_guess import cut_units, memory_factor, once_seconds, simulate_guess
 from autopar.solver.layout_prices import Tier
 from autopar.solver.layouts import Layout, Place, layout_ranks
 from autopar.solver.pipeline import PipelineSearch
@@ -53,6 +53,13 @@ def test_cuts_are_near_the_best_of_all(stages, count, schedule, blocks, once):
     found = hand_units_over(layout, costs, first, AMPLE)
     best = min(simulate_guess(layout, costs, cuts) for cuts in every_cut(costs, 2 * stages))
     assert simulate_guess(layout, costs, found) <= min(1.02 * best, simulate_guess(layout, costs, first))
+
+
+def test_one_turn_waits_for_sums_of_gradients_and_not_for_updates():
+    costs = replace(make_costs(2, once=3.0), own_once_s=(1.0,) * 4)
+    assert once_seconds(make_layout(2, 2, "1f1b", 1), costs).tolist() == [0.0, 3.0, 6.0, 9.0, 12.0]
+    assert once_seconds(make_layout(1, 1, "1f1b", 1), costs).tolist() == [0.0, 3.0, 6.0, 9.0, 12.0]
+    assert once_seconds(make_layout(2, 1, "1f1b", 1), costs).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 def test_the_slowest_chunk_alone_does_not_tell():

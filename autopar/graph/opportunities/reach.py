@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..cuts import CutTable
 from ..graph import Graph
-from ..repeats import block_of, block_path, only_by_hand
+from ..repeats import name_pattern, only_by_hand
 from ..rule import Signature, Site
 from ..work import Work, total_work
 from .span_names import SpanName, name_spans
@@ -78,9 +78,8 @@ def _family(name: SpanName, by_hand: Collection[str]) -> tuple:
     if name.name in _BY_NAME:
         return (name.name,)
     lead, of, own = name.start.rpartition(" of ")
-    place = block_of(own, by_hand)
-    rest = own if place is None or place[0] not in by_hand else f"{place[0]}{own[len(block_path(*place)) :]}"
-    pattern = lead + of + ".".join("#" if part.isdigit() else part for part in rest.split("."))
+    (family, rest), _ = name_pattern(own, by_hand)
+    pattern = lead + of + family + ".".join("#" if part.isdigit() else part for part in rest.split("."))
     return name.name, name.digit.size, pattern, name.digit.lower
 
 
