@@ -37,7 +37,6 @@ from .mixed import TWO_KINDS
 from .obeyed import require_obeyed, require_obeyed_stages
 from .pipeline import PipelineSearch, StagedResult
 from .role_meshes import label_meshes
-from .run_costs import FEW
 from .search import Question, SearchResult, search
 from .skeleton import Skeleton
 from .stage_solve import StageAnswer
@@ -178,12 +177,12 @@ class _Decide:
 
     def _bound_mesh(self, mesh: Mesh, most_columns: int, enough_s: float) -> tuple[float, int]:
         """By the model with few of its equal blocks; 0 where it has few anyway."""
-        case, unit, more = self.cases.shorten(FEW)
-        if not more:
+        short = self.cases.shorten()
+        if not short.more:
             return 0.0, 0
         now, room = time.monotonic(), self.ask.limit_bytes - self.ask.model.reserve_bytes
         until = now + _BOUND_SHARE * (self.deadline - now)
-        return bound_mesh(case, unit, more, mesh, self.ask.model, most_columns, enough_s, self.short_skeletons, room, until)
+        return bound_mesh(short.case, short.run, short.more, mesh, self.ask.model, most_columns, enough_s, self.short_skeletons, room, until)
 
     def _ask_layouts(self) -> float:
         """The fastest plan of some mesh does not fit with one microbatch in one stage."""

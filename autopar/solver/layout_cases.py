@@ -15,11 +15,11 @@ from ..graph.roles import Roles
 from ..graph.shorten import drop_units, unit_members
 from ..graph.stages import list_units
 from .run_costs import RunParts
+from .runs import FEW, Run, find_run
 from .steer import names_some, refine_fold
 from .unit_costs import Units, find_units
 from .unit_stages import unit_homes
 
-_KEPT_UNITS = 4  # of a run of equal ones, where only its price is asked for
 _SHORTER = 3000  # nodes; a smaller graph is not shortened
 
 
@@ -28,7 +28,7 @@ class Turned:
     """A number of microbatches: the shortened graph that takes them, its roles and units.
 
     Args:
-        parts: of the longest run of equal units.
+        parts: of the run of units that repeat.
         more: so many more of them has the whole model.
         homes: the stage that each unit of the model must be on (`unit_stages`).
     """
@@ -42,8 +42,8 @@ class Turned:
 
     def expand(self, row: Sequence) -> tuple:
         """What is said of each unit of the shortened graph, said of each unit of the model."""
-        k = self.parts.first
-        return (*row[:k], *(row[k],) * self.more, *row[k:])
+        k, period = self.parts.run.first, self.parts.run.period
+        return (*row[:k], *tuple(row[k : k + period]) * (self.more // period), *row[k:])
 
     @property
     def num_units(self) -> int:
@@ -51,9 +51,23 @@ class Turned:
         return len(self.units.kinds) + self.more
 
     @property
-    def run_units(self) -> tuple[int, int]:
-        """First unit of the longest run in the model, and the first after it."""
-        return self.parts.first, self.parts.first + self.parts.length + self.more
+    def run(self) -> Run:
+        """Of the model."""
+        return self.parts.run.longer(self.more)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """A case with few units of its run.
+
+    Args:
+        run: of this case.
+        more: so many more units has the model's.
+    """
+
+    case: Case
+    run: Run
+    more: int
 
 
 @dataclass(slots=True)
@@ -64,7 +78,7 @@ class LayoutCases:
     constraints: Constraints
     _turned: dict[int, Turned | str] = field(default_factory=dict)
     _splits: dict[tuple[int, int], tuple[Case, Case]] = field(default_factory=dict)
-    _shorts: dict[int, tuple[Case, int, int]] = field(default_factory=dict)
+    _shorts: dict[int, Shortened] = field(default_factory=dict)
     _roles: dict[int, tuple[Case, Roles]] = field(default_factory=dict)
 
     def turned(self, count: int) -> Turned | str:
@@ -74,13 +88,13 @@ class LayoutCases:
         return self._turned[count]
 
     def _turn(self, count: int) -> Turned | str:
-        short, _, more = self.shorten(_KEPT_UNITS)
-        found = self._turn_case(short, count, more)
-        if more and isinstance(found, Turned) and found.parts.length < _KEPT_UNITS - 1:  # in turns they are not alike: then none may be left out
+        short = self.shorten()
+        found = self._turn_case(short.case, count, short.more, (short.run.period,) if short.more else ())
+        if short.more and isinstance(found, Turned) and found.parts.run.length < short.run.length - 1:  # in turns they are not alike: then none may be left out
             found = self._turn_case(self.case, count, 0)
         return found
 
-    def _turn_case(self, whole: Case, count: int, more: int) -> Turned | str:
+    def _turn_case(self, whole: Case, count: int, more: int, periods: tuple[int, ...] = ()) -> Turned | str:
         try:
             case = self.refine(split_case(whole, count, self.roles(whole)))
         except MicrobatchError as error:
@@ -90,35 +104,35 @@ class LayoutCases:
         roles = self.roles(case)
         units = find_units(case, roles)
         homes = unit_homes(case.graph, self.constraints)
-        return Turned(case, roles, units, RunParts(case, roles, *_longest_run(units.kinds), units.shared, units.traffic), more, homes)
+        return Turned(case, roles, units, RunParts(case, roles, find_run(units.kinds, periods), units.shared, units.traffic), more, homes)
 
-    def shorten(self, keep: int) -> tuple[Case, int, int]:
-        """The case with `keep` units of its longest run of equal ones: (case, the unit that is repeated, how many are left out)."""
+    def shorten(self, keep: int = 0) -> Shortened:
+        """The case with `keep` units of its run; 0: as few as tell it. Whole where it cannot be that short."""
         if keep not in self._shorts:
-            self._shorts[keep] = self._make_short(max(keep, _KEPT_UNITS - 1))
+            self._shorts[keep] = self._make_short(keep)
         return self._shorts[keep]
 
-    def _make_short(self, keep: int) -> tuple[Case, int, int]:
+    def _make_short(self, keep: int) -> Shortened:
         graph, fold = self.case.graph, self.case.fold
         if len(graph.nodes) < _SHORTER or names_some(self.constraints) or self.constraints.module_stages:
-            return self.case, -1, 0
+            return Shortened(self.case, Run(0, 0), 0)
         rows = list_units(graph)
         members = unit_members(graph, rows)
-        first, length = _longest_run([tuple(fold.node_class[i] for i in unit) for unit in members])
-        if length <= keep:
-            return self.case, -1, 0
-        short = drop_units(graph, members, first + 1, first + length - keep)
+        run = find_run([tuple(fold.node_class[i] for i in unit) for unit in members])
+        keep = max(keep, run.period + FEW - 2) if keep else run.few(run.length)
+        if run.length <= keep or (run.length - keep) % run.period:
+            return Shortened(self.case, run, 0)
+        short = drop_units(graph, members, run.first + run.period, run.last + run.period - 1 - keep)
         if short is None:
-            return self.case, -1, 0
-        return build_case(short, self.case.rules), first + 1, length - keep
+            return Shortened(self.case, run, 0)
+        return Shortened(build_case(short, self.case.rules), run.longer(keep - run.length), run.length - keep)
 
     def with_run(self, length: int, count: int) -> Case | None:
         """The graph in turns with so many units of its longest run (which may be longer in turns than before); None where it cannot be that short."""
         turned = self.turned(count)
         assert not isinstance(turned, str), turned
-        keep = length - (turned.parts.length - _KEPT_UNITS)
-        short, _, more = self.shorten(keep)
-        return self.split(short, count) if more else None
+        short = self.shorten(length - (turned.parts.run.length - self.shorten().run.length))
+        return self.split(short.case, count) if short.more else None
 
     def split(self, case: Case, count: int) -> Case:
         """A case in turns; the last one is kept, for layouts of one number of microbatches come together."""
@@ -138,13 +152,3 @@ class LayoutCases:
         """The case in which nodes decide together only where the same names are about them."""
         fold = refine_fold(case.graph, case.fold, self.constraints)
         return case if fold is case.fold else replace(case, fold=fold)
-
-
-def _longest_run(kinds: Sequence) -> tuple[int, int]:
-    """(first, length) of the most equal kinds in a row."""
-    best, start = (0, 0), 0
-    for k in range(1, len(kinds) + 1):
-        if k == len(kinds) or kinds[k] != kinds[start]:
-            best = max(best, (start, k - start), key=lambda found: found[1])
-            start = k
-    return best

@@ -4,7 +4,7 @@
     FLOOR   the work of the ops divided among all devices, and the start of each: nothing is priced
     MAIN    the most common kind of unit is priced, the others have their floor
     ALL     every kind is priced
-    RUN     and equal units in a row as one piece, and what crosses between stages
+    RUN     and units that repeat as one piece, and what crosses between stages
 
 In: the graphs of a layout (`layout_cases`), a cost model. Out: costs per unit of the whole model, of which the seconds are never more than what any
 plan takes. A cache: prices are made once, and a spare axis changes none. A graph in few microbatches tells what more of them take at least (`more_turns`).
@@ -137,20 +137,21 @@ class LayoutPrices:
     def _with_run(self, costs: UnitCosts, place: Place, count: int, chunks: Sequence[int], turns: int) -> UnitCosts:
         """The costs with those of the longest run as one piece, as long as a chunk has of it."""
         turned, stages = self._turned(count), place.num_stages
-        if turned.parts.length < 2:
+        run, period = turned.run, turned.run.period
+        if turned.parts.run.length < 2:
             return costs
-        first, last = turned.run_units
         mesh = working_mesh(place)
         known = self._runs.setdefault((mesh, count, turns, stages > 1), {})
-        lengths = {-(-(last - first) // (stages * each)) for each in chunks} | {(last - first) // (stages * each) for each in chunks if each > 1}
+        lengths = {-(-run.length // (stages * each)) for each in chunks} | {run.length // (stages * each) for each in chunks if each > 1}
+        lengths = lengths if period == 1 else {min(max(1, round(n / period)), run.length // period) * period for n in lengths if n}
         for each in sorted(lengths - {0} - known.keys()):
             span = telling_span(turned.parts, Span(0, each, 0))
             if span is None:
                 known[each] = 0.0, 0.0
                 continue
-            run = self._relax_run(place, count, span, True)
-            known[each] = price_run(run, self._in_turns(run.own, turned.parts.part(span).inner, count, turns), each)
-        return replace(costs, run=replace(fill_run(known, costs.step_s[first], last - first), first=first))
+            found = self._relax_run(place, count, span, True)
+            known[each] = price_run(found, self._in_turns(found.own, turned.parts.part(span).inner, count, turns), each)
+        return replace(costs, run=fill_run(known, costs.step_s[run.first : run.last], run))
 
     def add_pieces(self, place: Place, count: int, ends: Sequence[tuple[int, int]], deadline: float = inf, enough_s: float = inf) -> bool:
         """Price the stages with these units (first, and first after them), each as one piece, as long as there is time; True where one was not priced before.
@@ -163,12 +164,13 @@ class LayoutPrices:
             return False
         turned, mesh, added = self._turned(count), working_mesh(place), False
         known = self._pieces.setdefault((mesh, count), {})
-        first, last = turned.run_units
+        first, last = turned.run.first, turned.run.last
         for a, b in ends:
             if (a, b) in known or time.monotonic() > deadline:
                 continue
             inside = max(0, min(b, last) - max(a, first))
-            span = Span(max(0, first - a), inside, max(0, b - last)) if inside else Span(b - a, 0, 0, a if a < first else a - turned.more)
+            alone = turned.run.shift(a) if a >= first and b <= last else 0
+            span = Span(max(0, first - a), inside, max(0, b - last), alone) if inside else Span(b - a, 0, 0, a if a < first else a - turned.more)
             telling = telling_span(turned.parts, span)
             found = price_piece(self._relax_run(place, count, telling), inside, count, enough_s) if telling is not None else None
             known[a, b] = Piece(a, b, *(found or (0.0,) * len(PIECE_FIELDS)))
@@ -180,7 +182,7 @@ class LayoutPrices:
         turned, mesh = self._turned(count), working_mesh(place)
         if place.others or names_some(self.cases.constraints):
             return 0.0
-        first, last = turned.run_units
+        first, last = turned.run.first, turned.run.last
         units = len(self.costs(place, count, Tier.FLOOR).step_s)
         span = Span(first, last - first, units - last) if last > first else Span(units, 0, 0)
         telling = telling_span(turned.parts, span)
@@ -189,7 +191,7 @@ class LayoutPrices:
         part = turned.parts.part(telling)
         found = relax_path(part, mesh, self._staged_model(place), inner_constraints(self.cases.constraints, place.mesh), count)
         found.limit_time(min(_PATH_S, max(0.0, deadline - time.monotonic())))
-        return path_seconds(found, part, span.inside - telling.inside, count, enough_s)
+        return path_seconds(found, part, (span.inside - telling.inside) // turned.run.period, count, enough_s)
 
     def _relax_run(self, place: Place, count: int, span: Span, inner: bool = False) -> RunRelaxation:
         """The program of units around a run. Args: inner: as of `relax_run`."""

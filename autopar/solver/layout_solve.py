@@ -34,12 +34,13 @@ from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, count_flying, cut_units, few_turns
 from .layouts import Layout, Place, inner_constraints, layout_ranks, print_layout, turn_weight
 from .mixed import TWO_KINDS
+from .runs import Run
 from .stage_solve import StageAnswer, align, crossing_choices, flying_of, holds_as_many, place_among, solve_stage, stage_problem
 from .steer import Steer, names_some
 from .unit_costs import UnitCosts, part_roles
 from .unit_stages import count_cuts, obey_homes, why_no_cuts
 
-ChunkKind = tuple[tuple[int, ...], int, bool]  # units outside of the run of equal ones, how many of the run, whether the next chunk is on the same stage
+ChunkKind = tuple[tuple[int, ...], int, int, bool]  # units outside of the run, how many of it, the place of their first in its period, whether the next chunk is on the same stage
 StageKind = tuple[tuple[ChunkKind, ...], tuple[Mesh, ...]]  # of each of its chunks; the mesh of the stage, and those of the stages around it
 
 _GAP = 1e-3
@@ -172,12 +173,12 @@ class LayoutSolver:
 
     def _shorten(self, layout: Layout, turns: Turned, cuts: tuple[int, ...], num_units: int) -> _Short | None:
         """The graph in which each kind of stage stands once; None where that is the model's own."""
-        run = turns.run_units
+        run = turns.run
         kinds = _kinds_of_stages(cuts, num_units, run, layout) if turns.more else None
-        inside = sum(n for rows, _ in kinds or () for _, n, _ in rows)
-        if kinds is None or inside + 1 >= run[1] - run[0]:
+        inside = sum(n for rows, _ in kinds or () for _, n, _, _ in rows)
+        if kinds is None or inside + 1 >= run.length or not _take_turns(_chunks_of(kinds, layout), run.period):
             return None
-        units = sum(len(outside) + n for rows, _ in kinds for outside, n, _ in rows)
+        units = sum(len(outside) + n for rows, _ in kinds for outside, n, _, _ in rows)
         case = self.cases.with_run(inside, layout.num_microbatches)
         if case is None or len(list_units(case.graph)) != units:
             return None
@@ -358,7 +359,7 @@ def _starts_of(case: Case, cuts: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(case.graph.nodes[rows[k][0]].name for k in cuts)
 
 
-def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], layout: Layout) -> list[StageKind] | None:
+def _kinds_of_stages(cuts: tuple[int, ...], num_units: int, run: Run, layout: Layout) -> list[StageKind] | None:
     """The kinds of stages in order of their first; None where one kind does not come in one row. Units outside of the run are each on one stage, which
     is the only one of its kind: so they stand in the shorter graph where they stand in the model."""
     found: list[StageKind] = []
@@ -377,21 +378,32 @@ def _chunks_of(kinds: list[StageKind], layout: Layout) -> list[ChunkKind]:
     return [kinds[rank][0][number] for rank, number in zip(ranks, numbers_on_ranks(ranks))]
 
 
-def _kind_of_stage(cuts: tuple[int, ...], num_units: int, run: tuple[int, int], layout: Layout, stage: int) -> StageKind:
-    """Of each of its chunks: (units outside of the run, how many of the run, whether the next chunk is on this stage, too); and meshes."""
+def _take_turns(chunks: Sequence[ChunkKind], period: int) -> bool:
+    """True where each begins at its place in the period, one after the other."""
+    at = 0
+    for _, inside, shift, _ in chunks:
+        if inside and at % period != shift:
+            return False
+        at += inside
+    return True
+
+
+def _kind_of_stage(cuts: tuple[int, ...], num_units: int, run: Run, layout: Layout, stage: int) -> StageKind:
+    """A `ChunkKind` of each of its chunks; and meshes."""
     ranks, place = layout_ranks(layout), layout.place
     ends = [(k, first, last) for k, (first, last) in enumerate(zip((0, *cuts), (*cuts, num_units))) if ranks[k] == stage]
-    rows = tuple(
-        (tuple(u for u in range(first, last) if not run[0] <= u < run[1]), max(0, min(last, run[1]) - max(first, run[0])), stage in ranks[k + 1 : k + 2])
-        for k, first, last in ends
-    )
-    return rows, tuple(place.stage_mesh((stage + step) % place.num_stages) for step in (0, -1, 1))
+
+    def kind_of(chunk: int, first: int, last: int) -> ChunkKind:
+        begin, inside = max(first, run.first), max(0, min(last, run.last) - max(first, run.first))
+        return tuple(u for u in range(first, last) if not run.first <= u < run.last), inside, run.shift(begin) if inside else 0, stage in ranks[chunk + 1 : chunk + 2]
+
+    return tuple(kind_of(*end) for end in ends), tuple(place.stage_mesh((stage + step) % place.num_stages) for step in (0, -1, 1))
 
 
-def _small_cuts(cuts: tuple[int, ...], kinds: list[StageKind], num_units: int, run: tuple[int, int], layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _small_cuts(cuts: tuple[int, ...], kinds: list[StageKind], num_units: int, run: Run, layout: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Cuts of the graph in which each kind of stage stands once, and for each stage of the model which of them it is."""
     ends, at = [], 0
-    for outside, inside, _ in _chunks_of(kinds, layout):
+    for outside, inside, _, _ in _chunks_of(kinds, layout):
         at += len(outside) + inside
         ends.append(at)
     return tuple(ends[:-1]), tuple(kinds.index(_kind_of_stage(cuts, num_units, run, layout, s)) for s in range(layout.place.num_stages))

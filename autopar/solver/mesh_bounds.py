@@ -2,7 +2,7 @@
 
 In: a shortened case, a mesh, seconds that are enough, a memory limit. Out: seconds. First memory aside; where that is not enough, bytes count as seconds, by a
 multiplier (as in `lighten`): what every block holds when the backward pass begins, whatever is kept or made again (states, what goes from block to block).
-One more block takes and holds what the second one does, as all of those between the first and the last do.
+One more block takes and holds what the second one does, as all of those between the first and the last do; where kinds take turns, one more of each.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .judge import made_bytes
 from .problem import MOMENTS, Problem
 from .relaxation import Relaxation
 from .run_costs import unit_names, with_more
+from .runs import Run
 from .skeleton import Skeleton
 
 _FIRST, _STEEP, _MOST_TRIES = 0.1, 4.0, 3  # the first multiplier makes the bytes of the fastest plan cost this part of its seconds
@@ -33,13 +34,13 @@ _MOST_S = 20.0  # of one linear program
 
 
 def bound_mesh(
-    case: Case, unit: int, more: int, mesh: Mesh, model: CostModel, most_columns: int, enough_s: float, skeletons: list[Skeleton], limit_bytes: float | None = None,
+    case: Case, run: Run, more: int, mesh: Mesh, model: CostModel, most_columns: int, enough_s: float, skeletons: list[Skeleton], limit_bytes: float | None = None,
     deadline: float = inf,
 ) -> tuple[float, int]:
     """(seconds that no plan of a whole model on a mesh beats, columns of its program memory aside); 0 seconds where there are too many to be solved.
 
     Args:
-        case: shortened: the model has `more` units like number `unit`, which is neither the first nor the last of its run.
+        case: shortened: the model has `more` units more in its run, which is `run` here and no shorter than `Run.few`.
         enough_s: more need not be shown.
         skeletons: of this case, for all meshes.
         limit_bytes: for tensors; None: memory aside.
@@ -57,7 +58,7 @@ def bound_mesh(
     count = count_columns(problem)
     if count > most_columns:
         return 0.0, count
-    second, relaxation = unit_names(case, unit), Relaxation(problem)
+    second, relaxation, more = unit_names(case, run.first + 1, run.period), Relaxation(problem), more // run.period
     whole = with_more(problem, second, more)
     bound, fastest = relaxation.find(whole, enough_s)
     if bound >= enough_s or limit_bytes is None or time.monotonic() >= deadline or not any(node.phase is Phase.BACKWARD for node in case.graph.nodes):

@@ -103,7 +103,7 @@ def path_seconds(relaxation: Relaxation, part: RunPart, more: int, turns: int, e
     """Of one microbatch, forward and back, at least.
 
     Args:
-        more: units of the run beyond those of the part.
+        more: periods of the run beyond those of the part.
         enough_s: more need not be shown.
     """
     problem = with_more(relaxation.problem, part.second, more) if more else relaxation.problem

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from ..constraints import DATA, SEQUENCE, TENSOR
 from ..cost.ops import node_flops
@@ -24,12 +25,13 @@ from ..graph.roles import Roles, role_of_choice
 from ..graph.rule import Signature, Site, is_contraction
 from ..graph.sharding import Replicate, Shard
 from ..graph.strategy import Strategy
-from ..graph.tensor import Kind, size_bytes
+from ..graph.tensor import Kind, Value, size_bytes
 from ..graph.turns import ACCUMULATE
 from .role_meshes import axis_role
 
 _MOST = 0.5  # a name is given to what does at least this share
 _ALIKE = "replicated"
+_WORTH_PADDING = 0.01  # of the bytes of parameters, from which on a length that does not divide is mentioned
 _SOME = 0.15  # and mentioned beside the main one from this share on
 
 
@@ -68,7 +70,8 @@ def recognise(
     uses = [measure_axis(graph, sites, signatures, strategies, assignment, k, roles) for k in range(len(axes))]
     labels = tuple((axis.name, _labels(use)) for axis, use in zip(axes, uses))
     sentences = [_sentence(axis.name, axis.size, use, names) for axis, use, (_, names) in zip(axes, uses, labels)]
-    return labels, " ".join([*sentences, *again])
+    undivided = _undivided(graph, prod(axis.size for axis, (_, names) in zip(axes, labels) if "tensor" in names))
+    return labels, " ".join([*sentences, *undivided, *again])
 
 
 def require_split(labels: tuple[tuple[str, tuple[str, ...]], ...], degrees: Mapping[str, int]) -> None:
@@ -216,6 +219,25 @@ def _sentence(name: str, size: int, use: AxisUse, labels: tuple[str, ...]) -> st
     if alike >= _SOME:
         parts.append(f"{alike:.0%} of the forward matmul work is repeated on every rank")
     return f"Axis {name}: {', '.join(parts) or f'the {size} ranks do the same work'}."
+
+
+def _undivided(graph: Graph, size: int) -> list[str]:
+    """Which parameters are longest in a dim that `size` ranks do not divide: a vocabulary of 50257, which an expert pads."""
+    values = value_table(graph)
+    params = [values[name] for name in graph.inputs if values[name].kind is Kind.PARAM and values[name].shape]
+    total = sum(map(size_bytes, params)) or 1
+    held: dict[int, list[Value]] = {}
+    for value in params:
+        if max(value.shape) % size:
+            held.setdefault(max(value.shape), []).append(value)
+    sentences = []
+    for length, mine in held.items():
+        share = sum(map(size_bytes, mine)) / total
+        if share >= _WORTH_PADDING:
+            first, more = mine[0], f" and {len(mine) - 1} more" if len(mine) > 1 else ""
+            whose = f"dim {first.shape.index(length)} of {first.storage}{more}, {share:.0%} of the bytes of parameters"
+            sentences.append(f"{size} ranks do not divide {length} ({whose}), so no op is split along it by all of them; padded to {-(-length // size) * size}, it could be.")
+    return sentences
 
 
 __all__ = ["AxisUse", "measure_axis", "recognise", "require_split"]

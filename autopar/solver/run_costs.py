@@ -1,8 +1,8 @@
 """What a run of equal units costs at least, as one piece, or a stage with it: more than the units one by one, whose ends are free.
 
 In: the shortened graph of a layout, a mesh. Out: for a number of units the least seconds of a step, between two cuts (what crosses is split as stages
-exchange it, and paid for) and with free ends; of a stage also by phase. All units between the first and the last decide alike, so the program of four of them tells those of more:
-what belongs to the second counts as often as there are units between.
+exchange it, and paid for) and with free ends; of a stage also by phase. All units between the first and the last decide as those do that are like them, so the program of four of them
+tells those of more: what belongs to the second counts as often as there are units between. Where kinds take turns, what belongs to one of each.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ from ..graph.turns import LOOP, RECEIVE, SEND
 from .build import Shared, build_problem
 from .problem import STORAGE, Chooser, Problem
 from .relaxation import Relaxation
+from .runs import Run
 from .skeleton import Skeleton
 from .stage_cuts import PIECE_FIELDS
 from .stage_solve import crossing_choices
 from .steer import Steer
 from .unit_costs import RunCosts, least_of_phases, part_roles, with_least_traffic
-
-FEW = 4  # units whose program tells all larger ones: it has an edge from one that is neither first nor last to another, as all of those have
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class RunPart:
 
     Args:
         inner: the same where it is no stage: what runs in one kernel with nodes beside it costs no more than there. As a rule nothing does.
-        second: nodes and values, by name, that one more unit of the run adds (`unit_names`); () where there are too few to tell.
+        second: nodes and values, by name, that one more period of the run adds (`unit_names`); () where there are too few to tell.
     """
 
     case: Case
@@ -54,7 +53,8 @@ class RunPart:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Units in a row: so many before the run, of it, and after it. Where it has none of the run, `first` is its first unit in the shortened graph."""
+    """Units in a row: so many before the run, of it, and after it. Where it has none of the run, `first` is its first unit in the shortened graph; where it has nothing
+    beside it, the place of its first unit in its period."""
 
     before: int
     inside: int
@@ -68,15 +68,14 @@ class RunParts:
 
     Args:
         case, roles: of the graph that has it.
-        first, length: units of the run there.
+        run: there.
         shared: nodes that several units run (`unit_costs.Units`).
         traffic: of each node, at least (as there).
     """
 
     case: Case
     roles: Roles
-    first: int
-    length: int
+    run: Run
     shared: frozenset[str] = frozenset()
     traffic: Mapping[str, Traffic | None] = field(default_factory=dict)
     _parts: dict[Span, RunPart] = field(default_factory=dict)
@@ -91,41 +90,41 @@ class RunParts:
             starts = [graph.nodes[rows[k][0]].name for k in ends]
             whole, table = sum_at_home(graph, starts, range(len(starts) + 1))
             cut = build_case(Cutter(whole, table, len(ends) + 1).build(1 if first else 0).graph, self.case.rules)
-            second = unit_names(cut, span.before + 1) if span.inside >= FEW else frozenset()
+            second = unit_names(cut, span.before + 1, self.run.period) if span.inside >= self.run.few(span.inside) else frozenset()
             inner = with_least_traffic(cut, self.traffic)
             self._parts[span] = RunPart(cut, cut if inner.sites == cut.sites else inner, part_roles(self.roles, self.case, cut), second, [])
         return self._parts[span]
 
     @property
     def alike_from(self) -> int:
-        """So many units of the run decide alike in a stage; fewer decide each for itself."""
+        """So many units of the run decide alike in a stage; of fewer some decide for themselves."""
         graph = self.case.graph
-        path = graph.nodes[list_units(graph)[self.first][0]].path
-        return MANY if block_of(path, graph.sequences) is None and block_of(path) is not None else 2
+        path = graph.nodes[list_units(graph)[self.run.first][0]].path
+        return self.run.period * (MANY if block_of(path, graph.sequences) is None and block_of(path) is not None else 2)
 
     def _ends(self, span: Span) -> tuple[int, int]:
         """First unit, and first after them."""
         if not span.inside:
             return span.first, span.first + span.before + span.after
         if span.before or not span.after:
-            first = self.first - span.before
+            first = self.run.first + span.first - span.before
             return first, first + span.before + span.inside + span.after
-        last = self.first + self.length + span.after
+        last = self.run.last + span.after
         return last - span.after - span.inside, last
 
 
-def unit_names(case: Case, unit: int) -> frozenset[str]:
-    """Names of nodes and values that one more unit in the midst of a run adds: those of a unit, but of the backward pass those of the unit after it.
+def unit_names(case: Case, unit: int, period: int = 1) -> frozenset[str]:
+    """Names of nodes and values that one more period in the midst of a run adds: those of its units from `unit` on, but of the backward pass those of the units after each.
 
     So what goes on to the next unit stands for what goes from one unit in the midst to another, forward and backward.
     """
     graph = case.graph
     table = stage_table(graph, [graph.nodes[row[0]].name for row in list_units(graph)[1:]])
     home, makers = state_stages(graph, table), producer_table(graph)
-    inside = [stage == unit + (node.phase is Phase.BACKWARD) for node, stage in zip(graph.nodes, table)]
+    inside = [0 <= stage - unit - (node.phase is Phase.BACKWARD) < period for node, stage in zip(graph.nodes, table)]
     found = {node.name for node, is_in in zip(graph.nodes, inside) if is_in}
     found |= {name for name, (i, _) in makers.items() if inside[i]}
-    found |= {v.name for v in entering_values(graph) if home.get(v.storage.rpartition(":")[2], 0) == unit}
+    found |= {v.name for v in entering_values(graph) if unit <= home.get(v.storage.rpartition(":")[2], 0) < unit + period}
     return frozenset(found)
 
 
@@ -136,6 +135,7 @@ class RunRelaxation:
     Args:
         own: the problem in which what other units run, too, costs nothing: a stage or a rank with several such runs has it once.
         inside: so many of the run it has.
+        period: of the run.
         second: as of `RunPart`.
         ends_s: what free ends save at most.
     """
@@ -143,16 +143,18 @@ class RunRelaxation:
     relaxation: Relaxation
     own: Problem
     inside: int
+    period: int
     second: frozenset[str]
     ends_s: float
 
 
 def telling_span(parts: RunParts, span: Span) -> Span | None:
     """The units whose program tells a span: of a run, where there are some between the first and the last, as many as have all edges. None: there are not enough."""
-    few = span.inside
-    if span.inside >= max(FEW - 1, parts.alike_from) and parts.length >= FEW:
-        few = parts.length if span.before and span.after else FEW
-    return replace(span, inside=few) if few <= parts.length else None
+    run, few = parts.run, span.inside
+    least = run.few(span.inside)
+    if span.inside >= max(least - run.period, parts.alike_from) and run.length >= least:
+        few = run.length if span.before and span.after else least
+    return replace(span, inside=few) if few + (span.first if few else 0) <= run.length else None
 
 
 def relax_run(
@@ -175,7 +177,7 @@ def relax_run(
         case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices, steer=steer, skeletons=part.skeletons, turn_weight=float(turns),
         shared=shared,
     )  # fmt: skip
-    return RunRelaxation(Relaxation(problem), _without(problem, parts.shared), span.inside, part.second, _ends_seconds(problem))
+    return RunRelaxation(Relaxation(problem), _without(problem, parts.shared), span.inside, parts.run.period, part.second, _ends_seconds(problem))
 
 
 def _without(problem: Problem, shared: frozenset[str]) -> Problem:
@@ -194,7 +196,7 @@ def price_run(run: RunRelaxation, own: Problem, count: int) -> tuple[float, floa
     """
     if count != run.inside and not run.second:
         return 0.0, 0.0
-    problem = with_more(own, run.second, count - run.inside)
+    problem = with_more(own, run.second, (count - run.inside) // run.period)
     return run.relaxation.solve(problem), run.ends_s
 
 
@@ -206,7 +208,7 @@ def price_piece(run: RunRelaxation, count: int, turns: int, enough_s: float) -> 
     """
     if count != run.inside and not run.second:
         return None
-    problem = with_more(run.relaxation.problem, run.second, count - run.inside)
+    problem = with_more(run.relaxation.problem, run.second, (count - run.inside) // run.period)
 
     def least(*phases: Phase) -> float:
         return least_of_phases(run.relaxation, phases, problem)
@@ -218,7 +220,7 @@ def price_piece(run: RunRelaxation, count: int, turns: int, enough_s: float) -> 
 
 
 def with_more(problem: Problem, second: frozenset[str], more: int) -> Problem:
-    """The problem with so many more units like the second."""
+    """The problem with so many more periods like the second."""
 
     def grown(names: Sequence[str]) -> float:
         return 1.0 + more * sum(name in second for name in names) / len(names)
@@ -253,15 +255,15 @@ def _ends_seconds(problem: Problem) -> float:
     return total
 
 
-def fill_run(known: Mapping[int, tuple[float, float]], alone_s: float, length: int) -> RunCosts:
-    """For every number of units up to `length` the seconds at least, of those that are known and of what they say of larger ones; the rest one by one.
+def fill_run(known: Mapping[int, tuple[float, float]], alone_s: Sequence[float], run: Run) -> RunCosts:
+    """For every number of units from the first on the seconds at least, of those that are known and of what they say of larger ones; the rest one by one.
 
     Args:
-        known: number of units -> (seconds between two cuts, what free ends save).
-        alone_s: of one unit with free ends.
+        known: number of units, whole periods -> (seconds between two cuts, what free ends save).
+        alone_s: of each unit with free ends.
     """
-    counts = np.arange(length + 1)
-    free, between = counts * alone_s, counts * alone_s
+    free = np.concatenate([[0.0], np.cumsum(alone_s)])
+    between, length = free.copy(), len(alone_s)
     for n, (seconds, ends_s) in sorted(known.items()):
         between[n] = max(between[n], seconds)
         for m in range(n, length + 1):  # a run is at least its parts with free ends
@@ -269,4 +271,4 @@ def fill_run(known: Mapping[int, tuple[float, float]], alone_s: float, length: i
     between = np.maximum(free, between)
     near = [min(known, key=lambda k: (abs(k - n), k)) for n in range(length + 1)] if known else []
     likely = [max(between[n], between[k] + free[n] - free[k]) if n else 0.0 for n, k in enumerate(near)] or list(between)
-    return RunCosts(tuple(map(float, free)), tuple(map(float, between)), tuple(map(float, likely)))
+    return RunCosts(tuple(map(float, free)), tuple(map(float, between)), tuple(map(float, likely)), run.first, run.period)

@@ -39,13 +39,14 @@ from .tables import NONE
 
 @dataclass(frozen=True, slots=True)
 class RunCosts:
-    """Equal units in a row: for 0, 1, 2, ... of them seconds of a step, with free ends and between two cuts, at least; `likely_s`: between two cuts, about,
-    as the nearest number that was priced says. They begin at unit `first`."""
+    """Units that repeat: for 0, 1, 2, ... of them seconds of a step, with free ends and between two cuts, at least; `likely_s`: between two cuts, about,
+    as the nearest number that was priced says. They begin at unit `first`, or whole periods after it."""
 
     free_s: tuple[float, ...]
     between_s: tuple[float, ...]
     likely_s: tuple[float, ...]
     first: int = 0
+    period: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +85,20 @@ class UnitCosts:
         Args:
             likely: not at least, but about.
         """
-        table = sum_segments(self.step_s) + self.crossings.step_s
-        count = len(self.step_s)
+        alone, count = sum_segments(self.step_s), len(self.step_s)
+        table = alone + self.crossings.step_s
         if self.run is not None:
             first, last = self.run.first, self.run.first + len(self.run.free_s) - 1
-            ends = np.arange(count + 1)
-            inside = np.clip(np.minimum(ends[None, :], last) - np.maximum(ends[:, None], first), 0, None)
-            free, between = np.array(self.run.free_s), np.array(self.run.likely_s if likely else self.run.between_s)
-            table += np.maximum(0.0, free[inside] - inside * self.step_s[first])
+            ends, own = np.arange(count + 1), np.concatenate([[0.0], np.cumsum(self.step_s[first:last])])
+            begins = np.maximum(ends[:, None], first)
+            inside, left = np.clip(np.minimum(ends[None, :], last) - begins, 0, None), (first - begins) % self.run.period  # of the period in which it begins
+            free, between = np.array(self.run.free_s) - own, np.array(self.run.likely_s if likely else self.run.between_s) - own  # beyond the units one by one
+            table += np.maximum(0.0, free[inside if likely else np.maximum(0, inside - left)])
             whole = (ends[:, None] >= max(first, 1)) & (ends[None, :] <= min(last, count - 1)) & (inside > 0)
             if likely:  # what two cuts cost: with one of them half of it
                 one = (inside > 0) & ((ends[:, None] > 0) | (ends[None, :] < count)) & ~whole
                 table += np.where(one, (between - free)[inside] / 2, 0.0)
-            table = np.where(whole, np.maximum(table, between[inside]), table)
+            table = np.where(whole & ((left == 0) | likely), np.maximum(table, alone + between[inside]), table)
         return raise_table(table, self.pieces, "step_s")
 
     def segments_by_phase(self, phases: PhaseCosts | None = None) -> Segments:
@@ -133,7 +135,7 @@ def least_costs(rows: Sequence[UnitCosts]) -> UnitCosts:
         return tuple(map(min, *(getattr(row, name) for row in rows)))
 
     free = None if first.run is None else tuple(map(min, *(row.run.free_s for row in rows if row.run is not None)))
-    run = None if free is None or first.run is None else RunCosts(free, free, free, first.run.first)
+    run = None if free is None or first.run is None else RunCosts(free, free, free, first.run.first, first.run.period)
     crossings, near = least_crossings([row.crossings for row in rows]), least_crossings([row.near for row in rows])
     return replace(first, run=run, crossings=crossings, near=near, pieces=(), **{name: least(name) for name in COST_FIELDS})
 

@@ -46,12 +46,13 @@ class _Step:
 
 
 def build_blocks(
-    blocks: int = 4, width: int = 8, hidden: int = 16, batch: int = 8, vocab: int = 16,
+    blocks: int = 4, width: int = 8, hidden: int | Sequence[int] = 16, batch: int = 8, vocab: int = 16,
     tied: bool = False, momentum: bool = False, skips: Sequence[tuple[int, int]] = (), table: int = 0, named: bool = False, sequence: bool = False,
 ) -> Graph:  # fmt: skip
     """x @ embed -> blocks of up, relu, down, residual -> @ head -> sum of squares, and all that follows from it.
 
     Args:
+        hidden: several: the blocks take turns.
         tied: the head is the embedding's transpose.
         skips: (early block, late block): what comes out of one is added to what goes into the other.
         table: of so many steps a table is made that every block adds to its weight.
@@ -61,13 +62,15 @@ def build_blocks(
     s, path_of = _Step(), [f"body.{chr(97 + k)}" if named else f"h.{k}" for k in range(blocks)]
     embed = s.enter("embed.weight@0", (vocab, width), Kind.PARAM)
     head = embed if tied else s.enter("head.weight@0", (width, vocab), Kind.PARAM)
-    ups = [s.enter(f"h.{k}.up@0", (width, hidden), Kind.PARAM) for k in range(blocks)]
-    downs = [s.enter(f"h.{k}.down@0", (hidden, width), Kind.PARAM) for k in range(blocks)]
+    turns = [hidden] if isinstance(hidden, int) else hidden
+    wide = [turns[k % len(turns)] for k in range(blocks)]
+    ups = [s.enter(f"h.{k}.up@0", (width, wide[k]), Kind.PARAM) for k in range(blocks)]
+    downs = [s.enter(f"h.{k}.down@0", (wide[k], width), Kind.PARAM) for k in range(blocks)]
     params = [embed, *([] if tied else [head]), *(p for pair in zip(ups, downs) for p in pair)]
     states = {p: s.enter(f"m:{p}", s.values[p].shape, Kind.OPTIM) for p in params} if momentum else {}
     x = s.enter("x", (batch, vocab), Kind.BATCH)
     if table:
-        made = s.enter("table@0", (width, hidden), Kind.BUFFER)
+        made = s.enter("table@0", (width, wide[0]), Kind.BUFFER)
         for _ in range(table):
             made = s.call("aten.relu.default", made, path="embed")
     weights = list(ups)

@@ -23,11 +23,12 @@ from autopar.solver.decide import Ask, _Decide
 from autopar.solver.infeasible import MemoryShortage
 from autopar.solver.layout_cases import LayoutCases
 from autopar.solver.layout_guess import bound_layout, cut_evenly, cut_units, guess_seconds, simulate_guess
-from autopar.solver.layout_prices import Tier
+from autopar.solver.layout_prices import LayoutPrices, Tier
 from autopar.solver.layout_solve import LayoutSolver, Staged, Unsolved, _handed_over
 from autopar.solver.layouts import layout_ranks, print_layout
 from autopar.solver.one_mesh import MeshAnswer
 from autopar.solver.pipeline import PipelineSearch
+from autopar.solver.runs import Run
 from autopar.solver.stage_solve import _narrowed
 from autopar.solver.why_no_layout import why_no_layout
 from autopar.trace.load import load_workload
@@ -48,8 +49,9 @@ def run_search(search):
     return search.result()
 
 
-def test_more_exact_prices_only_raise_bounds():
-    search = make_search("4xH100-80GB", LARGE)
+@pytest.mark.parametrize("hidden", [2048, (2048, 4096)], ids=["alike", "in turns"])
+def test_more_exact_prices_only_raise_bounds(hidden):
+    search = make_search("4xH100-80GB", {**LARGE, "hidden": hidden})
     seen = 0
     for layout in (each.layout for each in search.list_open()):
         if layout.num_microbatches <= 8:
@@ -104,13 +106,41 @@ def test_stages_with_units_outside_of_the_run_in_their_midst_are_solved_in_a_sho
     search = make_search("8xH100-80GB", {**LARGE, "blocks": 15, "skips": ((13, 14),)}, pp=8, microbatches=8, vpp=2)
     [layout] = [each.layout for each in search.list_open()]
     costs = search.prices.costs(layout.place, 8, Tier.RUN, (2,))
-    assert search.cases.turned(8).run_units == (1, 14) and len(costs.step_s) == 17
+    assert search.cases.turned(8).run == Run(1, 13) and len(costs.step_s) == 17
     cuts = (*range(1, 15), 16)
     whole = search.solver._solve_cuts(search.cases.split(search.cases.case, 8), layout, search.solver.staged_model(layout.place), cuts, None)
     monkeypatch.setattr(LayoutSolver, "_move_cuts", None)
     found = search.solver.solve(layout, costs, 60.0, cuts)
     assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
     assert [a.memory.peak_bytes for a in found.stages] == [a.memory.peak_bytes for a in whole.stages]
+
+
+@pytest.mark.parametrize(
+    "blocks, hidden, words, cuts",
+    [
+        (16, (2048, 4096), {"pp": 4}, (5, 9, 13)),
+        (16, (2048, 4096), {"pp": 4, "vpp": 2}, (3, 5, 7, 9, 11, 13, 15)),
+        (19, (2048, 2048, 4096), {"pp": 4}, (4, 10, 16)),
+    ],
+)
+def test_stages_of_blocks_that_take_turns_are_solved_in_a_shorter_model(monkeypatch, blocks, hidden, words, cuts):
+    monkeypatch.setattr(layout_cases, "_SHORTER", 0)
+    search = make_search("4xH100-80GB", {**LARGE, "blocks": blocks, "hidden": hidden}, microbatches=8, **words)
+    [layout, *_] = [each.layout for each in search.list_open()]
+    costs = search.prices.costs(layout.place, 8, Tier.RUN, (words.get("vpp", 1),))
+    turned = search.cases.turned(8)
+    assert turned.run == Run(1, blocks, len(hidden)) and turned.more > 0 and len(costs.step_s) == blocks + 2
+    monkeypatch.setattr(layout_cases, "_SHORTER", 10**6)
+    whole_costs = LayoutPrices(LayoutCases(search.cases.case, search.cases.constraints), search.prices.model, search.prices.counts).costs(layout.place, 8, Tier.ALL)
+    monkeypatch.setattr(layout_cases, "_SHORTER", 0)
+    assert costs.step_s == pytest.approx(whole_costs.step_s, rel=1e-9) and costs.waiting == pytest.approx(whole_costs.waiting)
+    whole = search.solver._solve_cuts(search.cases.split(search.cases.case, 8), layout, search.solver.staged_model(layout.place), cuts, None)
+    found = search.solver.solve(layout, costs, 60.0, cuts)
+    assert search.solver._shorten(layout, turned, cuts, blocks + 2) is not None
+    assert search.solver._shorten(layout, turned, tuple(range(1, len(cuts) + 1)), blocks + 2) is None  # the second and third stage begin at other places in the period
+    assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
+    assert [a.memory.peak_bytes for a in found.stages] == [a.memory.peak_bytes for a in whole.stages]
+    assert bound_layout(layout, costs) <= whole.step_s
 
 
 def test_a_stage_that_does_not_fit_hands_units_over():

@@ -18,7 +18,7 @@ from autopar.solver.formulate import Formulation
 from autopar.solver.ilp import solve_program
 from autopar.solver.mesh_bounds import bound_mesh
 from autopar.solver.one_mesh import solve_mesh
-from autopar.solver.run_costs import FEW
+from autopar.solver.runs import FEW, Run
 
 from .blocks import build_block_case
 
@@ -33,7 +33,7 @@ def bound(mesh, most_columns=10**6, enough_s=inf, limit=None):
     rows = list_units(CASE.graph)
     short = build_case(drop_units(CASE.graph, unit_members(CASE.graph, rows), 3, 2 + BLOCKS - FEW), CASE.rules)
     unit = next(k for k, row in enumerate(list_units(short.graph)) if short.graph.nodes[row[0]].path.startswith("h.1"))
-    return bound_mesh(short, unit, BLOCKS - FEW, mesh, MODEL, most_columns, enough_s, [], limit)
+    return bound_mesh(short, Run(unit - 1, FEW), BLOCKS - FEW, mesh, MODEL, most_columns, enough_s, [], limit)
 
 
 def build(mesh, recompute="none"):
@@ -66,3 +66,16 @@ def test_nothing_more_is_shown_than_is_enough():
     aside, tight = bound(mesh)[0], bound(mesh, limit=1.0)[0]
     assert tight > 1.2 * aside
     assert aside <= bound(mesh, enough_s=1.1 * aside, limit=1.0)[0] <= tight
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_blocks_that_take_turns_are_bounded_by_few_of_each(mesh):
+    case = build_block_case(blocks=11, width=256, hidden=(512, 512, 1024), batch=64, vocab=256, momentum=True)
+    rows, length = list_units(case.graph), 11
+    few = Run(1, length, 3).few(length)
+    assert few == 8
+    short = build_case(drop_units(case.graph, unit_members(case.graph, rows), 4, 3 + length - few), case.rules)
+    first = next(k for k, row in enumerate(list_units(short.graph)) if short.graph.nodes[row[0]].path.startswith("h.0"))
+    prices = build_prices(MODEL, mesh, case.graph, case.sites, case.signatures)
+    whole = solve_program(Formulation(build_problem(case.graph, case.sites, case.signatures, case.cuts, case.fold, mesh, prices)).build(None, 1e6), relaxed=True, time_limit_s=30.0)
+    assert bound_mesh(short, Run(first, few, 3), length - few, mesh, MODEL, 10**6, inf, [], None)[0] == pytest.approx(whole.objective / 1e6, rel=1e-6)

@@ -62,3 +62,21 @@ def test_a_class_token_makes_a_sequence_that_does_not_divide():
     workload = Workload(Patches(), (torch.randn(2, 3, 16, 16),), (torch.randn(2, 8),), torch.nn.functional.mse_loss, torch.optim.SGD)
     with pytest.raises(ConstraintError, match="sp=4: no matmul of this model can be split by it"):
         plan_workload(workload, parse_cluster("cpu:4"), Options(constraints=parse_fix("sp=4"), price=False), cache_path=None)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("vocab, told", [(50, "4 ranks do not divide 50 (dim 0 of 0.weight and 2 more, 100% of the bytes of parameters), so no op is split along it by all of them; padded to 52, it could be."), (52, "")])
+def test_a_vocabulary_that_the_ranks_do_not_divide_is_told(vocab, told):
+    torch = pytest.importorskip("torch")
+    from autopar.api import plan_workload
+    from autopar.cluster import parse_cluster
+    from autopar.constraints import parse_fix
+    from autopar.options import Options
+    from autopar.trace import Workload
+
+    model = torch.nn.Sequential(torch.nn.Embedding(vocab, 16), torch.nn.Linear(16, vocab))
+    batch = (torch.randint(vocab, (8, 4)), torch.randint(vocab, (8, 4)))
+    loss = lambda out, y: torch.nn.functional.cross_entropy(out.flatten(0, 1), y.flatten())
+    workload = Workload(model, batch[:1], batch[1:], loss, torch.optim.SGD)
+    plan = plan_workload(workload, parse_cluster("cpu:4"), Options(constraints=parse_fix("tp=4"), price=False), cache_path=None).plan
+    assert (told or "Axis tp") in plan.summary and ("do not divide" in plan.summary) == bool(told), plan.summary
