@@ -12,8 +12,8 @@ the formula's do not.
                        across: the smaller of the inside figure and the NICs that the group drives, times what the nearest group on a like
                        network reached of that
     latency            of NCCL's model: its base, and hops of a ring or a tree (`_latency`)
-    no curve           latency + bytes / bandwidth with the link's own figures: the faster of ring and tree, pairwise exchange; of a link of the user's own between presets the curves of these,
-                       in proportion (`_between`)
+    no curve           latency + bytes / bandwidth with the link's own figures: the faster of ring and tree, pairwise exchange; a link of the user's own has a
+                       curve made of the presets' (`cost.own_links`)
 
 Laws between presets, for the same group and kind at any size, within 2 % (`_ordered_way`; the order of links: `cost.link_order`):
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, reduce
+from functools import lru_cache
 from math import ceil, inf, log, log2
 
 import numpy as np
@@ -55,7 +55,8 @@ from .curves import (
     smooth_points,
     wait_bytes,
 )
-from .link_order import faster_tables, is_as_fast, is_preset, slower_tables, tables_below
+from .link_order import faster_tables, is_as_fast, is_preset, slower_tables
+from .own_links import is_own, knot_bytes, own_knots, preset_tables
 
 Line = tuple[float, float]  # seconds, seconds per byte
 
@@ -69,7 +70,6 @@ _ONE_CONNECTION_BYTES_PER_S, _ONE_CONNECTION_SHARE = 34.7e9, 34.7 / 50
 _LIKE = 1.5
 _FULL = (2**18, 2**30)  # a curve that may stand for other groups reaches from 256 KiB to 1 GiB
 _FLAT = 2**12  # a message of up to 4 KiB takes what one of 8 bytes does: 79 and 69 us, 169 and 164 (H100, A100; 16 ranks on two hosts)
-_FADES = 1.0  # octaves of bandwidth below the slowest preset with curves over which a link of the user's own comes to be priced by its figures
 _SLACK = 0.01  # what the same case comes to by the curves of two links
 _OTHER_DEVICE = 1e-3  # octaves: the device's own rows come first where the group is as near
 
@@ -80,7 +80,6 @@ class Way:
 
     Args:
         knots, lines: the larger counts of the curve and the fastest line; formulas have lines, and a curve of faster links that they do not undercut.
-        most: curves of slower links that neither exceeds.
         low_bytes, high_bytes: between them it was measured, at this group or at the one that stands for it.
         stretch: how many times the group or the network differs from the measured one; 1: measured; infinity: no row.
     """
@@ -91,7 +90,6 @@ class Way:
     high_bytes: float
     stretch: float
     source: str
-    most: tuple[Knots, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +136,7 @@ def way_seconds(way: Way, sizes: np.ndarray | float, start_s: float = 0.0) -> np
     """Seconds per entry of `sizes` (bytes). `start_s`: of a kernel, which curves have in them and formulas do not."""
     sizes = np.asarray(sizes, dtype=float)
     curve = knots_seconds(way.knots, sizes) if way.knots is not None else 0.0
-    seconds = np.maximum(curve, np.minimum.reduce([start_s + fixed + per_byte * sizes for fixed, per_byte in way.lines]) if way.lines else 0.0)
-    return np.minimum.reduce([seconds, *(knots_seconds(knots, sizes) for knots in way.most)])
+    return np.maximum(curve, np.minimum.reduce([start_s + fixed + per_byte * sizes for fixed, per_byte in way.lines]) if way.lines else 0.0)
 
 
 @lru_cache(maxsize=2**14)
@@ -185,17 +182,15 @@ def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
     """
     across = group.hosts > 1
     way, rows_from = _placed_way(table, kind, group)
+    if is_own(table, across):
+        presets = [(other, way_seconds(_ordered_way(other, kind, group), knot_bytes())) for other in preset_tables(table, across)]
+        knots, figures = own_knots(table, across, _hops(kind, group), presets)
+        return replace(way, knots=knots, lines=way.lines if figures else ())
     if way.knots is None:
-        faster, below = faster_tables(table, across), tables_below(table, across)
-        least = [knots for knots in (_ordered_way(other, kind, group).knots for other in faster) if knots is not None]
-        most = [knots for knots in (_ordered_way(other, kind, group).knots for other in below) if knots is not None]
-        if is_preset(table.inside) and (not across or is_preset(table.across)):
-            for knots in least:
-                way = replace(way, knots=knots if way.knots is None else raise_knots(way.knots, knots, inf))
-            return way
-        if least and not most:
-            return _below(table, kind, group, way, [*zip(faster, least)])
-        return replace(way, knots=_between(table, across, [*zip(faster, least)], [*zip(below, most)]), lines=() if most else way.lines, most=tuple(most))
+        least = [knots for knots in (_ordered_way(other, kind, group).knots for other in faster_tables(table, across)) if knots is not None]
+        for knots in least:
+            way = replace(way, knots=knots if way.knots is None else raise_knots(way.knots, knots, inf))
+        return way
     slower = [_placed_way(other, kind, group)[0].knots for other in slower_tables(table, across)]
     slower = [Knots(knots.log_bytes, knots.log_seconds + (_SLACK if across else 0.0)) for knots in slower if knots is not None]
     least = cap_knots(way.knots, slower, rows_from)
@@ -206,48 +201,11 @@ def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
     return way
 
 
-def _between(table: CommTable, across: bool, faster: Sequence[tuple[CommTable, Knots]], slower: Sequence[tuple[CommTable, Knots]]) -> Knots | None:
-    """The curve of a link of the user's own: between those of the next presets in proportion to where its bandwidth lies between theirs, logarithm over logarithm; above all presets that of the fastest,
-    with bytes that take as much less as its bandwidth says; below all at least that of the slowest."""
-    high = cap_knots(slower[0][1], [knots for _, knots in slower[1:]], inf) if slower else None
-    own, up, down = _width(table, table, across), _least_width(table, faster, across), max((_width(table, t, across) for t, _ in slower), default=0.0)
-    if not faster:
-        return None if high is None else move_knots(high, 1.0, down / own)
-    assert high is not None
-    low = _dearest(faster)
-    share = min(1.0, max(0.0, log(own / down) / log(up / down))) if up > down else 1.0
-    logs = np.union1d(high.log_bytes, low.log_bytes)
-    return Knots(logs, (1 - share) * np.log(knots_seconds(high, np.exp(logs))) + share * np.log(knots_seconds(low, np.exp(logs))))
-
-
-def _below(table: CommTable, kind: str, group: Group, way: Way, faster: Sequence[tuple[CommTable, Knots]]) -> Way:
-    """The way over a link of the user's own to which no preset with curves is slower in both figures. By bandwidth: from half of the slowest such preset's on by the link's figures, which small messages
-    never undercut; between the two in proportion, logarithm over logarithm, for figures and curves say different things of the same link (a tree crosses between two hosts once, a ring twice).
-    By latency: no less than its hops, however little of it there is in the curves."""
-    across = group.hosts > 1
-    low, link = _dearest(faster), table.across if across and not is_preset(table.across) else table.inside
-    share = min(1.0, max(0.0, log2(_least_width(table, faster, across) / _width(table, table, across)) / _FADES))
-    logs = np.union1d(low.log_bytes, np.log(2.0) * np.arange(3, 40, 0.5))
-    hops = 1 if kind == "send_recv" else ceil(log2(group.hosts if link is table.across else group.per_host)) * (2 if kind == "all_reduce" else 1)
-    curve = np.maximum(knots_seconds(low, np.exp(logs)), hops * link.latency_s)
-    figures = np.maximum(curve, np.minimum.reduce([fixed + per_byte * np.exp(logs) for fixed, per_byte in way.lines])) if share < 1 else curve
-    lines = tuple((share * fixed, share * per_byte) for fixed, per_byte in way.lines)
-    return replace(way, knots=Knots(logs, (1 - share) * np.log(curve) + share * np.log(figures)), lines=lines)
-
-
-def _width(table: CommTable, other: CommTable, across: bool) -> float:
-    """Of the link of another table that stands where the user's own does in the first."""
-    link = other.across if across and not is_preset(table.across) else other.inside
-    return link.bandwidth_bytes_per_s * link.oversubscription
-
-
-def _least_width(table: CommTable, faster: Sequence[tuple[CommTable, Knots]], across: bool) -> float:
-    return min((_width(table, other, across) for other, _ in faster), default=inf)
-
-
-def _dearest(faster: Sequence[tuple[CommTable, Knots]]) -> Knots:
-    """At each size the slowest of these curves."""
-    return reduce(lambda one, other: raise_knots(one, other, inf), [knots for _, knots in faster])
+def _hops(kind: str, group: Group) -> tuple[float, float]:
+    """That a small message makes inside a host, and between hosts, by a tree."""
+    ways = 2 if kind == "all_reduce" else 1
+    inside, across = (1, 1) if kind == "send_recv" else (ways * ceil(log2(group.per_host)), ways * ceil(log2(group.hosts)))
+    return (0, across) if group.hosts > 1 and group.per_host == 1 else (inside, across if group.hosts > 1 else 0)
 
 
 def _lowered(way: Way, knots: Knots, said: str) -> Way:

@@ -1,8 +1,8 @@
 """Which tables price a collective no faster than another, and which no slower: the order of links by their own figures.
 
 In: a `CommTable`. Out: the tables below or above it in that order, with the same ports and the same curves. A link is no faster than another where it
-has no more bandwidth and no less latency; links with the same figures and a mesh beside a switch are in no order. A link of the user's own is no faster than the slowest preset with curves that its figures do not
-exceed, and no slower than one that does not exceed it: by themselves figures price a collective of 256 MiB at 0.64 to 0.95 of what is measured on them, one of 1 MiB at as little as 0.25. Knows neither groups nor bytes.
+has no more bandwidth and no less latency; links with the same figures and a mesh beside a switch are in no order. Of links of the
+user's own see `cost.own_links`. Knows neither groups nor bytes.
 """
 
 from __future__ import annotations
@@ -47,22 +47,9 @@ def faster_tables(table: CommTable, across: bool) -> tuple[CommTable, ...]:
     return tuple(table_with(table, table.device, inside, network) for inside in insides or [table.inside] for network in networks or [table.across] if (inside, network) != (table.inside, table.across))
 
 
-@lru_cache(maxsize=4096)
-def tables_below(table: CommTable, across: bool) -> tuple[CommTable, ...]:
-    """Where a link is the user's own: with presets that have curves and that it is no slower than."""
-    if _is_ordered(table, across):
-        return ()
-    insides = [table.inside] if is_preset(table.inside) else _fastest([link for link in _insides(table) if _exceeds(table.inside, link)])
-    networks = [table.across] if not across or is_preset(table.across) else _fastest([link for link in _networks(table) if _exceeds(table.across, link)])
-    return tuple(table_with(table, table.device, inside, network) for inside in insides for network in networks)
-
-
 def _no_slower(links: Sequence[Link], link: Link) -> list[Link]:
-    """Those that the figures of a link do not exceed. Of the user's own: where all have more latency, those with the least, as what a small message takes is the library's rather than the link's."""
-    if is_preset(link):
-        return [other for other in links if is_slower(link, other)]
-    wide = [other for other in links if _figures(other)[0] >= _figures(link)[0]]
-    return [other for other in wide if _exceeds(other, link)] or [other for other in wide if other.latency_s == min(one.latency_s for one in wide)]
+    """Those that the figures of a link do not exceed."""
+    return [other for other in links if is_slower(link, other)]
 
 
 def is_preset(link: Link) -> bool:
@@ -105,16 +92,6 @@ def _networks(table: CommTable) -> list[Link]:
 def _owners(table: CommTable, link: Link) -> list[str]:
     """Devices with curves of a link; a device without has the first one's."""
     return list(dict.fromkeys(c.device for c in table.known.every if c.inside == link.name)) or [""]
-
-
-def _exceeds(link: Link, other: Link) -> bool:
-    """Or is as good as another in both figures."""
-    return all(a >= b for a, b in zip(_figures(link), _figures(other)))
-
-
-def _fastest(links: Sequence[Link]) -> list[Link]:
-    """By figures; of those with the same the slowest."""
-    return _slowest([link for link in links if not any(_exceeds(other, link) and _figures(other) != _figures(link) for other in links)])
 
 
 def _slowest(links: Sequence[Link]) -> list[Link]:

@@ -336,3 +336,27 @@ def test_a_link_of_ones_own_is_between_the_presets_that_its_figures_are_between(
         assert (seconds(own(inside, bandwidth_bytes_per_s=width / 2), across, *case) >= named * 0.98).all()
         assert (seconds(own(inside, latency_s=9e-6), own(across, latency_s=4e-5), *case) >= named * 0.98).all()
         assert (seconds(own(inside, bandwidth_bytes_per_s=2 * width), across, *case) <= named * 1.02).all()
+
+
+OWN_FIGURES = {
+    "inside": ([10e9, 16e9, 20e9, 31e9, 40e9, 63e9, 110e9, 150e9, 155e9, 200e9, 220e9, 300e9, 310e9, 450e9, 600e9, 1.8e12], [0.5e-6, 1e-6, 1.9e-6, 2e-6, 2.5e-6, 3e-6, 5e-6, 9e-6, 1e-4]),
+    "across": ([0.3e9, 0.7e9, 1.25e9, 2e9, 5e9, 12.5e9, 20e9, 25e9, 40e9, 50e9, 60e9, 100e9, 200e9], [1e-6, 2e-6, 5e-6, 8e-6, 12e-6, 16e-6, 2e-5, 3e-5, 5e-5, 1e-3]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where, groups", [("inside", ((2, 2), (4, 4), (8, 8), (32, 8))), ("across", ((4, 1), (16, 8), (64, 8)))])
+@pytest.mark.parametrize("device, inside, across", [("H100-80GB", "nvlink4", "ib-400"), ("A100-80GB", "nvlink3", "efa-100")])
+def test_more_bandwidth_or_less_latency_of_a_link_of_ones_own_is_never_slower(where, groups, device, inside, across):
+    """Wherever the figures lie among the presets: 200 GB/s with 1.5 us cost more than with 3 us, 200 GB/s of a network 3.6 times what 100 GB/s did."""
+    sizes = 2.0 ** np.arange(10, 33)
+    widths, latencies = OWN_FIGURES[where]
+
+    def table(width, latency):
+        link = Link("mine", latency, width, "mine")
+        return comm_table(device, link, across) if where == "inside" else comm_table(device, inside, link)
+
+    for kind in KINDS:
+        for group in groups[:1] if kind == "send_recv" else groups:
+            found = np.array([[collective_seconds(table(width, latency), kind, *group, sizes) for latency in latencies] for width in widths])
+            assert (found[1:] <= found[:-1] * 1.02).all() and (found[:, :-1] <= found[:, 1:] * 1.02).all(), (kind, group)
+            assert (found >= 0.2 * sizes[None, None, :] / (np.array(widths) * group[1])[:, None, None]).all()  # no faster than all ports of a host together
