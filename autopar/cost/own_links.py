@@ -25,6 +25,7 @@ from .link_order import is_preset, is_slower
 
 _LOG_BYTES = np.log(2.0) * np.arange(3, 41, 0.5)
 _APART = 0.3  # octaves: links that are nearer than that do not say how steeply seconds rise
+_NO_LATENCY = 1e-9
 _LOCAL = "loopback"
 
 Figures = tuple[float, ...]  # octaves: bandwidth, and latency downwards, of each link that is the user's own
@@ -97,7 +98,7 @@ def _whose(table: CommTable, across: bool) -> tuple[bool, bool]:
 def _figures(table: CommTable, other: CommTable, across: bool) -> Figures:
     """Of the links of another table that stand where the user's own do in the first."""
     links = [link for link, mine in zip((other.inside, other.across), _whose(table, across)) if mine]
-    return tuple(figure for link in links for figure in (log2(link.bandwidth_bytes_per_s * link.oversubscription), -log2(link.latency_s)))
+    return tuple(figure for link in links for figure in (log2(link.bandwidth_bytes_per_s * link.oversubscription), -log2(max(link.latency_s, _NO_LATENCY))))
 
 
 def _worse(place: Figures, than: Figures) -> float:

@@ -83,13 +83,12 @@ def load_profile(path: str | os.PathLike[str], machine: Machine | None = None) -
     except (ValueError, RecursionError) as error:
         raise ClusterError(f"{path}: not a profile: cut short or damaged ({error}); {_AGAIN}") from None
     try:
-        rows = _parse_rows(data)
+        return _parse_rows(data, machine)
+    except _OtherMachine as error:
+        raise ClusterError(f"{path}: a profile of another machine: {error}; {_AGAIN}") from None
     except (TypeError, ValueError) as error:
         kind = EarlierFormat if isinstance(data, dict) and data.get("format") in _EARLIER else ClusterError
         raise kind(f"{path}: not a profile: {error}; {_AGAIN}") from None
-    if machine is not None and (differing := machine_difference(machine, rows.machine, ("device", "processor", "cores"))):
-        raise ClusterError(f"{path}: a profile of another machine: {differing}; {_AGAIN}")
-    return rows
 
 
 def machine_difference(here: Machine, found: Machine, names: tuple[str, ...] = tuple(f.name for f in fields(Machine))) -> str:
@@ -98,7 +97,11 @@ def machine_difference(here: Machine, found: Machine, names: tuple[str, ...] = t
     return "; ".join(f"{name}: expected {expected!r}, found {other!r}" for name, expected, other in pairs if expected != other)
 
 
-def _parse_rows(data: object) -> ProfileRows:
+class _OtherMachine(Exception):
+    """Said before a row is looked at, for what a row may be depends on the device."""
+
+
+def _parse_rows(data: object, asked: Machine | None) -> ProfileRows:
     found = data.get("format") if isinstance(data, dict) else type(data).__name__
     if not isinstance(data, dict) or found != FORMAT:
         raise ValueError(f"expected format {FORMAT!r}, found {found!r}" + (" of an earlier autopar" if found in _EARLIER else ""))
@@ -109,6 +112,8 @@ def _parse_rows(data: object) -> ProfileRows:
     who = Machine(
         *(_text(machine, f.name, "machine") if f.name != "cores" else _whole(machine, "cores", "machine") for f in fields(Machine))
     )
+    if asked is not None and (differing := machine_difference(asked, who, ("device", "processor", "cores"))):
+        raise _OtherMachine(differing)
     ops = tuple(_parse_op(row, f"ops[{k}]", who.device == "cpu") for k, row in enumerate(_list(data, "ops")))
     comms = tuple(_parse_comm(row, f"comms[{k}]") for k, row in enumerate(_list(data, "comms")))
     for name, rows in (("ops", ops), ("comms", comms)):

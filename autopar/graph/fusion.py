@@ -5,7 +5,8 @@ The law:
 
 * a group is of one run of nodes of one phase and one block (`h.3`), so a model may be cut between modules, and equal blocks have equal groups; in the update
   the nodes of a run need not stand together, as long as no way leads from one to another through other modules (a norm of all gradients), and one node is a group, too;
-* its nodes read what others of it made, or in the update, pointwise, a state or gradient that others of it read (Lion's momentum and its parameter), and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
+* its nodes read what others of it made, or a value that others of it read, none of which reads or makes anything larger (both gradients of a norm; rows of no more than `blocks.ROOMY` elements), or
+  in the update, pointwise, a state or gradient that others of it read (Lion's momentum and its parameter), and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
   have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
 * outside of the update it has no more than so many nodes (`MOST_NODES`), and so many values that it reads of others or leaves to them (`MOST_VALUES`): steps of a scan that a model
   writes one after the other are several kernels;
@@ -202,6 +203,7 @@ class _Run:
             if len(self.members[self.find(i)]) == 1:
                 self._merge_all(i, self.reads[i])
         self._join_readers()
+        self._join_siblings()
         self._join_totals()
         members: dict[int, list[int]] = {}
         for i in self.nodes:
@@ -220,6 +222,24 @@ class _Run:
         for i, names in self.taken.items():
             for name in names or () if self.find(i) not in mixed else ():
                 self._merge(self.find(i), self.find(readers.setdefault(name, i)))
+
+    def _join_siblings(self) -> None:
+        """Outside of the update, units that read the same value, which they would read twice: none of them reads anything that is larger, and registers have room for their rows."""
+        before: dict[str, int] = {}
+        for i in self.nodes if self.held is not None else ():
+            if i not in self.rows:
+                continue
+            for name, base in sorted(self.values.read[i]):
+                if (widest := self._widest(i)) > num_elements(self.values.shapes[name]):
+                    continue
+                if base in before and widest <= ROOMY * max(self.rows[self.find(i)]):
+                    self._merge(self.find(i), self.find(before[base]))
+                before[base] = i
+
+    def _widest(self, i: int) -> int:
+        """Elements of the largest value that a unit reads or makes."""
+        names = {name for k in self.members[self.find(i)] for name in (*(name for name, _ in self.values.read[k]), *self.values.made[k])}
+        return max(num_elements(self.values.shapes[name]) for name in names)
 
     def _join_totals(self) -> None:
         """In the update, numbers of many parameters, what is made of all of them, and then of that alone or of it and other numbers."""

@@ -215,6 +215,9 @@ def _sentence(name: str, size: int, use: AxisUse, labels: tuple[str, ...]) -> st
         elif label in _ZERO:
             share = {"zero-1": use.optim_share, "zero-2": use.grad_share, "zero-3": use.param_share}[label]
             parts.append(f"with {_ZERO[label]} ({share:.0%} of the bytes that compute does not split)")
+    stored = max(use.param_share, use.optim_share)
+    if not any(label in _ZERO for label in labels) and use.split_share < _MOST and stored >= _SOME:
+        parts.append(f"with {stored:.0%} of the states that compute does not split stored in pieces")
     alike = use.work.get("alike", 0.0)
     if alike >= _SOME:
         parts.append(f"{alike:.0%} of the forward matmul work is repeated on every rank")

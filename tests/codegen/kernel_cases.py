@@ -327,7 +327,22 @@ def _diagonals(x):
     return y.diagonal(0, 1, 2).exp() + F.pad(y.diagonal(-1, 2, 1).tanh(), (0, 1))
 
 
+class _Alike(torch.nn.Module):
+    """Rows whose gradient is the same in all columns: of a sum of what a norm makes, beside a gradient of every element."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale, self.shift = torch.nn.Parameter(torch.randn(width)), torch.nn.Parameter(torch.randn(1))
+
+    def forward(self, x):
+        x = x * self.scale
+        y = torch.nn.functional.instance_norm(x)
+        return ((y + 1).sum() * self.shift).sin() + x.square().mean()
+
+
 CASES = {
+    "rows whose gradient is alike in all columns": lambda: Workload(_Alike(8), (torch.randn(7, 3, 8),), (), lambda y: y.sum(), torch.optim.SGD),
+    "odd rows whose gradient is alike in all columns": lambda: Workload(_Alike(5), (torch.randn(7, 3, 5),), (), lambda y: y.sum(), torch.optim.SGD),
     "gpt": lambda: _tokens(50),
     "gpt with a wide vocabulary": lambda: _tokens(9001),
     "smoothed loss": lambda: _scores(77, _smoothed),

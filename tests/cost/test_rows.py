@@ -224,6 +224,9 @@ def test_a_profile_of_another_machine_says_what_differs(tmp_path):
     with pytest.raises(ClusterError, match="device: expected 'NVIDIA H200', found 'cpu'; run"):
         load_profile(path, replace(MACHINE, device="NVIDIA H200"))
     assert load_profile(path, replace(MACHINE, torch="2.11.0")) == ROWS, "another version is no other machine"
+    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "NVIDIA H100 80GB HBM3"'))
+    with pytest.raises(ClusterError, match="a profile of another machine: device: expected 'cpu', found 'NVIDIA H100 80GB HBM3'"):
+        load_profile(path, MACHINE)  # before any row is held against what a GPU can do
 
 
 def near(found):

@@ -32,6 +32,24 @@ def is_wide(index: Index) -> bool:
     return any(name.startswith("col") for name in index.variables())
 
 
+def as_block(text: str, width: str, scopes: Sequence[Scope]) -> str:
+    """A text as a block of rows and columns, to be reduced along them: what is the same in all columns (the gradient of a sum of a row) is widened.
+
+    Args:
+        width: of the block.
+        scopes: in which what the text names was made.
+    """
+    made = {name: line for scope in scopes for line in scope.lines if (found := _MADE.match(line)) for name in found[1].split(", ")}
+    seen, todo = set[str](), [text]
+    while todo:
+        names = set(_NAME.findall(todo.pop())) - seen
+        if any(name.startswith("col") for name in names - made.keys()):
+            return text
+        seen |= names
+        todo += [made[name].partition(" = ")[2] for name in names & made.keys()]
+    return f"tl.broadcast_to({text}, [ROWS, {width}])"
+
+
 def place_early(body: Sequence[str], lines: Sequence[str]) -> list[str]:
     """The lines of a round with others, each where what it reads has just been made: what only a sum still needs is not held to the round's end.
 
