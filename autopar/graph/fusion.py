@@ -49,7 +49,7 @@ _ROWS = frozenset((
     "aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward", "aten._softmax", "aten._safe_softmax",
     "aten._softmax_backward_data", "aten._log_softmax", "aten._log_softmax_backward_data",
 ))  # fmt: skip
-_CLASSES = frozenset(("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward"))  # each token's row of logits
+_CLASSES = frozenset(("autopar.sum_exp", "autopar.pick", "autopar.unpick", "autopar.cross_entropy_backward"))  # each token's row of logits
 _ALONE = frozenset(("autopar.cross_entropy_backward",))  # of several passes where it is no kernel: a group by itself
 _NEVER = frozenset((TAKE, SEND, RECEIVE, *GROWN))
 _MOST_WIDE = 2**17  # elements of a row: one block of a kernel walks along it

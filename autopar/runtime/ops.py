@@ -23,7 +23,7 @@ from .parcels import parcels as parcels
 from .parcels import put as put
 from .pending import Bucket
 from .random import poisson, uniform
-from .vocabulary import cross_entropy_backward, embedding, embedding_backward, embedding_backward_onto, pick, sum_exp
+from .vocabulary import cross_entropy_backward, embedding, embedding_backward, embedding_backward_onto, pick, sum_exp, unpick
 
 _aten = torch.ops.aten
 _HALVES = (torch.bfloat16, torch.float16)
@@ -170,6 +170,7 @@ _OWN = {
     "autopar.embedding_backward_onto": embedding_backward_onto,
     "autopar.sum_exp": sum_exp,
     "autopar.pick": pick,
+    "autopar.unpick": unpick,
     "autopar.cross_entropy_backward": cross_entropy_backward,
     "autopar.microbatch": lambda x, dim, count: microbatch(x, dim=dim, count=count),
     "autopar.accumulate": _start_sum,

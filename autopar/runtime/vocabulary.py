@@ -147,6 +147,16 @@ def _gather(logits: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     return picked.permute([order.index(dim) for dim in range(logits.dim())])[..., 0]
 
 
+def unpick(grad: torch.Tensor, target: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """The gradient of `pick`: each token's number at its class, 0 at the others: `[...]`, `[...]` -> `[..., v]`."""
+    place = target
+    if len(rows) != num_rows:
+        place, here = _find(target, rows, num_rows)
+        grad = grad.masked_fill(~here, 0)
+    made = torch.zeros((*target.shape, len(rows)), dtype=grad.dtype, device=grad.device)
+    return made.scatter_(-1, place[..., None], grad[..., None])
+
+
 def cross_entropy_backward(
     grad: torch.Tensor,
     logits: torch.Tensor,

@@ -245,6 +245,12 @@ def _smoothed_by_class(y, targets):
     return F.nll_loss(log_p, targets) + F.nll_loss(log_p, targets.roll(1), reduction="sum") - (log_p * torch.linspace(0.5, 1, y.shape[-1])).sum(-1).mean() + y.logsumexp(-1).square().mean()
 
 
+def _less_a_logit(y, targets):
+    """A loss without log-probabilities, and one of the sums that it has."""
+    total = y.logsumexp(-1)
+    return ((total - y.gather(1, targets.clamp(min=0)[:, None])[:, 0]) * (targets >= 0)).mean() + 1e-2 * total.square().mean()
+
+
 def _distilled(y, targets):
     """A target's log-probability, gathered, and a divergence from probabilities."""
     log_p = F.log_softmax(y, -1)
@@ -347,6 +353,8 @@ CASES = {
     "gpt with a wide vocabulary": lambda: _tokens(9001),
     "smoothed loss": lambda: _scores(77, _smoothed),
     "smoothed loss of a wide vocabulary": lambda: _scores(9001, _smoothed),
+    "logsumexp less a logit": lambda: _scores(77, _less_a_logit),
+    "logsumexp less a logit, wide": lambda: _scores(9001, _less_a_logit),
     "distilled loss": lambda: _scores(77, _distilled),
     "distilled loss of a wide vocabulary": lambda: _scores(9001, _distilled),
     "pooled rows": lambda: Workload(_Pooled(), (torch.randn(5, 7, 33),), (torch.randn(5, 3),), lambda y, t: (y[0] - t).abs().mean() + y[1], ADAMW),

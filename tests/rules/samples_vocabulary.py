@@ -24,6 +24,7 @@ def vocabulary_samples() -> Iterator[Sample]:
         yield make_sample("autopar.pick", logits, target, rows, n, label=str(lead))
         total = (logits - peak[..., None]).exp().sum(-1)
         grad = numbers(*lead, seed="g") if lead else torch.tensor(-1.5, dtype=F64)
+        yield make_sample("autopar.unpick", grad, target, rows, n, label=str(lead))
         yield make_sample("autopar.cross_entropy_backward", grad, logits, peak, total, target, rows, n, label=str(lead))
         own, even = (numbers(*lead, seed=seed) if lead else torch.tensor(0.5, dtype=F64) for seed in ("o", "e"))
         yield make_sample("autopar.cross_entropy_backward", grad, logits, peak, total, target, rows, n, own, even, label=f"{lead} smoothed")

@@ -179,6 +179,16 @@ STAY_WHOLE = {
 }
 
 
+WITHOUT_LOG_PROBABILITIES = {
+    "logsumexp less a logit": lambda x, t: (x.logsumexp(-1) - x.gather(-1, t.clamp(min=0)[..., None]).squeeze(-1)).mean(),
+    "masked": lambda x, t: ((x.logsumexp(-1) - x.gather(-1, t.clamp(min=0)[..., None])[..., 0]) * (t != -100)).sum() / (t != -100).sum(),
+    "with a loss of the sum": lambda x, t: (lambda z: (z - x.gather(-1, t.clamp(min=0)[..., None]).squeeze(-1)).mean() + 1e-2 * z.square().mean())(x.logsumexp(-1)),
+    "flat": lambda x, t: (lambda y: (y.logsumexp(1) - y.gather(1, t.flatten().clamp(min=0)[:, None])[:, 0]).sum())(x.flatten(0, 1)),
+    "in float32": lambda x, t: (lambda y: (y.logsumexp(-1) - y.gather(2, t.clamp(min=0)[..., None]).squeeze(-1)).mean())(x.to(torch.promote_types(x.dtype, torch.float32))),
+    "a chosen value": lambda x, t: (x.gather(-1, t.clamp(min=0)[..., None]).squeeze(-1) - 1).square().mean(),
+}
+
+
 def ops_of(graph) -> set[str]:
     return {n.op for n in graph.nodes}
 
@@ -206,6 +216,20 @@ def test_other_losses_stay_whole_and_equal_eager(name):
     worst, traced = worst_differences(head(STAY_WHOLE[name]))
     assert all(w <= TOLERANCE for w in worst.values()), worst
     assert ops_of(traced.graph) >= set(WHOLE) and not ops_of(traced.graph) & set(SPLIT)
+
+
+@pytest.mark.parametrize("name", WITHOUT_LOG_PROBABILITIES)
+def test_one_logit_for_each_token_is_picked(name):
+    worst, traced = worst_differences(head(WITHOUT_LOG_PROBABILITIES[name]))
+    assert all(w <= TOLERANCE for w in worst.values()), worst
+    assert ops_of(traced.graph) >= {"autopar.pick", "autopar.unpick"} and not [op for op in ops_of(traced.graph) if "gather" in op or "scatter" in op]
+
+
+def test_what_is_picked_is_no_more_than_one_of_each_row():
+    loss = lambda x, t: x.gather(-1, torch.stack((t, t.roll(1)), -1).clamp(min=0)).mean() + x.gather(1, t.clamp(min=0, max=S - 1)[..., None]).square().mean()  # noqa: E731
+    worst, traced = worst_differences(head(loss))
+    assert all(w <= TOLERANCE for w in worst.values()), worst
+    assert not ops_of(traced.graph) & {"autopar.pick", "autopar.unpick"}
 
 
 @pytest.mark.parametrize("name", SPELLINGS)

@@ -26,7 +26,8 @@ _COUNTING = ("aten.any", "aten.all", "aten.count_nonzero")  # of what is not 0
 EXTREMES = ("aten.amax", "aten.amin")
 _NORMS = ("aten.native_layer_norm", "aten.native_layer_norm_backward", "aten._fused_rms_norm", "aten._fused_rms_norm_backward")
 _SOFTMAX = ("aten._softmax", "aten._safe_softmax", "aten._log_softmax", "aten._softmax_backward_data", "aten._log_softmax_backward_data")
-_CLASSES = ("autopar.sum_exp", "autopar.pick", "autopar.cross_entropy_backward")
+_CLASSES = ("autopar.sum_exp", "autopar.pick", "autopar.unpick", "autopar.cross_entropy_backward")
+_SPREADS = ("autopar.unpick", "autopar.cross_entropy_backward")  # make an element for each class
 _UNCHANGED = ("aten._to_copy", "aten.view", "aten.reshape", "aten.unsqueeze", "aten.squeeze", "aten.alias", "aten.detach")  # the same number, in float32 at least
 REDUCING = frozenset((*KINDS, *_NORMS, *_SOFTMAX, *_CLASSES))
 
@@ -71,8 +72,8 @@ def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
         elif packet in _NORMS:
             found += _norm(node, values)
         elif packet in _CLASSES:
-            shape = values[node.inputs[_place(node, "logits")]].shape
-            sums = () if packet == "autopar.cross_entropy_backward" else node.outputs
+            shape = _class_shape(node, values)
+            sums = () if packet in _SPREADS else node.outputs
             found.append(Reduced("row", num_elements(shape[:-1]), shape[-1], sums, _nothing))
         elif packet in _SOFTMAX:
             size, cols, inner = num_elements(values[node.outputs[0]].shape), *_softmax_row(node, values[node.outputs[0]].shape)
@@ -361,11 +362,15 @@ def _softmax(row: _Row, packet: str) -> str:
     return f"{row.at('self')} - {peak} - tl.log({total})"
 
 
+def _class_shape(node: Node, values: Mapping[str, Value]) -> Sequence[int]:
+    """Of what has all classes of each token."""
+    return values[node.outputs[0] if packet_of(node.op) == "autopar.unpick" else node.inputs[_place(node, "logits")]].shape
+
+
 def _classes(printer: Printer, node: Node, op: str, index: Index) -> str:
     """Cross-entropy over the local classes, as in `runtime.vocabulary`."""
-    logits = node.inputs[_place(node, "logits")]
-    width = printer.values[logits].shape[-1]
-    row = index // width if op == "cross_entropy_backward" else index
+    width = _class_shape(node, printer.values)[-1]
+    row = index // width if f"autopar.{op}" in _SPREADS else index
     if row.variables() - {"row"}:
         raise UnsupportedError("a token's loss that is wanted at several tokens at once")
 
@@ -376,6 +381,9 @@ def _classes(printer: Printer, node: Node, op: str, index: Index) -> str:
         number = printer.at(node.inputs[_place(node, "rows")], col) if width != get_arg(node, "num_rows") else f"({col.text()})"
         return f"({number} == {of_row('target')})"
 
+    if op == "unpick":
+        return f"tl.where({is_class(index % width)}, {of_row('grad')}, 0.0)"
+    logits = node.inputs[_place(node, "logits")]
     if op == "sum_exp":
         peak = of_row("peak")
         return printer.reduce("sum", node.outputs[0], width, lambda col: f"tl.exp({printer.at(logits, row * width + col)} - {peak})", (node.name, row))

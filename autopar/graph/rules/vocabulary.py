@@ -23,5 +23,6 @@ ROWS = (
     Rule("autopar.embedding_backward", "... d, ..., v -> v d", GRAD, flops=0),
     Rule("autopar.sum_exp", "... v, ... -> ...", flops=3),
     Rule("autopar.pick", "... v, ..., v -> ...", (("logits",),), flops=0),
+    Rule("autopar.unpick", "..., ..., v -> ... v", GRAD, flops=0),
     Rule("autopar.cross_entropy_backward", "..., ... v, ..., ..., ..., v, ..., ... -> ... v", _factors, flops=4),
 )

@@ -424,7 +424,10 @@ def _known_terms(b: Draft, x: Val, dim: int) -> list[Term] | None:
 def _spread_at(b: Draft, x: Val, dim: int) -> OfClass | None:
     """The gradient of `gather` of one class for each token, and of `[arange(n), index]`: numbers added to zeros."""
     args = dict(x.node.args)
-    if x.node.op not in ("aten.scatter_add.default", "aten.index_put.default") or not _is_zero(args["self"]):
+    if x.node.op == "autopar.unpick":
+        thin = (*x.shape[:dim], 1)
+        return OfClass(b.view(args["target"], thin), b.view(args["grad"], thin)) if dim == len(x.shape) - 1 else None
+    if x.node.op not in ("aten.scatter_add.default", "aten.index_put.default") or not is_zero(args["self"]):
         return None
     if x.node.op == "aten.scatter_add.default":
         thin = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
@@ -434,7 +437,14 @@ def _spread_at(b: Draft, x: Val, dim: int) -> OfClass | None:
     return OfClass(_from_the_front(b, args["indices"][1], x.shape[1]), args["values"]) if fits else None
 
 
-def _is_zero(x: Val) -> bool:
+def is_pick(x: Val, dim: int, index: Val) -> bool:
+    """True where `index` has one place in each last row of floats."""
+    rank = len(x.shape)
+    return rank > 0 and dim % rank == rank - 1 and index.shape == (*x.shape[:-1], 1) and x.dtype.is_floating_point
+
+
+def is_zero(x: Val) -> bool:
+    """True for zeros that the step makes."""
     return x.node is not None and x.node.op == "aten.full.default" and dict(x.node.args)["fill_value"] == 0
 
 
