@@ -327,6 +327,13 @@ def find_indexed(b: Draft, x: Val, indices: Iterable[Val | None]) -> Picked | No
     return Picked(e, b.view(_from_the_front(b, tuple(indices)[1], x.shape[1]), e.peak.shape))
 
 
+def indexed_class(b: Draft, x: Val, indices: Iterable[Val | None]) -> Val | None:
+    """The classes of `x[arange(n), index]`, of any floats `[n, v]`, counted from 0; None where it is anything else."""
+    if len(x.shape) != 2 or not x.dtype.is_floating_point or not _counts_rows(x.shape, indices):
+        return None
+    return _from_the_front(b, tuple(indices)[1], x.shape[1])
+
+
 def _from_the_front(b: Draft, index: Val, n: int) -> Val:
     """Indices of which -1 is the last one, as those that count from 0."""
     return b.call("aten.where.self", b.call("aten.lt.Scalar", index, 0), b.add(index, n), index)

@@ -24,7 +24,7 @@ from .decompose import RULES as FORM_RULES
 from .decompose import keep_dims, list_dims
 from .draft import Draft, DraftNode, Val
 from .linears import LINEAR_RULES
-from .log_probabilities import LOSSES, Entropy, OfAll, OfClass, OfEach, OfLoss, Picked, Scores, class_dim, find_entropy, find_indexed, find_picked, find_scores, find_terms, is_pick, is_zero, sum_dtype
+from .log_probabilities import LOSSES, Entropy, OfAll, OfClass, OfEach, OfLoss, Picked, Scores, class_dim, find_entropy, find_indexed, find_picked, find_scores, find_terms, indexed_class, is_pick, is_zero, sum_dtype
 from .losses import LOSS_RULES, count_targets, mask_ignored, total_weight
 
 _NONE, _MEAN = 0, 1
@@ -105,28 +105,41 @@ def _pick(op: str, find: Callable[[Draft, dict], Picked | None]):
     def rule(b: Draft, a: dict) -> object:
         found = find(b, a)
         if found is None:
-            return _pick_any(b, a) if op == "aten.gather.default" and is_pick(a["self"], a["dim"], a["index"]) else b.keep(op, a)
+            target = _target_of(b, a)
+            return b.keep(op, a) if target is None else _pick_any(b, a["self"], target)
         made = b.call("aten.neg.default", _log_probability(b, found.entropy, found.target))
         return b.view(b.cast(made, b.specs[0][1]), b.specs[0][0])
 
     return rule
 
 
-def _pick_any(b: Draft, a: dict) -> object:
-    """One element for each row, of what are no log-probabilities (a loss that is written as `logsumexp` less a logit)."""
+def _target_of(b: Draft, a: dict) -> Val | None:
+    """The place in each last row of what is picked from floats, or added to zeros, one for each; None where it is anything else."""
     x = a["self"]
-    args = {"logits": x, "target": b.view(a["index"], x.shape[:-1]), "rows": b.positions(x.shape[-1], "row"), "num_rows": x.shape[-1]}
+    if "index" in a:
+        return b.view(a["index"], x.shape[:-1]) if is_pick(x, a["dim"], a["index"]) else None
+    return indexed_class(b, x, a["indices"])
+
+
+def _pick_any(b: Draft, x: Val, target: Val) -> object:
+    """One element for each row, of what are no log-probabilities (a loss that is written as `logsumexp` less a logit)."""
+    args = {"logits": x, "target": target, "rows": b.positions(x.shape[-1], "row"), "num_rows": x.shape[-1]}
     return b.view(b.emit_one("autopar.pick", args, x.shape[:-1], x.dtype), b.specs[0][0])
 
 
-def _scatter_add(b: Draft, a: dict) -> object:
+def _unpick(op: str, values: str):
     """The gradient of that: one number for each row, added to zeros."""
-    x = a["self"]
-    if not is_zero(x) or not is_pick(x, a["dim"], a["index"]) or a["src"].shape != a["index"].shape:
-        return b.keep("aten.scatter_add.default", a)
-    lead, n = x.shape[:-1], x.shape[-1]
-    args = {"grad": b.view(a["src"], lead), "target": b.view(a["index"], lead), "rows": b.positions(n, "row"), "num_rows": n}
-    return b.emit_one("autopar.unpick", args, *b.specs[0])
+
+    def rule(b: Draft, a: dict) -> object:
+        x, grad = a["self"], a[values]
+        adds = a.get("accumulate", True) and is_zero(x) and prod(grad.shape) == prod(x.shape[:-1])
+        target = _target_of(b, a) if adds else None
+        if target is None:
+            return FORM_RULES[op](b, a) if op in FORM_RULES else b.keep(op, a)
+        args = {"grad": b.view(grad, x.shape[:-1]), "target": target, "rows": b.positions(x.shape[-1], "row"), "num_rows": x.shape[-1]}
+        return b.emit_one("autopar.unpick", args, *b.specs[0])
+
+    return rule
 
 
 def _summed(op: str):
@@ -268,7 +281,7 @@ VOCABULARY_RULES = {
     "aten._log_softmax.default": _log_softmax, "aten._log_softmax_backward_data.default": _log_softmax_backward,
     **{f"aten.{name}.default": _loss(f"aten.{name}.default") for name in LOSSES},
     "aten.gather.default": _pick("aten.gather.default", lambda b, a: find_picked(b, a["self"], a["dim"], a["index"])),
-    "aten.scatter_add.default": _scatter_add,
+    "aten.scatter_add.default": _unpick("aten.scatter_add.default", "src"), "aten.index_put.default": _unpick("aten.index_put.default", "values"),
     "aten.index.Tensor": _pick("aten.index.Tensor", lambda b, a: find_indexed(b, a["self"], a["indices"])),
     **{f"aten.{name}": _summed(f"aten.{name}") for name in ("sum.default", "sum.dim_IntList", "mean.default", "mean.dim")},
 }  # fmt: skip
