@@ -37,7 +37,7 @@ from .in_place import find_products_onto
 from .kernel import JOINS, is_number
 from .liveness import is_view, list_readers, storage_bases
 from .node import Node, Phase, packet_of
-from .repeats import block_of
+from .repeats import block_of, blocks_in_step
 from .tensor import DTYPE_BYTES, num_elements
 from .totals import is_total
 from .turns import GROWN, RECEIVE, SEND, TAKE, list_sent_before
@@ -126,7 +126,7 @@ def find_groups(
     """
     makers: dict[str, int] = {}  # value -> the node that makes its bytes, through views
     runs: list[list[int]] = []
-    sent = list_sent_before(graph)
+    sent, blocks = list_sent_before(graph), blocks_in_step(graph)
     late: dict[int, frozenset[int]] = {}  # nodes of the update -> those of it that they read, or that were sent before
     key: object = None
     for i, node in enumerate(graph.nodes):
@@ -135,7 +135,7 @@ def find_groups(
                 makers.update((out, makers[node.inputs[0]]) for out in node.outputs if out)
             continue
         makers.update((out, i) for out in node.outputs if out)
-        here = (node.phase, block_of(node.path, graph.sequences), None if parts is None else parts[i])
+        here = (node.phase, blocks[i], None if parts is None else parts[i])
         if node.phase is Phase.UPDATE and node.op != "state.write":
             late[i] = (frozenset(makers[name] for name in node.inputs if makers.get(name, i) != i) & late.keys()) | sent.get(i, frozenset())
             key = None
@@ -229,7 +229,8 @@ class _Run:
         for i in self.nodes if self.held is not None else ():
             if i not in self.rows:
                 continue
-            for name, base in sorted(self.values.read[i]):
+            bases = dict(self.values.read[i])
+            for name, base in ((name, bases[name]) for name in self.graph.nodes[i].inputs if name in bases):
                 if (widest := self._widest(i)) > num_elements(self.values.shapes[name]):
                     continue
                 if base in before and widest <= ROOMY * max(self.rows[self.find(i)]):
