@@ -52,6 +52,11 @@ def _no_slower(links: Sequence[Link], link: Link) -> list[Link]:
     return [other for other in links if is_slower(link, other)]
 
 
+def oversubscribe(link: Link, ratio: float) -> Link:
+    """A network's port where so many times what it carries is asked of it at once."""
+    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / ratio, oversubscription=ratio)
+
+
 def is_preset(link: Link) -> bool:
     """Not of the user's own figures."""
     return any(link.name == preset.name for preset in list_links())
@@ -85,8 +90,7 @@ def _insides(table: CommTable) -> list[Link]:
 
 def _networks(table: CommTable) -> list[Link]:
     """Presets between hosts that curves may stand for, as oversubscribed as the table's."""
-    ratio = table.across.oversubscription
-    return [replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / ratio, oversubscription=ratio) for link in list_links() if is_measured_network(link)]
+    return [oversubscribe(link, table.across.oversubscription) for link in list_links() if is_measured_network(link)]
 
 
 def _owners(table: CommTable, link: Link) -> list[str]:

@@ -11,7 +11,7 @@ from ..graph.node import packet_of
 _WORDS = (
     ("attention", ("scaled_dot_product", "flash_attention", "flex_attention", "autopar.attention")),
     ("convolution", ("conv",)),
-    ("softmax and loss", ("softmax", "nll_loss", "cross_entropy", "autopar.pick", "mse_loss", "logsumexp")),
+    ("softmax and loss", ("softmax", "nll_loss", "cross_entropy", "autopar.pick", "autopar.unpick", "mse_loss", "logsumexp")),
     ("norm", ("norm",)),
     ("embedding", ("embedding",)),
     ("random", ("autopar.uniform", "rand", "dropout", "bernoulli")),

@@ -12,16 +12,15 @@ makes it slower, wherever both lie.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from math import log2
 
 import numpy as np
 
 from ..cluster import Link, list_links
-from .comm_table import CommTable, is_cube, is_mesh, table_with
+from .comm_table import CommTable, is_mesh, is_measured_network, table_with
 from .curves import Knots, move_knots
-from .link_order import is_preset, is_slower
+from .link_order import is_preset, is_slower, oversubscribe
 
 _LOG_BYTES = np.log(2.0) * np.arange(3, 41, 0.5)
 _APART = 0.3  # octaves: links that are nearer than that do not say how steeply seconds rise
@@ -38,9 +37,9 @@ def is_own(table: CommTable, across: bool) -> bool:
 
 def preset_tables(table: CommTable, across: bool) -> tuple[CommTable, ...]:
     """With presets in place of what is the user's own: switches inside a host, networks as oversubscribed as its own."""
-    presets, ratio = [link for link in list_links() if link.name != _LOCAL], table.across.oversubscription
-    networks = [replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / ratio, oversubscription=ratio) for link in presets if _is_network(link)]
-    insides = [link for link in presets if not _is_network(link) and not is_mesh(link) and not is_cube(link)]
+    presets = [link for link in list_links() if link.name != _LOCAL]
+    networks = [oversubscribe(link, table.across.oversubscription) for link in presets if _is_network(link)]
+    insides = [link for link in presets if not _is_network(link) and not is_mesh(link)]
     insides = [table.inside] if is_preset(table.inside) else insides
     networks = networks if across and not is_preset(table.across) else [table.across]
     insides, networks = ([link for link in links if not any(is_slower(other, link) and _same(other, link) for other in links)] for links in (insides, networks))
@@ -87,7 +86,7 @@ def _same(link: Link, other: Link) -> bool:
 
 
 def _is_network(link: Link) -> bool:
-    return link.name.startswith(("ib-", "efa", "ethernet"))
+    return is_measured_network(link) or link.name.startswith("ethernet")
 
 
 def _whose(table: CommTable, across: bool) -> tuple[bool, bool]:

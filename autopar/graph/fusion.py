@@ -231,9 +231,10 @@ class _Run:
                 continue
             bases = dict(self.values.read[i])
             for name, base in ((name, bases[name]) for name in self.graph.nodes[i].inputs if name in bases):
-                if (widest := self._widest(i)) > num_elements(self.values.shapes[name]):
+                size = num_elements(self.values.shapes[name])
+                if self._widest(i) > size:
                     continue
-                if base in before and widest <= ROOMY * max(self.rows[self.find(i)]):
+                if base in before and self._widest(before[base]) <= size <= ROOMY * max(self.rows[self.find(i)]):
                     self._merge(self.find(i), self.find(before[base]))
                 before[base] = i
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ...graph.tensor import power_of_two
 from .index import Index
 
 _MADE, _NAME = re.compile(r"(\w+(?:, \w+)*) = "), re.compile(r"\w+")
@@ -32,11 +33,12 @@ def is_wide(index: Index) -> bool:
     return any(name.startswith("col") for name in index.variables())
 
 
-def as_block(text: str, width: str, scopes: Sequence[Scope]) -> str:
+def as_block(text: str, width: int, cols: int, scopes: Sequence[Scope]) -> str:
     """A text as a block of rows and columns, to be reduced along them: what is the same in all columns (the gradient of a sum of a row) is widened.
 
     Args:
-        width: of the block.
+        width: of a row.
+        cols: of the kernel's rows.
         scopes: in which what the text names was made.
     """
     made = {name: line for scope in scopes for line in scope.lines if (found := _MADE.match(line)) for name in found[1].split(", ")}
@@ -47,7 +49,7 @@ def as_block(text: str, width: str, scopes: Sequence[Scope]) -> str:
             return text
         seen |= names
         todo += [made[name].partition(" = ")[2] for name in names & made.keys()]
-    return f"tl.broadcast_to({text}, [ROWS, {width}])"
+    return f"tl.broadcast_to({text}, [ROWS, {'COLS' if width == cols else power_of_two(width)}])"
 
 
 def place_early(body: Sequence[str], lines: Sequence[str]) -> list[str]:

@@ -350,9 +350,9 @@ class Printer:
             return f"{body}.to({TYPES[dtype]})" if dtype in SMALL else body
 
         if not self.walks:
-            col, wide = self.col(width), "COLS" if width == self.cols else str(width)
+            col = self.col(width)
             text = element(col)
-            where = text if not col.terms else as_block(text, wide, self.scopes) if width & (width - 1) == 0 else f"tl.where({col.text()} < {width}, {text}, {identity})"
+            where = text if not col.terms else as_block(text, width, self.cols, self.scopes) if width & (width - 1) == 0 else f"tl.where({col.text()} < {width}, {text}, {identity})"
             found = self.named(self.outer, key, wish, along(where) if col.terms else where)
             if self.wide:
                 self.wide.let_go()
@@ -379,7 +379,7 @@ class Printer:
         if self.walks or width == 1 or any(self.known(key) for *_, key in both):
             return self.reduce("sum", first[0], width, *first[1:]), self.reduce("sum", second[0], width, *second[1:])
         col = self.col(width)
-        texts = [where_text(self._limits_of(col.text()), as_block(element(col), "COLS" if width == self.cols else str(power_of_two(width)), self.scopes)) for _, element, _ in both]
+        texts = [where_text(self._limits_of(col.text()), as_block(element(col), width, self.cols, self.scopes)) for _, element, _ in both]
         names = self.fresh(first[0]), self.fresh(second[0])
         self.outer.lines.append(f"{', '.join(names)} = row_sums({', '.join(texts)})")
         self.outer.names.update(zip((first[2], second[2]), names))
