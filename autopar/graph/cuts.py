@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .exact import mark_exact
 from .graph import Graph, producer_table, use_table, value_table
 from .node import packet_of
 from .rule import Rule, Signature, Site, find_rule, meeting, resolve
@@ -36,7 +37,7 @@ def resolve_all(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ..
     """
     sites = build_sites(graph)
     cache: dict[object, Signature] = {}
-    return sites, mark_uneven(graph, tuple(_resolve(site, rules, cache) for site in sites))
+    return sites, mark_exact(graph, mark_uneven(graph, tuple(_resolve(site, rules, cache) for site in sites)))
 
 
 def resolve_known(graph: Graph, rules: Mapping[str, Rule]) -> tuple[tuple[Site, ...], tuple[Signature | None, ...]]:

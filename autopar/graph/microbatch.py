@@ -43,6 +43,7 @@ from .tensor import Kind, Value
 from .turns import ACCUMULATE, COLLECT, GROWN, LOOP, TAKE, count_microbatches
 
 _TIME = "time"
+_VIEW = "aten.view.default"
 _CAST, _FLOAT, _HALF = "aten._to_copy.default", Const("dtype", "torch.float32"), ("bfloat16", "float16")
 _DIVISIBLE = (*_HALF, "float32", "float64", "complex64", "complex128")
 _ADDITIONS = ("aten.add.Tensor", "aten.sub.Tensor", "aten.add.Scalar", "aten.sub.Scalar")
@@ -257,15 +258,18 @@ def _as_graph(whole: Graph, local: Graph, count: int) -> Graph:
     renamed = {node.outputs[0]: node.outputs[0].replace("~", _SUFFIX.get(node.op, "_")) for node in local.nodes if node.op.startswith("comm.")}
     readers = use_table(local)
     written = dict(local.updates)
-    nodes = []
+    held = value_table(local)
+    nodes, views = [], []
     for node in local.nodes:
         if node.op == "state.write":
             continue
         if node.op == "comm.slice":
-            args = (("x", Ref(0)), ("dim", get_arg(node, "dim")), ("count", count))
             path = _common_path([local.nodes[i].path for i, _ in readers[node.outputs[0]]])
-            node = replace(node, name=f"take_{node.outputs[0].partition('~')[0]}_{node.phase.value}", op=TAKE, args=args, path=path)
-        elif node.op == "comm.all_reduce":
+            found, between = _take(replace(node, path=path), held, count)
+            nodes += [_renamed(one, renamed) for one in found]
+            views += between
+            continue
+        if node.op == "comm.all_reduce":
             node = replace(node, name=f"sum_{node.outputs[0].partition('~')[0]}", op=ACCUMULATE, args=(("x", Ref(0)),))
         elif node.op == "comm.keep":
             args = (("self", Ref(0)), ("other", count))
@@ -277,7 +281,7 @@ def _as_graph(whole: Graph, local: Graph, count: int) -> Graph:
         nodes.append(_renamed(node, renamed))
     graph = Graph(
         local.name,
-        tuple(_rename_value(v, renamed) for v in local.values),
+        (*(_rename_value(v, renamed) for v in local.values), *views),
         tuple(nodes),
         local.inputs,
         tuple((old, renamed.get(new, new)) for old, new in written.items()),
@@ -296,6 +300,30 @@ def _as_graph(whole: Graph, local: Graph, count: int) -> Graph:
     values = sorted(graph.values, key=lambda v: made.get(v.name, -1))
     grads = tuple((param, sums.get(grad, grad)) for param, grad in whole.grads)
     return replace(graph, values=tuple(values), nodes=tuple(_in_phase(graph.nodes[i], phases[i]) for i in order), grads=grads)
+
+
+def _take(node: Node, values: Mapping[str, Value], count: int) -> tuple[list[Node], list[Value]]:
+    """What takes the samples of a turn, and the values between: where they lie inside of another dim (what is drawn for two views of each sample side by side)
+    the two are dims of their own meanwhile.
+
+    Args:
+        node: the local cut along time.
+    """
+    x, out = values[node.inputs[0]], values[node.outputs[0]]
+    dim, stride = int(get_arg(node, "dim")), int(get_arg(node, "stride"))
+    name, outer = f"take_{out.name.partition('~')[0]}_{node.phase.value}", x.shape[dim] // (stride * count)
+    if outer == 1:
+        return [replace(node, name=name, op=TAKE, args=(("x", Ref(0)), ("dim", dim), ("count", count)))], []
+    views = [
+        replace(source, name=f"{name}_{word}", storage=f"{name}_{word}", version=0, shape=(*source.shape[:dim], outer, size, *source.shape[dim + 1 :]))
+        for source, word, size in ((x, "apart", stride * count), (out, "part", stride))
+    ]
+    sizes = [("self", Ref(0)), ("size", views[0].shape)], [("self", Ref(0)), ("size", out.shape)]
+    return [
+        replace(node, name=f"{name}_apart", op=_VIEW, args=tuple(sizes[0]), outputs=(views[0].name,)),
+        replace(node, name=name, op=TAKE, inputs=(views[0].name,), args=(("x", Ref(0)), ("dim", dim + 1), ("count", count)), outputs=(views[1].name,)),
+        replace(node, name=f"{name}_joined", op=_VIEW, inputs=(views[1].name,), args=tuple(sizes[1])),
+    ], views
 
 
 def _collect_args(whole: Graph, node: Node, count: int) -> tuple:

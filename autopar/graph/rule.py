@@ -96,7 +96,7 @@ class Signature:
     """A rule applied to one node's shapes: which factors make up each dim of each input and output, and its linear sets.
 
     `rule` has its functions `owed` and `reduce` answered. `same` says per output which factors it lacks without being summed over. `uneven`: its
-    factors may be cut into chunks that do not divide them (`graph.uneven`).
+    factors may be cut into chunks that do not divide them (`graph.uneven`). `exact`: no split leaves a sum of parts (`graph.exact`).
     """
 
     rule: Rule
@@ -106,6 +106,7 @@ class Signature:
     linear: LinearSets = ()
     same: tuple[tuple[str, ...], ...] = ()
     uneven: bool = False
+    exact: bool = False
 
 
 def node_key(op: str, name: str) -> str:

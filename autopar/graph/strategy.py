@@ -101,6 +101,8 @@ def _parse_choice(choice: str, size: dict[str, int]) -> tuple[str, int]:
     return factor, int(upper) if upper else size[factor]
 
 
+_EXACT = "what it makes is compared with an extreme of itself, bit by bit: it may not be left as a sum of parts"
+
 Row = tuple[Placement, ...]  # what one axis does to each input, then to each output
 
 
@@ -124,7 +126,7 @@ class _Splits:
         self.replicated: Row = (REPLICATE,) * count
         self.uneven = frozenset(n for n in sizes if signature.uneven and _has_use(n, self.size.values(), len(sizes)))
         self._digits: dict[str, tuple[str, int, int]] = {}
-        self._rows: dict[tuple[str, int], Row] = {}
+        self._rows: dict[tuple[str, int], Row | str] = {}
         self._shardings: list[dict[Row, tuple[int, Sharding, str]]] = [{} for _ in range(count)]
 
     def take(self, choice: str, n: int, used: dict[tuple[str, int], int]) -> tuple[Row, dict[tuple[str, int], int]] | str:
@@ -155,7 +157,7 @@ class _Splits:
                 row = self._rows.get((factor, -n))
                 if row is None:
                     row = self._rows[factor, -n] = self._split(factor, chunks.stride, chunks.short)
-                return row, {**used, (factor, upper): 1}  # no other axis cuts it
+                return row if isinstance(row, str) else (row, {**used, (factor, upper): 1})  # no other axis cuts it
         if stride % (n * lower):
             what = f"{upper // lower}" if lower > 1 or upper != self.size[factor] else f"{self.size[factor]}"
             return f"{factor} of size {what} does not divide by {n * (upper // stride)}"
@@ -163,7 +165,7 @@ class _Splits:
         row = self._rows.get((factor, stride))
         if row is None:
             row = self._rows[factor, stride] = self._split(factor, stride)
-        return row, {**used, (factor, upper): stride}
+        return row if isinstance(row, str) else (row, {**used, (factor, upper): stride})
 
     def _pass_through(self, choice: str) -> Row | str:
         row = self._rows.get((choice, 0))
@@ -171,16 +173,20 @@ class _Splits:
             together = tuple(choice[2:-1].split(" "))
             if together not in self.signature.linear or not all(n in self.names for n in together):
                 return f"{self.signature.rule.op} is not linear in {' and '.join(together)} here"
+            if self.signature.exact:
+                return _EXACT
             inputs = tuple(PARTIAL if name in together else REPLICATE for name in self.names)
             row = self._rows[choice, 0] = inputs + (PARTIAL,) * len(self.signature.outputs)
         return row
 
-    def _split(self, factor: str, stride: int, short: int = 0) -> Row:
-        """The digit of a factor at this stride."""
+    def _split(self, factor: str, stride: int, short: int = 0) -> Row | str:
+        """The digit of a factor at this stride, or why there is none."""
         signature = self.signature
         where = [_find_dim(dims, factor, self.size) for dims in (*signature.inputs, *signature.outputs)]
         outs = len(signature.inputs)
         summed = [w is None and (not signature.same or factor not in signature.same[k]) for k, w in enumerate(where[outs:])]
+        if signature.exact and any(summed):
+            return _EXACT
         reductions = signature.rule.reduce.split() * (1 if " " in signature.rule.reduce else len(signature.outputs))
         row: list[Placement] = []
         for k, found in enumerate(where):

@@ -49,7 +49,7 @@ def list_menus(
         seen[root].add(around)
         inner = node_cuts(site, signature, cuts)
         same, allowed = (screen(index) if screen is not None else None) or (None, None)
-        key = (site.node.op, site.node.args, signature.linear, site.inputs, site.outputs, site.dtypes, tuple(sorted(inner.items())), same)
+        key = (site.node.op, site.node.args, signature.linear, signature.uneven, signature.exact, site.inputs, site.outputs, site.dtypes, tuple(sorted(inner.items())), same)
         if key not in cache:
             cache[key] = list_strategies(signature, site, sizes, inner, allowed)[0]
         if root not in menus or menus[root] is cache[key]:

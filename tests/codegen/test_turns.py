@@ -125,6 +125,18 @@ class Dropping(nn.Module):
         return F.dropout(self.lin(x), 0.3, self.training)
 
 
+class TwoViews(nn.Module):
+    """Each sample twice, one behind the other in the batch's dim: what a turn draws for its samples does not lie side by side."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x):
+        one, other = F.dropout(self.lin(torch.cat([x, x.flip(1)])), 0.3, self.training).tanh().chunk(2)
+        return one * other.square()
+
+
 def ids(*shape):
     return torch.randint(1, 16, shape)
 
@@ -168,6 +180,7 @@ MODELS = {
     "learnt queries": lambda: Workload(Queries(), (ids(4, 4),), (torch.randint(0, 4, (4,)),), F.cross_entropy, ADAMW),
     "llama": lambda: spelled("llama"),
     "dropout in the model itself": lambda: Workload(Dropping(), (torch.randn(4, 8),), (torch.randn(4, 8),), F.mse_loss, ADAMW),
+    "dropout of two views": lambda: Workload(TwoViews(), (torch.randn(4, 8),), (torch.randn(4, 8),), F.mse_loss, ADAMW),
     "gpt2 dropout": lambda: spelled("gpt2_dropout"),
     "weighted targets": lambda: spelled("tagger"),
     "smoothed targets": lambda: smoothed(None),
