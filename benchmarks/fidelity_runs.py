@@ -167,8 +167,8 @@ def global_batch(run: Run) -> int | None:
 
 
 def schedule_of(run: Run) -> str:
-    """The pipeline schedule where its framework column names one (`1F1B`, `ZB-2p`)."""
-    found = re.search(r"schedule (\S+)", run.framework)
+    """The pipeline schedule where its framework column names one (`1F1B`, `ZB-2p`); torchtitan's rows have it in their notes."""
+    found = re.search(r"schedule (\S+)", run.framework) or run.source_id == "torchtitan" and re.search(r"\b(1F1B)\b", run.notes)
     return found[1] if found else ""
 
 

@@ -29,7 +29,9 @@ def bucketed_model(model: CostModel, graph: Graph, zero: int | None = None) -> C
     params = [value for value in entering_values(graph) if value.kind is Kind.PARAM]
     places = state_blocks(graph)
     with_grads = [value for value in params if not trained or value.name in trained]
-    model = replace(model, block_elements=tuple(_sum_at_once(places, [(v, num_elements(v.shape)) for v in some]) for some in (params, with_grads)))
+    vectors = [value for value in with_grads if len(value.shape) < 2]
+    states, grads, thin = (_sum_at_once(places, [(v, num_elements(v.shape)) for v in some]) for some in (params, with_grads, vectors))
+    model = replace(model, block_elements=(states, grads), vector_elements=thin)
     if model.bucket_bytes or model.cluster.device.kind != "cpu":
         return model
     states, grads = (

@@ -20,6 +20,7 @@ _BARS = {
     "H100-80GB": _PUBLISHED,
     "H200-141GB": (_PUBLISHED[0], f"{_PUBLISHED[1]}; and of 10 steps on one H200 nine within 3.9 %, a BERT took 9 % longer"),
 }  # preset -> (share, of what), priced by the tables
+_WITH_ENCODERS = ("H200-141GB",)  # a BERT and a ViT are among its ten
 _AT_LEVEL = {"H100-80GB": (0.106, "71 published steps on H100 in 16 bits at the level of one, each priced with what its own framework does beside this program, half of them within 2.0 %")}
 _ASKING_S = 49e-6  # of a call, on the host of the H200 that was at hand: of a GPT of 209 calls 10.24 ms a step, of a mixture of experts of 831 calls 41.0 (benchmarks/gpu.py, runs 4 and 8)
 _MUCH_SENT = 0.05  # of a step: by how much it would be off, were its links half as fast as said
@@ -54,6 +55,8 @@ def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0,
     if device.power_w is not None and device.power_w != device.board_power_w:
         return None, "not known of steps under a power limit"
     why = unlike.why or _unlike_links(model, step_s, sent_s)
+    if not why and unlike.encodes and device.name not in _WITH_ENCODERS:
+        why = f"not known of attention without a mask on {device.name}: all steps that were compared there are of decoders"
     return (None, why) if why else _of(bar, unlike)
 
 

@@ -10,7 +10,7 @@ what the solver adds for the same choice (both call `cost.model`). A single stag
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 
 from ..graph.case import Case
@@ -25,17 +25,18 @@ from ..graph.recompute import is_copy
 from ..graph.reshard import JOINED, StepKind
 from ..graph.rule import Signature, Site
 from ..graph.sharding import Sharding
+from ..graph.small_reductions import share_meetings
 from ..graph.stages import COPY
 from ..graph.strategy import Strategy, split_share
-from ..graph.tensor import Kind, Value, count_batch, num_elements, size_bytes
-from ..graph.transfer import HIDING_PHASES, Transfer, find_hiding, may_hide, outside_blocks, transfer_of
+from ..graph.tensor import Kind, Value, count_batch, size_bytes
+from ..graph.transfer import HIDING_PHASES, find_hiding, may_hide, outside_blocks, transfer_of
 from ..graph.turns import LOOP, RECEIVE, SEND, count_microbatches, times_of
 from .error_bar import error_bar
 from .memory import ALONE, Among, comm_step, estimate_memory
 from .model import CostModel
 from .ops import Shape, Tensor, as_run, compute_dtype, estimate_op_s, estimate_write_s, has_start, least_node_s, least_write_s, node_flops, op_reach, site_dtypes
 from .unlike import Unlike, find_unlike
-from .wires import STEP_S, comm_reach, estimate_comm_s, estimate_hidden_s, joint_copied_bytes, joint_link, step_copied_bytes
+from .wires import STEP_S, comm_reach, estimate_comm_s, estimate_hidden_s, joint_copied_bytes, joint_link, joins_steps, most_together, step_copied_bytes
 
 
 def node_seconds(
@@ -49,12 +50,12 @@ def node_seconds(
     """
     values = value_table(program.graph)
     sizes = axis_sizes(program.mesh)
-    sent = _comm_prices(model, program, values)
+    sent, shares = _comm_prices(model, program, values), _share_meetings(program, sites)
     at, flops = {site.node.name: site for site in sites}, _local_flops(sites, signatures, strategies, sizes)
     seconds = {}
     for node, origin in zip(program.graph.nodes, program.origins):
         if node.op.startswith("comm."):
-            seconds[node.name] = sent.get(node.name, (0.0, 0.0))[0]
+            seconds[node.name] = sent.get(node.name, (0.0, 0.0))[0] * shares.get((origin.value, origin.node), 1.0)
         elif node.op == "state.write":
             by_kernel = node.phase is Phase.UPDATE and origin.node in at and at[origin.node].traffic is not None
             seconds[node.name] = 0.0 if by_kernel else estimate_write_s(model, size_bytes(values[node.inputs[0]]))
@@ -62,6 +63,14 @@ def node_seconds(
             seconds[node.name] = estimate_op_s(model, node.op, flops.get(node.name, 0.0), *_tensors(node, values), at.get(node.name))
     turns = count_microbatches(program.graph)
     return {node.name: times_of(node.phase, turns) * seconds[node.name] for node in program.graph.nodes}
+
+
+def _share_meetings(program: Program, sites: Sequence[Site]) -> dict[tuple[str, str], float]:
+    """(number, node that reads it) -> of the price of bringing it there alone, what it costs (`small_reductions`)."""
+    shapes = {name: shape for site in sites for name, shape in zip((o for o in site.node.outputs if o), site.outputs)}
+    shares = share_meetings([site.node for site in sites], shapes, program.graph.sequences)
+    read = {name for name, _ in shares}
+    return {(name, site.node.name): shares[name, site.node.phase] for site in sites for name in read.intersection(site.node.inputs) if (name, site.node.phase) in shares}
 
 
 def _local_flops(sites: Sequence[Site], signatures: Sequence[Signature], strategies: Mapping[str, Strategy], sizes: tuple[int, ...]) -> dict[str, float]:
@@ -104,7 +113,7 @@ def _comm_prices(model: CostModel, program: Program, values: Mapping[str, Value]
         if not node.op.startswith("comm."):
             continue
         value = values[origin.value]
-        joins = transfer_of(value) is not Transfer.BLOCKING and StepKind(node.op.removeprefix("comm.")) in JOINED
+        joins = joins_steps(value) and StepKind(node.op.removeprefix("comm.")) in JOINED
         if joins and origin == last and node.op == runs[-1][-1].op and node.inputs[0] == runs[-1][-1].outputs[0]:
             runs[-1].append(node)
         else:
@@ -115,7 +124,7 @@ def _comm_prices(model: CostModel, program: Program, values: Mapping[str, Value]
     found = {}
     for run, (value, begins), hides in zip(runs, about, _list_hiding(runs, about)):
         seconds, hidden = _comm_s(model, program, run, value, values, sharding, whole[value.name])
-        more = 0.0 if transfer_of(value) is Transfer.BLOCKING else STEP_S * (len(run) - begins)
+        more = STEP_S * (len(run) - begins) if joins_steps(value) else 0.0
         found[run[0].name] = seconds + more, hidden * hides
     return found
 
@@ -136,14 +145,14 @@ def _comm_s(
     kind, size, ends = comm_step(program, run[0])
     axes = sorted(number[str(get_arg(node, "axis"))] for node in run)
     before, after = values[run[0].inputs[0]], values[run[-1].outputs[0]]
-    sides, link, transfer, elements = (size_bytes(before), size_bytes(after)), joint_link(model, program.mesh, axes), transfer_of(moved), num_elements(shape)
+    sides, link, transfer, most = (size_bytes(before), size_bytes(after)), joint_link(model, program.mesh, axes), transfer_of(moved), most_together(model, replace(moved, shape=shape), program.mesh, axes)
     if len(run) == 1:
         copied = step_copied_bytes(kind, before.shape, after.shape, before.dtype, size, ends)
     else:
         split = sharding[before.name if kind is StepKind.ALL_GATHER else after.name]
         copied = joint_copied_bytes(kind, shape, split, axes, program.mesh, *sides)
-    seconds = estimate_comm_s(model, kind, link, *sides, copied, transfer, elements)
-    return seconds, estimate_hidden_s(model, kind, link, *sides, transfer, elements)
+    seconds = estimate_comm_s(model, kind, link, *sides, copied, transfer, most)
+    return seconds, estimate_hidden_s(model, kind, link, *sides, transfer, most)
 
 
 def hidden_seconds(model: CostModel, program: Program, seconds: Mapping[str, float]) -> dict[str, float]:

@@ -48,6 +48,7 @@ class CostModel:
         bucket_bytes: of gradients that travel together; 0: each travels alone.
         state_bucket_bytes: of states that do. On a CPU none do as a rule: often a few small states of a block are in pieces, and their message is not full (`buckets.bucketed_model`).
         block_elements: that a block has of states, and of gradients (`buckets.bucketed_model`): no more of them travel together; 0: not known.
+        vector_elements: that a block has of gradients of vectors (norms, biases); 0: not known, or none.
         exposed_share: of the seconds of a collective beside compute that lengthen the step all the same; 1: nothing hides.
         rates: of matmuls by shape; None: a matmul takes FLOPs / rate.
         attention: its kernel, where `rates` has any (`attention.list_attention_kernels`).
@@ -89,6 +90,7 @@ class CostModel:
     balances_rows: bool = False
     grad_width: int = 1
     block_elements: tuple[int, int] = (0, 0)
+    vector_elements: int = 0
     nics: int | None = None
     stage_per_host: int = 0
     measured: MeasuredRows | None = None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
-from ..graph.node import Node
+from ..graph.node import Node, get_arg
 from ..graph.turns import LOOP
 from .lookup import Reach
 from .op_kinds import kind_of_op
@@ -28,10 +28,12 @@ class Unlike:
     Args:
         why: why nothing is known of such a step; empty: it is like those that were compared.
         beside: what is to be said beside a known error.
+        encodes: most of its attention sees the whole sequence (an encoder, an image); on GPUs nearly all that were compared are decoders.
     """
 
     why: str
     beside: str
+    encodes: bool = False
 
 
 LIKE = Unlike("", "")
@@ -58,7 +60,16 @@ def find_unlike(nodes: Sequence[Node], seconds: Mapping[str, float], flops: Mapp
         if multiplied < _LEAST_MULTIPLIED:
             return Unlike(f"not known of a step of which matmuls and attention take {100 * multiplied:.0f} % of forward and backward: in all that were compared they take most of it", "")
     share, text = _tell_far(seconds, reaches)
-    return Unlike(f"not known so far outside of what was measured: {text}", "") if share > _MOST_FAR else Unlike("", f"; {text}" if share > _TOLD else "")
+    if share > _MOST_FAR:
+        return Unlike(f"not known so far outside of what was measured: {text}", "")
+    return Unlike("", f"; {text}" if share > _TOLD else "", _encodes(nodes, seconds))
+
+
+def _encodes(nodes: Sequence[Node], seconds: Mapping[str, float]) -> bool:
+    """Whether most seconds of attention are of such without a mask, of ones or of causes."""
+    attention = [node for node in nodes if node.op.startswith("autopar.attention")]
+    open_s = fsum(seconds[node.name] for node in attention if not get_arg(node, "is_causal", False) and get_arg(node, "attn_mask", None) is None)
+    return open_s > fsum(seconds[node.name] for node in attention) / 2
 
 
 def _tell_far(seconds: Mapping[str, float], reaches: Mapping[str, Reach]) -> tuple[float, str]:

@@ -6,7 +6,7 @@ In: a `CostModel`, an axis of a mesh laid over the cluster, bytes. Out: seconds,
     collective  `cost.collectives`: measured by size and group where it was, by formula else; along one mesh axis
     cut         a local piece is read and written
     copies      beside a collective whose split is not outermost, the tensor is read and written once more
-    joint       of states and gradients, collectives of one kind along several axes are one of all their ranks, as programs run them (`graph.overlap`)
+    joint       of states and gradients, and of numbers, collectives of one kind along several axes are one of all their ranks, as programs run them (`graph.overlap`)
     bucket      where a device's runtime sends states and gradients in buckets, a small one pays the share of a bucket that it fills
     hidden      of a collective that may run beside compute (`graph.transfer`), all but `exposed_share` of its seconds; what hides in a
                 phase never exceeds the compute of that phase (`cost.estimate` and the solver's judge see to that)
@@ -20,6 +20,7 @@ from math import prod
 
 import numpy as np
 
+from ..constraints import TENSOR
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.reshard import COLLECTIVES, JOINED, Step, StepKind, after_step, join_steps, lies_outermost, reshard_steps
 from ..graph.reshard_pairs import PairStep, reshard_pairs
@@ -87,7 +88,7 @@ def estimate_comm_s(
     bytes_out: int,
     copied_bytes: int = 0,
     transfer: Transfer = Transfer.BLOCKING,
-    elements: int = 0,
+    most: float = 0.0,
 ) -> float:
     """Seconds of one collective or local cut.
 
@@ -96,16 +97,16 @@ def estimate_comm_s(
         bytes_in, bytes_out: of one rank's tensor before and after.
         copied_bytes: that are read and written once more because the split is not outermost (`step_copied_bytes`).
         transfer: states and gradients travel in buckets where the runtime has any.
-        elements: of the whole value, beside those that its block has; 0: not known.
+        most: so many such tensors may travel together (`most_together`); 0: not known.
     """
-    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out), np.array([copied_bytes]), transfer, elements)[0][0])
+    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out), np.array([copied_bytes]), transfer, most)[0][0])
 
 
 def estimate_hidden_s(
-    model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int, transfer: Transfer, elements: int = 0
+    model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, bytes_out: int, transfer: Transfer, most: float = 0.0
 ) -> float:
     """Of `estimate_comm_s`, the seconds that do not lengthen the step where the collective may run beside compute; of a local cut none."""
-    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out), np.zeros(1, np.int64), transfer, elements)[1][0])
+    return float(estimate_comms_s(model, kind, link, _arrays(bytes_in, bytes_out), np.zeros(1, np.int64), transfer, most)[1][0])
 
 
 def _arrays(bytes_in: int, bytes_out: int) -> Sides:
@@ -123,10 +124,10 @@ def comm_reach(model: CostModel, kind: StepKind, link: AxisLink, bytes_in: int, 
 
 
 def estimate_comms_s(
-    model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, copied_bytes: np.ndarray, transfer: Transfer, elements: int
+    model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, copied_bytes: np.ndarray, transfer: Transfer, most: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(`estimate_comm_s`, `estimate_hidden_s`) of many steps of one kind along the same axes, of a value of so many elements."""
-    wire = _wire_s(model, kind, link, sides, transfer, elements)
+    """(`estimate_comm_s`, `estimate_hidden_s`) of many steps of one kind along the same axes, of one value."""
+    wire = _wire_s(model, kind, link, sides, transfer, most)
     hides = kind in COLLECTIVES
     whole = wire + _copies_s(model, copied_bytes)
     return whole, (1 - model.exposed_share) * wire if hides else np.zeros_like(wire)
@@ -156,14 +157,13 @@ def _measured_wire_s(
     return None if found is None or copied is None else (found + met) / times + copied
 
 
-def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, transfer: Transfer, elements: int) -> np.ndarray:
+def _wire_s(model: CostModel, kind: StepKind, link: AxisLink, sides: Sides, transfer: Transfer, most: float) -> np.ndarray:
     """Without the copies of a split that is not outermost."""
     bytes_in, bytes_out = sides
     bucket = {Transfer.GRAD: model.bucket_bytes, Transfer.STATE: model.state_bucket_bytes}.get(transfer, 0)
     times: np.ndarray | float = 1.0
     if kind in JOINED and bucket:
-        block = model.block_elements[transfer is Transfer.GRAD]
-        times = np.clip(bucket / np.maximum(1, np.maximum(bytes_in, bytes_out)), 1.0, max(1.0, block / max(1, elements)) if block and elements else None)
+        times = np.clip(bucket / np.maximum(1, np.maximum(bytes_in, bytes_out)), 1.0, max(1.0, most) if most else None)
     meets = transfer is Transfer.BLOCKING or (kind is StepKind.ALL_GATHER and transfer is Transfer.STATE and bucket > 0)
     if model.measured is not None and (found := _measured_wire_s(model.measured, kind, link, bytes_in, bytes_out, times, meets)) is not None:
         return found
@@ -227,13 +227,27 @@ def joint_copied_bytes(kind: StepKind, shape: Shape, split: Sharding, axes: Sequ
     return bytes_out if kind is StepKind.ALL_GATHER else bytes_in
 
 
+def most_together(model: CostModel, value: Value, mesh: Mesh, axes: Sequence[int]) -> float:
+    """How many tensors as large as this state or gradient travel together at most, by what a block has of them; 0: not known. Gradients along tensor-parallel ranks are those of vectors (norms, where
+    each rank has a part of the sequence), for matrices are split among them."""
+    transfer = transfer_of(value)
+    among = transfer is Transfer.GRAD and len(value.shape) < 2 and any(mesh.axes[axis].name.partition("_")[0] == TENSOR for axis in axes)
+    block = model.vector_elements if among else model.block_elements[transfer is Transfer.GRAD]
+    return max(1.0, block / max(1, num_elements(value.shape))) if block else 0.0
+
+
+def joins_steps(value: Value) -> bool:
+    """True where programs run collectives of one kind along several axes as one: of states and gradients, and of numbers that a rank waits for."""
+    return transfer_of(value) is not Transfer.BLOCKING or value.shape == ()
+
+
 def estimate_reshard_s(model: CostModel, value: Value, source: Sharding, target: Sharding, mesh: Mesh) -> tuple[float, float]:
     """Seconds to bring a (whole) value from one sharding to another, its steps one after the other; and, of these, the seconds that hide
     behind compute where they may (`transfer.may_hide`)."""
     if source == target:
         return 0.0, 0.0
     steps, moved = reshard_steps(value.shape, source, target, axis_sizes(mesh)), transfer_of(value)
-    joins, here = moved is not Transfer.BLOCKING, source
+    joins, here = joins_steps(value), source
     seconds, hidden = STEP_S * (len(steps) - 1) * joins, 0.0
     runs = join_steps(steps) if joins else [(step,) for step in steps]
     for run, hides in zip(runs, find_hiding(moved, [run[0].kind for run in runs])):
@@ -249,22 +263,21 @@ def _estimate_run_s(model: CostModel, value: Value, run: Sequence[Step], split: 
     """Of steps of one kind that are one collective."""
     kind, moved, axes = run[0].kind, transfer_of(value), sorted(step.axis for step in run)
     bytes_in, bytes_out = tensor_bytes((run[0].local_in, value.dtype)), tensor_bytes((run[-1].local_out, value.dtype))
-    link, elements = joint_link(model, mesh, axes), num_elements(value.shape)
+    link, most = joint_link(model, mesh, axes), most_together(model, value, mesh, axes)
     if len(run) > 1:
         copied = joint_copied_bytes(kind, value.shape, split, axes, mesh, bytes_in, bytes_out)
     else:
         ends = (run[0].from_dim, run[0].from_stride), (run[0].to_dim, run[0].to_stride)
         copied = step_copied_bytes(kind, run[0].local_in, run[0].local_out, value.dtype, mesh.axes[axes[0]].size, ends)
-    seconds = estimate_comm_s(model, kind, link, bytes_in, bytes_out, copied, moved, elements)
-    return seconds, estimate_hidden_s(model, kind, link, bytes_in, bytes_out, moved, elements)
+    seconds = estimate_comm_s(model, kind, link, bytes_in, bytes_out, copied, moved, most)
+    return seconds, estimate_hidden_s(model, kind, link, bytes_in, bytes_out, moved, most)
 
 
 def estimate_reshards_s(
     model: CostModel, value: Value, sources: Sequence[Sharding], targets: Sequence[Sharding], mesh: Mesh
 ) -> tuple[np.ndarray, np.ndarray]:
     """`estimate_reshard_s` of every source to every target; infinity (of which nothing hides) where there is no way."""
-    moved = transfer_of(value)
-    joins = moved is not Transfer.BLOCKING
+    moved, joins = transfer_of(value), joins_steps(value)
     paths = reshard_pairs(value.shape, sources, targets, axis_sizes(mesh), joins)
     seconds = np.where(paths.reachable, 0.0, np.inf)
     hidden = np.zeros(seconds.shape)
@@ -272,7 +285,8 @@ def estimate_reshards_s(
     besides: list[np.ndarray] = []
     for step in paths.steps:
         sides = width * step.elements_in, width * step.elements_out
-        whole, beside = estimate_comms_s(model, step.kind, joint_link(model, mesh, step.axes), sides, width * step.packed_elements, moved, num_elements(value.shape))
+        link, most = joint_link(model, mesh, step.axes), most_together(model, value, mesh, step.axes)
+        whole, beside = estimate_comms_s(model, step.kind, link, sides, width * step.packed_elements, moved, most)
         flat[step.pairs] += whole + STEP_S * (len(step.axes) - step.first) * joins
         besides.append(beside)
     _add_hiding(hidden.reshape(-1), moved, paths.steps, besides)

@@ -2,23 +2,26 @@
 
 In: a program as `graph.partition` builds it, the section of each node. Out: the program in which what was reduced in one phase is not reduced again in a later one (`reduce_once`),
 and runs of such reductions which nothing between them needs, for `graph.overlap` to send as one (`find_meetings`). The partition brings a value once in each phase, as what is
-large should not be held from one to the other; `SMALL_BYTES` is nothing to hold.
+large should not be held from one to the other; `SMALL_BYTES` is nothing to hold. What a plan is priced by before there is a program of it says `share_meetings`, of a whole graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from .chains import find_chain
 from .graph import use_table, value_table
-from .node import Node, get_arg
+from .node import Node, Phase, get_arg
 from .program import Program
+from .repeats import block_of
 from .sections import WEIGHT, Section
 from .tensor import size_bytes
 from .turns import LOOP
 
 SMALL_BYTES = 4096  # gloo and nccl take as long for one number (`cost.collectives`: latency)
+AGAIN = 1e-6  # of the price of a sum that is there already: it decides between ways that cost the same
 _OP = "comm.all_reduce"
 
 
@@ -78,3 +81,30 @@ def find_meetings(program: Program, places: Sequence[tuple]) -> list[list[tuple[
             alike.append([])
         alike[-1].append((chain, min(readers)))
     return [run for found in runs.values() for run in found if len(run) > 1 or len(run[0][0]) > 1]
+
+
+def share_meetings(nodes: Sequence[Node], shapes: Mapping[str, tuple[int, ...]], sequences: Collection[str]) -> dict[tuple[str, Phase], float]:
+    """(number of the forward pass, phase of its readers) -> of the price of bringing it there alone, what it costs beside others; of what is not there all.
+
+    Those whose first reader is the same node meet together: the sum of a loss and its number of tokens, which it is divided by. What the forward pass has
+    summed up is there in the backward pass. Not of what is read in a block, as equal blocks stay equal.
+
+    Args:
+        nodes: of a whole graph, in order, with or without copies for the backward pass.
+        shapes: of what they make.
+        sequences: of the graph.
+    """
+    sums: set[str] = set()  # numbers that come of larger tensors, so that ranks may each have a part
+    first: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        if node.phase is not Phase.FORWARD:
+            continue
+        for name in sums.intersection(node.inputs) if block_of(node.path, sequences) is None else ():
+            first.setdefault(name, i)
+        if any(shapes.get(name) != () or name in sums for name in node.inputs):
+            sums.update(out for out in node.outputs if out and shapes.get(out) == ())
+    together: dict[int, list[str]] = defaultdict(list)
+    for name, i in first.items():
+        together[i].append(name)
+    shares = {(name, Phase.FORWARD): 1 / len(names) for names in together.values() for name in names if len(names) > 1}
+    return shares | {(name, Phase.BACKWARD): AGAIN for name in first}

@@ -148,7 +148,8 @@ class Placed:
         return Bucket(shapes, dtype, own, self.device)
 
     def keep(self, x: Tensor, axis: str) -> Tensor:
-        return x.contiguous() if self._coordinate[axis] == 0 else torch.zeros_like(x, memory_format=torch.contiguous_format)
+        """Never `x` itself: a state may be rewritten before what is kept of it is read."""
+        return (torch.clone if self._coordinate[axis] == 0 else torch.zeros_like)(x, memory_format=torch.contiguous_format)
 
 
 class ProcessComm(Placed):

@@ -22,6 +22,7 @@ from ..graph.liveness import is_view, storage_bases
 from ..graph.node import Phase
 from ..graph.recompute import Recomputed, recompute_graph
 from ..graph.sharding import Sharding, local_elements, replicated
+from ..graph.small_reductions import share_meetings
 from ..graph.strategy import Strategy
 from ..graph.tensor import DTYPE_BYTES, Value
 from ..graph.transfer import HIDING_PHASES, may_hide, outside_blocks
@@ -109,6 +110,7 @@ class _Trial:
         self.span = loop_span(self.graph)
         self.end = 3 * len(self.graph.nodes)
         self.made = {name: -1 for name in self.graph.inputs} | {name: 3 * i + RUNS for name, (i, _) in self.makers.items()}
+        self.shares = share_meetings(self.graph.nodes, {name: value.shape for name, value in self.values.items()}, self.graph.sequences)
         self.reads, self.stands = self._list_reads()
 
     def run(self) -> Truth:
@@ -243,7 +245,7 @@ class _Trial:
     def _bring(
         self, price: Callable[[Value, Sharding, Sharding], float], key: tuple[str, Phase], reads: Sequence[_Read], pick: Pick
     ) -> float:
-        value, times = self.values[key[0]], times_of(self.stands[key], self.turns)
+        value, times = self.values[key[0]], self.shares.get(key, 1.0) * times_of(self.stands[key], self.turns)
         made = self._made(key[0], pick[self._maker(key[0])])
         return times * sum(price(value, made, wanted) for wanted in {self._wanted(r, pick.get(r.who)) for r in reads} - {made})
 

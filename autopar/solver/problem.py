@@ -98,7 +98,7 @@ class Group:
         endpoints: who wants it.
         spans: per instance and endpoint, (first, last) point of time between which a copy made for this endpoint is held.
         names: of the value of each instance.
-        times: that each instance is resharded in a step: once per turn inside of the turns.
+        times: that each instance is resharded in a step: once per turn inside of the turns; of numbers that are sent with others, or are there already, a share (`small_reductions`).
         made: the phase in which the value comes to be, in the form that is read; None: it enters the step.
     """
 

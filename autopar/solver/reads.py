@@ -19,6 +19,7 @@ from ..graph.graph import Graph, phase_table, producer_table, value_table
 from ..graph.liveness import is_view, storage_bases
 from ..graph.node import Phase
 from ..graph.repeats import Fold
+from ..graph.small_reductions import share_meetings
 from ..graph.turns import GROWN, count_microbatches, loop_span, times_of
 from ..graph.view_strides import find_copied
 from .again import Again
@@ -191,17 +192,19 @@ def _after(moment: int) -> int:
 def build_groups(lanes: Lanes, sources: Mapping[Item, tuple[int, int]], reads: Reads) -> tuple[tuple[Group, ...], dict[Item, list[tuple[int, int]]]]:
     """The groups, and for each value where its reads are: (group, instance) pairs."""
     values, phases = value_table(lanes.graph), phase_table(lanes.graph)
+    shares = share_meetings(lanes.graph.nodes, {name: value.shape for name, value in values.items()}, lanes.graph.sequences)
     groups: dict[tuple, list[tuple[Item, tuple[tuple[int, int], ...]]]] = {}
     for (item, phase), ends in reads.ends.items():
         order = tuple(sorted(ends, key=lambda e: (e.chooser, e.position)))
-        groups.setdefault((lanes.class_of(item), phase, order), []).append((item, tuple(ends[e] for e in order)))
+        share = 1.0 if item[1] is Form.AGAIN else shares.get((item[0], phase), 1.0)
+        groups.setdefault((lanes.class_of(item), phase, order, share), []).append((item, tuple(ends[e] for e in order)))
     found = []
     places: dict[Item, list[tuple[int, int]]] = defaultdict(list)
-    for number, (((root, form), phase, order), instances) in enumerate(groups.items()):
+    for number, (((root, form), phase, order, share), instances) in enumerate(groups.items()):
         source = {sources[item] for item, _ in instances}
         if len(source) != 1:
             raise GraphError(f"{lanes.graph.name}: values of class {root} are made by different choosers: the fold is not consistent")
-        found.append(Group(values[root], source.pop(), phase, order, tuple(spans for _, spans in instances), times_of(phase, lanes.turn_weight), tuple(item[0] for item, _ in instances), Phase.BACKWARD if form is Form.AGAIN else phases.get(root)))
+        found.append(Group(values[root], source.pop(), phase, order, tuple(spans for _, spans in instances), share * times_of(phase, lanes.turn_weight), tuple(item[0] for item, _ in instances), Phase.BACKWARD if form is Form.AGAIN else phases.get(root)))
         for k, (item, _) in enumerate(instances):
             places[item].append((number, k))
     return tuple(found), places

@@ -25,7 +25,7 @@ from .held import carry_hooks, check_carried, plain_attributes, unchanged
 from .inline import name_inline
 from .loss_held import refuse_trained, widened
 from .outputs import output_spec, output_tensors, widen_output
-from .place import Places, explain_errors
+from .place import CHECK_INPUTS, Places, explain_errors
 from .precision import HALVES, default_dtype, float64_everywhere, state_dtype, widest
 from .private import (
     compiling,
@@ -98,6 +98,7 @@ def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
     if precision in HALVES:
         ladder += [(False, True), (True, True)]
     first_error: AutoparError | None = None
+    with_buffers: AutoparError | None = None
     for compile_flag, cast_buffers in ladder:
         try:
             return _try_step(workload, precision, compile_flag, cast_buffers)
@@ -106,9 +107,13 @@ def capture_step(workload: Workload, precision: str = "fp32") -> Captured:
                 first_error = error
                 break
             first_error = first_error or error
+            if cast_buffers:
+                with_buffers = with_buffers or error
     assert first_error is not None
     if precision in HALVES and any(word in str(first_error).lower() for word in ("bfloat16", "half", "dtype")):
-        raise type(first_error)(f"{first_error} The step was traced in {precision}; where plain PyTorch in {precision} fails too, use precision fp32.")
+        found = [str(error).replace(CHECK_INPUTS, "") for error in (first_error, with_buffers) if error is not None]
+        also = f" With its float buffers in {precision}, too: {found[1]}" if len(dict.fromkeys(found)) > 1 else ""
+        raise type(first_error)(f"{found[0]} The step was traced in {precision}, parameters and inputs; where plain PyTorch in {precision} fails too, use precision fp32.{also}")
     raise first_error
 
 

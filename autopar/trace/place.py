@@ -184,6 +184,9 @@ def exception_frames(error: BaseException) -> list[tuple[str, int]]:
     return frames
 
 
+CHECK_INPUTS = " Check the example inputs' shapes and dtypes against what the line expects."
+
+
 @contextlib.contextmanager
 def explain_errors(what: str, inputs: str) -> Iterator[None]:
     """Turn whatever the user's code raises into an error that names the user's line."""
@@ -201,5 +204,5 @@ def explain_errors(what: str, inputs: str) -> Iterator[None]:
         if inputs:
             message += f". It was called with {inputs}"
         wrong_input = isinstance(error, (TypeError, RuntimeError, ValueError, IndexError)) and what != "the backward pass"
-        cure = " Check the example inputs' shapes and dtypes against what the line expects." if inputs else ""
+        cure = CHECK_INPUTS if inputs else ""
         raise (InputError if wrong_input else TraceError)(message + "." + cure) from error

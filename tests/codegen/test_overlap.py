@@ -6,12 +6,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from autopar.cluster import parse_cluster  # noqa: E402
+from autopar.cost.estimate import node_seconds  # noqa: E402
+from autopar.cost.model import build_cost_model  # noqa: E402
+from autopar.cost.wires import estimate_comm_s, joint_link  # noqa: E402
 from autopar.graph import messages, overlap, own, small_reductions, update_lots  # noqa: E402
 from autopar.graph.liveness import bytes_over_time, live_ranges  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, held_over_time, overlap_within  # noqa: E402
+from autopar.graph.partition import assigned_strategies  # noqa: E402
 from autopar.graph.program import STARTS, WAIT, check_program  # noqa: E402
+from autopar.graph.reshard import StepKind  # noqa: E402
 from autopar.graph.sections import INPUT, WEIGHT, Section, phase_sections  # noqa: E402
 from autopar.graph.tensor import Kind, size_bytes  # noqa: E402
 from tests.graph.drafts import Assigner, make_graph, node, value  # noqa: E402
@@ -335,6 +341,22 @@ def test_sums_of_a_loss_along_two_axes_are_one_meeting():
     for loss, _ in results:
         torch.testing.assert_close(loss, (x * w).sum() / x.sum(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(after["w"], w + x.sum(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [(4,), (2, 2)], ids=["one axis", "two axes"])
+@pytest.mark.parametrize("words", ["cpu:4", "1x4xH100-80GB", "2x2xA100-80GB"])
+def test_sums_of_a_loss_are_priced_as_the_one_meeting_that_they_are(words, ranks):
+    graph, model = mean_graph(), build_cost_model(parse_cluster(words))
+    assigner = Assigner(graph, *ranks)
+    splits = (";".join(["d0"] * len(ranks)), ";".join([".0"] * len(ranks)))
+    assignment = assigner.assign({"input:0": "S0/2" if len(ranks) == 1 else "S0/4,S0/2"}, {"y": splits[1], "top": splits[0], "count": splits[0]})
+    program = assigner.program(assignment)
+    strategies = assigned_strategies(graph, assigner.sites, assigner.signatures, assigner.cuts, assignment)
+    seconds = node_seconds(model, program, assigner.sites, assigner.signatures, strategies)
+    sums = [seconds[n.name] for n, origin in zip(program.graph.nodes, program.origins) if n.op == "comm.all_reduce" and origin.value in ("top", "count")]
+    assert len(sums) == 3 * len(ranks)
+    link = joint_link(model, program.mesh, range(len(ranks)))
+    assert sum(sums) == pytest.approx(estimate_comm_s(model, StepKind.ALL_REDUCE, link, 4, 4), rel=0.02)
 
 
 @pytest.mark.parametrize(("parts", "count"), [((WEIGHT, INPUT), 3), ((INPUT, WEIGHT), 2), ((WEIGHT, WEIGHT), 2)])

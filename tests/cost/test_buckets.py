@@ -56,7 +56,7 @@ def test_gpus_keep_theirs_as_far_as_a_block_fills_it():
     assert made == replace(model, block_elements=(400_000, 100_000)) and model.bucket_bytes == BUCKET_BYTES
 
     def gather(elements, of):
-        return estimate_comm_s(of, StepKind.ALL_GATHER, AxisLink(4, 4), elements, 4 * elements, 0, Transfer.STATE, elements)
+        return estimate_comm_s(of, StepKind.ALL_GATHER, AxisLink(4, 4), elements, 4 * elements, 0, Transfer.STATE, of.block_elements[0] / elements)
 
     assert 4 * gather(100_000, made) == pytest.approx(gather(400_000, made)) and gather(400_000, made) > 1.05 * 4 * gather(100_000, model)
     assert gather(400_000, made) == gather(400_000, replace(model, state_bucket_bytes=0))
@@ -83,7 +83,7 @@ def test_states_of_a_block_travel_together_on_a_cpu_where_all_are_in_pieces():
     alone, together = bucketed_model(CPU, graph), bucketed_model(CPU, graph, 3)
 
     def gather(model, elements):
-        return estimate_comm_s(model, StepKind.ALL_GATHER, AxisLink(4, 4), 2 * elements, 8 * elements, 0, Transfer.STATE, elements)
+        return estimate_comm_s(model, StepKind.ALL_GATHER, AxisLink(4, 4), 2 * elements, 8 * elements, 0, Transfer.STATE, model.block_elements[0] / elements)
 
     assert bucketed_model(CPU, graph, 1) == alone and gather(alone, 1000) == gather(CPU, 1000)
     assert 4 * gather(together, 1000) == pytest.approx(gather(alone, 4000)) and 4 * gather(together, 1000) < 2 * gather(alone, 1000)

@@ -10,6 +10,7 @@ from autopar.cluster import Link, list_devices, list_links, parse_cluster
 from autopar.cost.error_bar import error_bar
 from autopar.cost.measured_file import load_packaged
 from autopar.cost.model import build_cost_model
+from autopar.cost.unlike import Unlike
 
 from .test_measured import ROWS
 
@@ -33,6 +34,12 @@ def test_the_error_is_of_what_was_compared():
     assert bar_of("H100-80GB", power_w=500.0) == (None, "not known of steps under a power limit")
     own = dict(flops_per_s=(("bfloat16", 1e15), ("float32", 6e13)))
     assert bar_of("H100-80GB", **own)[0] is None, "a device with figures of its own is another, whatever its name"
+
+
+def test_encoders_have_an_error_where_one_was_compared():
+    for device, known in (("A100-80GB", False), ("H100-80GB", False), ("H200-141GB", True)):
+        found, source = error_bar(build_cost_model(parse_cluster(f"8x{device}")), "bfloat16", step_s=1.0, unlike=Unlike("", "", encodes=True))
+        assert (found is not None) is known and (known or f"attention without a mask on {device}" in source)
 
 
 def test_steps_at_a_measured_level_have_an_error_of_their_own():

@@ -10,7 +10,7 @@ import pytest
 from autopar.cost.lookup import op_table, table_seconds
 from autopar.cost.measured import measured_rows, node_reach, wire_reach
 from autopar.cost.unlike import FAR, LIKE, find_unlike
-from autopar.graph.node import Phase
+from autopar.graph.node import Phase, Ref
 from tests.cost.test_error_bar import ROWS
 
 
@@ -18,7 +18,9 @@ def ask(reaches=(), **seconds):
     """Of nodes named for their ops; `_grad` runs backward, `_step` in the update."""
     ops = {"mm": "aten.mm.default", "conv": "aten.convolution.default", "add": "aten.add.Tensor", "attention": "autopar.attention", "comm": "comm.all_reduce"}
     phases = {"grad": Phase.BACKWARD, "step": Phase.UPDATE}
-    nodes = [SimpleNamespace(name=name, op=ops[name.split("_")[0]], phase=phases.get(name.rpartition("_")[2], Phase.FORWARD)) for name in seconds]
+    args = {"attention": (("is_causal", True),), "masked": (("attn_mask", Ref(3)),)}
+    ops |= {"masked": ops["attention"], "open": ops["attention"]}
+    nodes = [SimpleNamespace(name=name, op=ops[name.split("_")[0]], args=args.get(name.split("_")[0], ()), phase=phases.get(name.rpartition("_")[2], Phase.FORWARD)) for name in seconds]
     return find_unlike(nodes, seconds, {name: 1.0 for name in seconds if name.startswith("mm")}, dict(reaches))
 
 
@@ -26,6 +28,11 @@ def test_blocks_of_linears_and_attention_are_like_them():
     assert ask(mm=5.0, attention=2.0, add=3.0) == LIKE
     assert ask(mm=5.0, mm_grad=5.0, add_step=40.0, comm=40.0) == LIKE, "updates and messages are in all of them"
     assert ask() == LIKE
+
+
+def test_attention_to_all_of_a_sequence_is_told():
+    assert [ask(mm=5.0, **{kind: 2.0}).encodes for kind in ("open", "attention", "masked")] == [True, False, False]
+    assert ask(mm=5.0, open=2.0, attention=1.0).encodes and not ask(mm=5.0, open=2.0, attention=3.0).encodes
 
 
 def test_convolutions_are_not():

@@ -27,6 +27,18 @@ def pieces_by_definition(x, dim, stride, size):
     return [x.index_select(dim, torch.tensor([i for i in range(x.shape[dim]) if (i // stride) % size == c])) for c in range(size)]
 
 
+def test_what_a_rank_cuts_or_keeps_of_a_tensor_is_no_part_of_it():
+    """A state may be rewritten before it is read: Prodigy's distance is made of parameters as they were."""
+
+    def main(comm):
+        state = torch.ones(4, 6)
+        found = comm.keep(state, "a"), comm.slice(state, "a", 0, 2), comm.keep(state.t(), "a")
+        state.zero_()
+        return [float(x.sum()) for x in found]
+
+    assert run_ranks(mesh_of(2), main) == [[24.0, 12.0, 24.0], [0.0, 12.0, 0.0]]
+
+
 @pytest.mark.parametrize("sizes", MESHES)
 def test_collectives_are_what_they_say(sizes):
     mesh = mesh_of(*sizes)

@@ -17,7 +17,7 @@ from autopar.graph.program import CUTS  # noqa: E402
 from .test_roles_in_turns import case_of, decide_on  # noqa: E402
 
 pytestmark = pytest.mark.torch
-TOKENS, WIDTH, VOCAB = 24, 32, 48
+TOKENS, WIDTH, VOCAB = 24, 32, 4096  # as logits are: far larger than anything else
 
 
 class Masked(nn.Module):
