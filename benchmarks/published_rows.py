@@ -246,6 +246,8 @@ def constraints_of(row: Row) -> Constraints:
     if degrees["pp"] != 1 and row.count("vpp") or (degrees["pp"] or 1) > 1 and row.get("source_id") == "bigsci":
         words["vpp"] = row.count("vpp") or 1  # BigScience's scripts ask Megatron-LM for one chunk a stage (experiments/gpt2-meg)
     zero, again = zero_of(row), row.get("recompute")
+    if zero == 3 and (degrees["pp"] or 1) > 1 and row.get("framework").startswith("torchtitan"):
+        zero = 1  # beside stages it keeps what it has gathered for all microbatches, and their gradients whole until the last one (`reshard_after_forward_policy`, `default` is `not pp_enabled`)
     recompute = "selective" if again.startswith("selective") else {"full": "full", "yes": "full", "none": "none"}.get(again)
     if recompute == "selective" and row.get("framework").startswith("torchtitan"):
         recompute = None  # its own: every second matmul and attention are kept, op by op (torchtitan/distributed/activation_checkpoint.py)

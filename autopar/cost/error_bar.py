@@ -20,7 +20,7 @@ _BARS = {
     "H100-80GB": _PUBLISHED,
     "H200-141GB": (_PUBLISHED[0], f"{_PUBLISHED[1]}; and of 10 steps on one H200 nine within 3.9 %, a BERT took 9 % longer"),
 }  # preset -> (share, of what), priced by the tables
-_WITH_ENCODERS = ("H200-141GB",)  # a BERT and a ViT are among its ten
+_WITH_ENCODERS = ("H200-141GB",)  # a BERT is among its ten
 _AT_LEVEL = {"H100-80GB": (0.106, "71 published steps on H100 in 16 bits at the level of one, each priced with what its own framework does beside this program, half of them within 2.0 %")}
 _ASKING_S = 49e-6  # of a call, on the host of the H200 that was at hand: of a GPT of 209 calls 10.24 ms a step, of a mixture of experts of 831 calls 41.0 (benchmarks/gpu.py, runs 4 and 8)
 _MUCH_SENT = 0.05  # of a step: by how much it would be off, were its links half as fast as said
