@@ -30,6 +30,11 @@ def block_cols(shape: str, cols: int, walks: bool = False) -> int:
     return min(COLUMN_BLOCK, power_of_two(cols)) if shape == "columns" else WALK if walks else power_of_two(cols)
 
 
+def may_group(count: int, cols: int) -> bool:
+    """True where runs of so many rows may be summed up each by itself: blocks divide them, whatever the sizes, and registers have room for a row."""
+    return 1 < cols <= ROOMY and count % max(most_rows("rows", cols), most_rows("columns")) == 0
+
+
 def most_rows(shape: str, cols: int = 1, walks: bool = False) -> int:
     """The most rows of a block, a power of two; every block has a power of two of them."""
     if shape == "flat":

@@ -7,7 +7,8 @@ The law:
   the nodes of a run need not stand together, as long as no way leads from one to another through other modules (a norm of all gradients), and one node is a group, too;
 * its nodes read what others of it made, or a value that others of it read, none of which reads or makes anything larger (both gradients of a norm; rows of no more than `blocks.ROOMY` elements), or
   in the update, pointwise, a state or gradient that others of it read (Lion's momentum and its parameter), and work on the same rows: what some first dims of a value count, however the rest is laid out. A node may
-  have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, or of everything, may end a group;
+  have a number per row (the mean of a norm), or other widths (the halves of a rotary embedding); a sum over the rows themselves, over runs of them (of each picture over its tokens: `blocks.may_group`), or of
+  everything, may end a group;
 * outside of the update it has no more than so many nodes (`MOST_NODES`), and so many values that it reads of others or leaves to them (`MOST_VALUES`): steps of a scan that a model
   writes one after the other are several kernels;
 * of rows that a program just holds (wider than `blocks.ROOMY`, not walked along) it has the gradient of one layer norm: what a second one needs has no room in registers beside it;
@@ -30,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .adam import find_adam
-from .blocks import ROOMY, WIDEST_TILE
+from .blocks import ROOMY, WIDEST_TILE, may_group
 from .graph import Graph, value_table
 from .held_longer import HeldLonger
 from .in_place import find_products_onto
@@ -191,6 +192,8 @@ class _Run:
         self.rows = {i: rows for i in nodes if (signature := signatures[i]) and (rows := work_rows(sites[i], signature)) is not None and i not in apart}
         self.taken = {i: _whole_inputs(graph.nodes[i].inputs, sites[i]) for i in self.alone}
         self.wide_grads = {i for i in self.rows if packet_of(self.ops[i]) == "aten.native_layer_norm_backward" and ROOMY < _row_elements(sites[i], self.rows[i]) <= WIDEST_TILE}
+        self.ends = {i for i in self.rows if _summed_runs(sites[i])}  # nobody reads them in their group
+        self.read = {i: frozenset(read) for i, read in self.reads.items()} if self.ends else {}
         self.widening = set[int]() if held is None else {i for i in self.rows if _widens(graph.nodes[i], values.dtypes)}
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -287,6 +290,8 @@ class _Run:
         both = sorted((*self.members[low], *self.members[high]))
         if len(self.wide_grads.intersection(both)) > 1:
             return
+        if (ends := self.ends.intersection(both)) and any(ends & self.read[i] for i in both):
+            return
         if self.held is not None and (len(both) > MOST_NODES or self.values.count(both) > MOST_VALUES):
             return
         if self._leads(early, late) or self._leads(late, early) or self.held is not None and self.held.place(both, self.rows) is None:
@@ -354,9 +359,21 @@ def work_rows(site: Site, signature: Signature) -> _Rows | None:
     if len(site.inputs) != 1:
         return None
     order = [name for dim in signature.inputs[0] for name in dim]
+    if rows := _summed_runs(site):
+        return frozenset((rows,))
     if len(owed) < len(order) and owed == set(order[len(order) - len(owed) :]):
         return _prefixes(wide, _place(signature.inputs[0], order[len(order) - len(owed)])) or None
     return _prefixes(wide, len(wide)) if owed == set(order[: len(owed)]) else None
+
+
+def _summed_runs(site: Site) -> int:
+    """Of a sum over dims in the middle the rows that it adds up, run by run; 0 of anything else, and where blocks do not divide the runs."""
+    dims, shape = site.arg("dim"), site.inputs[0] if site.inputs else ()
+    if site.node.op != "aten.sum.dim_IntList" or site.node.phase is Phase.UPDATE or not isinstance(dims, tuple) or not dims:
+        return 0
+    over = sorted(int(d) % len(shape) for d in dims)
+    groups, count, cols = num_elements(shape[: over[0]]), num_elements(shape[over[0] : over[-1] + 1]), num_elements(shape[over[-1] + 1 :])
+    return groups * count if over[-1] - over[0] < len(over) and groups > 1 and may_group(count, cols) else 0
 
 
 def _row_elements(site: Site, rows: _Rows) -> int:

@@ -56,7 +56,8 @@ _MOST_PROGRAMS = 1 << 14  # that leave a number each
 @dataclass(frozen=True)
 class Out:
     """A result. `shape` None: that of the argument which a kernel of any size is like. `width`: where it comes in parts, elements of a part; `part_dtype`: theirs; `kind`: what all parts
-    make, `sum`, `max` or `min`. `strides`: where it does not lie row by row. `statistic`: of a norm, in float32 on a GPU."""
+    make, `sum`, `max` or `min`. `strides`: where it does not lie row by row. `statistic`: of a norm, in float32 on a GPU. `groups`: a sum
+    of each of so many runs of rows by itself; a program has rows of one run."""
 
     shape: Sequence[int] | None
     dtype: torch.dtype
@@ -65,6 +66,7 @@ class Out:
     strides: Sequence[int] = ()
     statistic: bool = False
     kind: str = "sum"
+    groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -289,8 +291,9 @@ class Launch:
         together: dict[tuple, list[int]] = {}  # results that come in parts of one kind: added up in one launch
         for place, out in enumerate(outs):
             if out.width:
-                together.setdefault((out.width, out.part_dtype, out.dtype, out.kind), []).append(place)
-        self._sums = tuple((width, dtype, tuple(places)) for (width, dtype, *_), places in together.items())
+                together.setdefault((out.width, out.part_dtype, out.groups, out.dtype, out.kind), []).append(place)
+        self._sums = tuple((width, dtype, groups, tuple(places)) for (width, dtype, groups, *_), places in together.items())
+        self._groups = max((out.groups for out in outs), default=1)
         self._widest = max((width for width, *_ in self._sums), default=0)
         self._ready: dict[tuple, _Ready] = {}  # with the sizes that are settled
 
@@ -343,8 +346,9 @@ class Launch:
         made_as = [(None if out.shape is None else tuple(out.shape), _dtype_of(out, device), out.strides) for out in self._outs]
         plain = [(place, *how) for place, (out, how) in enumerate(zip(self._outs, made_as)) if not out.width]
         sums = [
-            ((len(places), count, width), dtype, places, _adder(len(places), count, width, dtype, self._outs[places[0]], device)) for width, dtype, places in self._sums
-        ]  # fmt: skip
+            ((len(places), count // groups, groups * width), dtype, places, _adder(len(places), count // groups, groups * width, dtype, self._outs[places[0]], device))
+            for width, dtype, groups, places in self._sums
+        ]
 
         def run(taken: Sequence[Tensor]) -> list[Any]:
             made: list[Any] = [None] * len(made_as)
@@ -376,7 +380,7 @@ class Launch:
         """The launch's grid, and the sizes with the number of programs along the rows where they leave parts. A grid's first side may be long, its second not."""
         programs, across = -(-grid.rows // sizes["ROWS"]), _across(grid, sizes)
         if self._widest:
-            programs = min(programs, sizes["PROGRAMS"])
+            programs = min(-(-programs // self._groups), max(1, sizes["PROGRAMS"] // self._groups)) * self._groups
             sizes = {**sizes, "PROGRAMS": programs}
         return (across, programs) if grid.shape == "columns" else (programs, 1), sizes
 

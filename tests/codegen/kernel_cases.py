@@ -297,6 +297,38 @@ def _whole_powers(x):
     return x * torch.pow(3, x.abs().clamp(max=4).int()).to(x.dtype) + torch.ldexp(x, x.abs().clamp(max=3).to(torch.int16))
 
 
+class Modulated(torch.nn.Module):
+    """A norm with a scale and a shift of each sample and a gate on its residual, as diffusion transformers have them: gradients are sums over the tokens of each."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.modulate, self.linear = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.norm = torch.nn.LayerNorm(width, elementwise_affine=False)
+
+    def forward(self, x, c):
+        scale, shift, gate = self.modulate(F.silu(c))[:, None].chunk(3, -1)
+        return x + gate * self.linear(self.norm(x) * (1 + scale) + shift)
+
+
+class AllModulated(torch.nn.Module):
+    """Several, one after the other."""
+
+    def __init__(self, width, count):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Modulated(width) for _ in range(count))
+
+    def forward(self, x, c):
+        for block in self.blocks:
+            x = block(x, c)
+        return x
+
+
+def modulated(samples, tokens, width, count=2):
+    torch.manual_seed(0)
+    x, c = torch.randn(samples, tokens, width), torch.randn(samples, width)
+    return Workload(AllModulated(width, count), (x, c), (torch.randn(x.shape),), F.mse_loss, ADAMW)
+
+
 def _pieces(x):
     """Paddings, slices with steps and selections, forward and backward."""
     x = F.pad(x * 2, (2, -1, 0, 3), value=0.5)[1:, :, 1:] * 3
@@ -391,6 +423,8 @@ CASES = {
     "middle": lambda: _of(_middle, 3, 5, 7),
     "read again": lambda: _of(_again, 9, 9),
     "even rows": lambda: _step(Dropout(512), 4, 8, 512),
+    "modulated norms": lambda: modulated(2, 128, 128),
+    "modulated norms of odd widths": lambda: modulated(3, 256, 100),
     "even blocks": lambda: _of(lambda x: x.sin() * 2, 64, 64),
     "even walks": lambda: _wide(lambda x: torch.softmax(x * 2, -1) + x.amax(-1, keepdim=True), 4, 9216),
     "two widths": lambda: _step(Widths(10000, 9001), 7, 10000),

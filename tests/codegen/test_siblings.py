@@ -49,7 +49,7 @@ def launches(norm, precision, width):
     workload = Workload(model, (torch.randn(8, 16, width),), (torch.randn(8, 16, 8),), nn.functional.mse_loss, torch.optim.AdamW)
     text = compile_workload(workload, "1xH100-80GB", Options(precision=precision, price=False)).files["program.py"]
     [body] = re.findall(r"\ndef block_backward\(.*?(?=\ndef )", text, re.DOTALL)
-    return re.findall(r"(?:kernels|aten)\.\w+\(", body)
+    return re.findall(r"(?:kernels|aten|torch)\.\w+\(", body)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

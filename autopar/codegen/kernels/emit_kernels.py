@@ -217,7 +217,7 @@ def _run(part: Part) -> str:
 
 
 def _kind(partial: Partial) -> str:
-    return "" if partial.kind == "sum" else f', kind="{partial.kind}"'
+    return ("" if partial.kind == "sum" else f', kind="{partial.kind}"') + (f", groups={partial.groups}" if partial.groups > 1 else "")
 
 
 def _launch(part: Part, triton: TritonText) -> list[str]:

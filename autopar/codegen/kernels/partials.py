@@ -21,12 +21,14 @@ class Partial:
         width: elements of each of the programs' rows.
         dtype: of the result.
         kind: `sum`, `max` or `min`.
+        groups: of so many runs of rows there is a sum each.
     """
 
     output: int
     width: int
     dtype: str
     kind: str
+    groups: int = 1
 
     @property
     def kept(self) -> str:
@@ -61,6 +63,18 @@ class Running:
         """The text of the one number that all elements make."""
         kind = self.partial.kind
         return f"tl.sum({self.name})" if kind == "sum" else f'fused.extreme({self.name}, "{kind}")'
+
+
+def rows_of_program(program: str, rows: int, groups: int) -> str:
+    """The first rows of a program's blocks, as the range of a loop. Of several groups of rows it has one: its sums are of that alone. All blocks divide a group.
+
+    Args:
+        program: the text of its number.
+    """
+    if groups == 1:
+        return f"{program} * ROWS, {rows}, PROGRAMS * ROWS"
+    begin = f"{program} % {groups} * {rows // groups}"
+    return f"{begin} + {program} // {groups} * ROWS, {begin} + {rows // groups}, PROGRAMS // {groups} * ROWS"
 
 
 def masked(limits: Sequence[str], text: str, partial: Partial) -> str:

@@ -7,10 +7,10 @@ trailing dims of a value hold: `rows * cols` elements in all. Formulas are those
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ...graph.blocks import WIDEST_TILE
+from ...graph.blocks import WIDEST_TILE, may_group
 from ...graph.graph import Graph
 from ...graph.kernel import KINDS
 from ...graph.liveness import is_view
@@ -47,6 +47,7 @@ class Reduced:
         element: (printer, output, index) -> what is summed up there.
         inner: elements between two neighbours of a row: 1 where the dims that are reduced are the last ones.
         kind: `sum`, `max` or `min`.
+        groups: of sums over leading dims: the first rows are one sum, the next as many another, and so on (each picture's, over its tokens).
     """
 
     along: str
@@ -56,6 +57,7 @@ class Reduced:
     element: Callable[[Printer, str, Index], str]
     inner: int = 1
     kind: str = "sum"
+    groups: int = 1
 
 
 def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
@@ -78,7 +80,22 @@ def list_reductions(graph: Graph, values: Mapping[str, Value]) -> list[Reduced]:
         elif packet in _SOFTMAX:
             size, cols, inner = num_elements(values[node.outputs[0]].shape), *_softmax_row(node, values[node.outputs[0]].shape)
             found.append(Reduced("row", size // cols, cols, (), _nothing, inner))
-    return found
+    return _over_rows(graph, values, found)
+
+
+def _over_rows(graph: Graph, values: Mapping[str, Value], found: list[Reduced]) -> list[Reduced]:
+    """Sums over dims in the middle, beside what works on the rows that they are of, as sums over these."""
+    middle = [r for r in found if r.along == "row" and r.outputs and r.inner > 1 and r.kind == "sum"]
+    kinds = {(r.rows, r.inner if r.along == "row" else 1) for r in found if r not in middle and r.along != "all"}
+    if not middle or len({(r.rows, r.cols, r.inner) for r in middle}) > 1:
+        return found
+    groups, count, cols = middle[0].rows // middle[0].inner, middle[0].cols, middle[0].inner
+    others = [num_elements(values[name].shape) for name in graph.outputs if not any(name in r.outputs for r in found)]
+    if groups == 1 or not may_group(count, cols) or not kinds <= {(groups * count, 1)} or any(size % (groups * count) for size in others):
+        return found
+    if not kinds and set(others) - {groups * count * cols}:
+        return found
+    return [replace(r, along="column", rows=groups * count, cols=cols, inner=1, groups=groups) if r in middle else r for r in found]
 
 
 def row_text(printer: Printer, node: Node, output: int, index: Index, mask: str, reduced: Reduced | None) -> str | None:

@@ -31,7 +31,7 @@ from .draws import draw_text
 from .index import Index, broadcast, coordinates, flatten, in_memory, place_in_row, variable, view_source
 from .lines import Scope, as_block, drop_unread, is_wide, place_early
 from .literals import FLOATS, HALVES, LOWEST, SMALL, TYPES, as_kept, common_dtype, converted, identity_of, number_text, type_text
-from .partials import Partial, Running, masked, where_text
+from .partials import Partial, Running, masked, rows_of_program, where_text
 from .placed import placed_text
 from .pointwise import COMPARISONS, RELATIONS, ROUNDS_NUMBERS, pointwise_text, tells_apart
 from .reductions import Reduced, UnsupportedError, keeps_numbers, list_reductions, list_statistics, row_text
@@ -450,7 +450,7 @@ class Printer:
         finals: list[str] = []
         wide: list[str] = []
         for name, reduced in ((name, down[name]) for name in graph.outputs if name in down):
-            partial = Partial(graph.outputs.index(name), reduced.cols if reduced.along == "column" else 1, self.values[name].dtype, reduced.kind)
+            partial = Partial(graph.outputs.index(name), reduced.cols if reduced.along == "column" else 1, self.values[name].dtype, reduced.kind, reduced.groups)
             text, width = self._partial_text(reduced, name, partial)
             accumulated.append(Running(self.fresh(f"{name}_{reduced.kind}"), text, width, partial))
             finals.append(self._store_partial(name, accumulated[-1], reduced))
@@ -542,18 +542,18 @@ class Printer:
                 lines.append(f"col = {self._places('COLS')}[None, :]" if width == self.cols else f"col_{width} = tl.arange(0, {power_of_two(width)})[None, :]")
         lines += self.wide.notes(body) if self.wide else []
         wide = "int64" if self.kernel.any_shape or any(self._span(v.name) > 2**31 - 1 for v in graph.values) else ""
-        first = f"{self.program}{f'.to(tl.{wide})' if wide else ''} * ROWS"
+        program = f"{self.program}{f'.to(tl.{wide})' if wide else ''}"
         if flat and self.rows == 1 and not accumulated:
             lines += body
         elif not accumulated:
-            lines += [f"row = {first} + {rows}", *body]
+            lines += [f"row = {program} * ROWS + {rows}", *body]
         else:
             for running in accumulated:
                 cols = "COLS" if running.width == self.cols and running.width > 1 else str(power_of_two(running.width))
                 lines.append(running.begin("[ROWS]" if flat else f"[ROWS, {cols}]"))
             lines += self.fixed.lines
             stages = "" if self.walks else ", num_stages=STAGES"  # the loop that loads is the inner one then
-            lines.append(f"for block in tl.range({first}, {self.rows}, PROGRAMS * ROWS{stages}):")
+            lines.append(f"for block in tl.range({rows_of_program(program, self.rows, max(r.groups for r in self.reductions))}{stages}):")
             block = self.wide.block_text(accumulated, pieces) if self.wide else "block"
             added = [running.add() for running in accumulated]
             inner = [f"row = {block} + {rows}", *body]
