@@ -232,8 +232,8 @@ def most_together(model: CostModel, value: Value, mesh: Mesh, axes: Sequence[int
     each rank has a part of the sequence), for matrices are split among them."""
     transfer = transfer_of(value)
     among = transfer is Transfer.GRAD and len(value.shape) < 2 and any(mesh.axes[axis].name.partition("_")[0] == TENSOR for axis in axes)
-    block = model.vector_elements if among else model.block_elements[transfer is Transfer.GRAD]
-    return max(1.0, block / max(1, num_elements(value.shape))) if block else 0.0
+    block = model.block_elements[transfer is Transfer.GRAD]
+    return max(1.0, (model.vector_elements if among else block) / max(1, num_elements(value.shape))) if block else 0.0
 
 
 def joins_steps(value: Value) -> bool:

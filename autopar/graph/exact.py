@@ -8,12 +8,12 @@ are marked, too, as they may be made once for each reader. What is made again fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .graph import Graph, producer_table
 from .liveness import is_view
-from .node import Node, Phase, packet_of
+from .node import Phase, packet_of
 from .repeats import fold_graph
 from .rule import Signature
 
@@ -36,28 +36,35 @@ def mark_exact(graph: Graph, signatures: Sequence[Signature]) -> tuple[Signature
 
 def _find_exact(graph: Graph) -> set[int]:
     """Indices of the nodes. (The update is left alone: what it compares are gradients, each a sum over the batch.)"""
-    found: set[int] = set()
-    makers: Mapping[str, tuple[int, int]] | None = None
-    for node in graph.nodes:
-        if node.phase is Phase.UPDATE or packet_of(node.op) not in _COMPARISONS or len(node.inputs) != 2:
-            continue
-        makers = producer_table(graph) if makers is None else makers
-        ways = [_way_up(graph.nodes, makers, name) for name in node.inputs]
-        extremes = [way[-1] for way in ways if way and packet_of(graph.nodes[way[-1]].op) in _EXTREMES]
-        if len(extremes) != 1:
-            continue
-        for way in (*(way for way in ways if way[-1:] != extremes), _way_up(graph.nodes, makers, graph.nodes[extremes[0]].inputs[0])):
-            found.update(way)
+    compared = [node for node in graph.nodes if node.phase is not Phase.UPDATE and packet_of(node.op) in _COMPARISONS and len(node.inputs) == 2]
+    if not compared:
+        return set()
+    way_up, found = _Ways(graph), set[int]()
+    for node in compared:
+        ways = [way_up(name) for name in node.inputs]
+        extremes = [nodes[-1] for nodes, is_extreme in ways if is_extreme]
+        if len(extremes) == 1:
+            of = way_up(graph.nodes[extremes[0]].inputs[0])
+            found.update(i for nodes, is_extreme in (*ways, of) if not is_extreme for i in nodes)
     return found
 
 
-def _way_up(nodes: Sequence[Node], makers: Mapping[str, tuple[int, int]], name: str) -> list[int]:
-    """The views and ops of one tensor that lead to a value, and the node that they begin with."""
-    way = []
-    while name in makers:
-        node = nodes[makers[name][0]]
-        way.append(makers[name][0])
-        if packet_of(node.op) in _EXTREMES or not (is_view(node.op) or len(node.inputs) == 1):
-            break
-        name = node.inputs[0]
-    return way
+class _Ways:
+    """What leads to a value: views, ops of one tensor, and the node that they begin with."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._nodes, self._makers, self._shapes = graph.nodes, producer_table(graph), {value.name: value.shape for value in graph.values}
+
+    def __call__(self, name: str) -> tuple[list[int], bool]:
+        """The nodes, the last one first; and whether they begin with an extreme (not with the place of one)."""
+        way: list[int] = []
+        while name in self._makers:
+            i, output = self._makers[name]
+            node = self._nodes[i]
+            way.append(i)
+            if packet_of(node.op) in _EXTREMES:
+                return way, output == 0
+            if not is_view(node.op) and (len(node.inputs) != 1 or self._shapes[node.inputs[0]] != self._shapes[name]):
+                break
+            name = node.inputs[0]
+        return way, False

@@ -373,7 +373,7 @@ def _summed_runs(site: Site) -> int:
         return 0
     over = sorted(int(d) % len(shape) for d in dims)
     groups, count, cols = num_elements(shape[: over[0]]), num_elements(shape[over[0] : over[-1] + 1]), num_elements(shape[over[-1] + 1 :])
-    return groups * count if over[-1] - over[0] < len(over) and groups > 1 and may_group(count, cols) else 0
+    return groups * count if over[0] > 0 and over[-1] - over[0] < len(over) and (may_group(count, cols) or groups == 1 < cols) else 0
 
 
 def _row_elements(site: Site, rows: _Rows) -> int:

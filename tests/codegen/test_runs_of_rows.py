@@ -40,6 +40,13 @@ def test_what_no_block_divides_is_summed_up_by_itself():
     assert "groups=" not in kernels and "layer_norm_backward = " in kernels
 
 
+def test_of_one_sample_it_is_a_sum_over_all_rows():
+    """As many as there are: a rank of many often has one."""
+    program, kernels = emitted(modulated(1, 100, 128))
+    assert "torch.sum(" not in program and "groups=" not in kernels
+    assert len(re.findall(r"fused\.Out\(\[1, 128\], torch.float32, 128", kernels)) >= 3
+
+
 def test_a_run_is_of_whole_blocks():
     for cols in (2, 24, 128, 1000, ROOMY):
         most = max(most_rows("rows", cols), most_rows("columns"))
