@@ -30,6 +30,12 @@ FORWARD_ONLY = "forward-only"  # the schedules of a model without a loss
 _PLACEMENT = re.compile(r"R|P|Pmax|Pmin|S\d+(/\d+)?")
 
 
+def axis_role(name: str) -> str:
+    """The role of an axis by its name: `dp_2` -> `dp`; "" where it has none."""
+    role = name.partition("_")[0]
+    return role if role in ROLES else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Pin:
     """Values that lie as the user says.

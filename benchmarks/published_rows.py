@@ -258,7 +258,7 @@ def constraints_of(row: Row) -> Constraints:
     if row.get("seq_par") in ("yes", "no") and (degrees["tp"] or 1) > 1:
         words["sequence_parallel"] = row.get("seq_par") == "yes"
     elif row.get("framework").startswith("torchtitan") and (degrees["tp"] or 1) > 1:
-        words["sequence_parallel"] = True  # its tensor parallelism splits norms along the sequence, always (`apply_non_moe_tp`, torchtitan/models/llama3/infra/parallelize.py)
+        words["sequence_parallel"] = True  # its tensor parallelism splits norms along the sequence, always (`apply_tp`, torchtitan/parallelisms/parallelize_llama.py)
     try:
         return constrain(**words)
     except ConstraintError as error:

@@ -34,7 +34,7 @@ _CAREFUL = {
 }  # fmt: skip
 _RESHAPES = ("aten.view.default", "aten._unsafe_view.default")  # a shard need not be contiguous
 _UNARY = ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "relu", "neg", "reciprocal", "abs", "sin", "cos")
-_FUNCTIONS = frozenset(f"aten.{word if '.' in word else f'{word}.default'}" for word in (  # torch has a function that is this very op: it takes half of the time to call, and is what a person writes
+_FUNCTIONS = frozenset(f"aten.{word if '.' in word else f'{word}.default'}" for word in (  # torch has a function that is this very op: it takes less time to call, and is what a person writes
     "_conj", "_log_softmax", "_log_softmax_backward_data", "_safe_softmax", "_softmax", "_softmax_backward_data", "addbmm", "addcdiv", "addcmul", "addmm", "addmv", "addr", "all",
     "amax", "amin", "angle", "any", "argmax", "argmin", "asin", "acos", "atan", "atan2", "baddbmm", "bitwise_and.Tensor", "bitwise_not", "bitwise_or.Tensor", "bitwise_xor.Tensor", "bmm", "cat", "ceil", "clamp",
     "clamp_max", "clamp_min", "clone", "constant_pad_nd", "convolution", "cosh", "count_nonzero.dim_IntList", "cummax", "cummin", "cumprod", "cumsum", "diag_embed", "diagonal", "div.Tensor_mode", "dot",
@@ -138,10 +138,9 @@ def print_expression(node: Node, names: Sequence[str], device: str = "comm.devic
         return f"{op}({_call_arguments(node, [f'{name}.contiguous()' for name in names])})"
     if not node.inputs:  # made of nothing: on this rank's device
         return f"{op}({', '.join([*(f'{key}={print_arg(value, names)}' for key, value in node.args), f'device={device}'])})"
-    arguments = _call_arguments(node, names)
     if op in _FUNCTIONS:
-        return f"torch.{rest.split('.')[0]}({arguments.replace(', self=', ', input=')})"
-    return f"{_CAREFUL.get(op, op)}({arguments})"
+        return f"torch.{rest.split('.')[0]}({_call_arguments(node, names, own='input')})"
+    return f"{_CAREFUL.get(op, op)}({_call_arguments(node, names)})"
 
 
 def _operand(arg: Arg, names: Sequence[str]) -> str:
@@ -155,10 +154,10 @@ def _user_arguments(node: Node, names: Sequence[str]) -> str:
     return ", ".join(f"{key}={print_arg(value, packed)}" for key, value in node.args)
 
 
-def _call_arguments(node: Node, names: Sequence[str]) -> str:
-    """The first tensor by position, everything after it by name: no position is guessed where the call left arguments out."""
+def _call_arguments(node: Node, names: Sequence[str], own: str = "self") -> str:
+    """The first tensor by position, everything after it by name: no position is guessed where the call left arguments out. `own`: what the schema's `self` is called, behind another."""
     parts = []
     for k, (key, value) in enumerate(node.args):
         text = print_arg(value, names)
-        parts.append(text if k == 0 and isinstance(value, Ref) else f"{key}={text}")
+        parts.append(text if k == 0 and isinstance(value, Ref) else f"{own if k and key == 'self' else key}={text}")
     return ", ".join(parts)

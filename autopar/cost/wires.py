@@ -20,7 +20,7 @@ from math import prod
 
 import numpy as np
 
-from ..constraints import TENSOR
+from ..constraints import TENSOR, axis_role
 from ..graph.mesh import Mesh, axis_sizes
 from ..graph.reshard import COLLECTIVES, JOINED, Step, StepKind, after_step, join_steps, lies_outermost, reshard_steps
 from ..graph.reshard_pairs import PairStep, reshard_pairs
@@ -231,7 +231,7 @@ def most_together(model: CostModel, value: Value, mesh: Mesh, axes: Sequence[int
     """How many tensors as large as this state or gradient travel together at most, by what a block has of them; 0: not known. Gradients along tensor-parallel ranks are those of vectors (norms, where
     each rank has a part of the sequence), for matrices are split among them."""
     transfer = transfer_of(value)
-    among = transfer is Transfer.GRAD and len(value.shape) < 2 and any(mesh.axes[axis].name.partition("_")[0] == TENSOR for axis in axes)
+    among = transfer is Transfer.GRAD and len(value.shape) < 2 and any(axis_role(mesh.axes[axis].name) == TENSOR for axis in axes)
     block = model.block_elements[transfer is Transfer.GRAD]
     return max(1.0, (model.vector_elements if among else block) / max(1, num_elements(value.shape))) if block else 0.0
 

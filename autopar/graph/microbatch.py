@@ -312,18 +312,18 @@ def _take(node: Node, values: Mapping[str, Value], count: int) -> tuple[list[Nod
     x, out = values[node.inputs[0]], values[node.outputs[0]]
     dim, stride = int(get_arg(node, "dim")), int(get_arg(node, "stride"))
     name, outer = f"take_{out.name.partition('~')[0]}_{node.phase.value}", x.shape[dim] // (stride * count)
+    take = replace(node, name=name, op=TAKE, args=(("x", Ref(0)), ("dim", dim + (outer > 1)), ("count", count)))
     if outer == 1:
-        return [replace(node, name=name, op=TAKE, args=(("x", Ref(0)), ("dim", dim), ("count", count)))], []
-    views = [
+        return [take], []
+    apart, part = (
         replace(source, name=f"{name}_{word}", storage=f"{name}_{word}", version=0, shape=(*source.shape[:dim], outer, size, *source.shape[dim + 1 :]))
         for source, word, size in ((x, "apart", stride * count), (out, "part", stride))
-    ]
-    sizes = [("self", Ref(0)), ("size", views[0].shape)], [("self", Ref(0)), ("size", out.shape)]
+    )
     return [
-        replace(node, name=f"{name}_apart", op=_VIEW, args=tuple(sizes[0]), outputs=(views[0].name,)),
-        replace(node, name=name, op=TAKE, inputs=(views[0].name,), args=(("x", Ref(0)), ("dim", dim + 1), ("count", count)), outputs=(views[1].name,)),
-        replace(node, name=f"{name}_joined", op=_VIEW, inputs=(views[1].name,), args=tuple(sizes[1])),
-    ], views
+        replace(node, name=apart.name, op=_VIEW, args=(("self", Ref(0)), ("size", apart.shape)), outputs=(apart.name,)),
+        replace(take, inputs=(apart.name,), outputs=(part.name,)),
+        replace(node, name=f"{name}_joined", op=_VIEW, inputs=(part.name,), args=(("self", Ref(0)), ("size", out.shape))),
+    ], [apart, part]
 
 
 def _collect_args(whole: Graph, node: Node, count: int) -> tuple:

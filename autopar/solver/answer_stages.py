@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
+from ..constraints import axis_role
 from ..cost.model import CostModel
 from ..cost.prices import build_prices
 from ..graph.case import Case, copy_case, split_case
@@ -27,7 +28,6 @@ from .answer import build_answer
 from .layout_solve import Staged
 from .layouts import Layout, Place, layout_ranks
 from .recognise import recognise
-from .role_meshes import axis_role
 from .stage_solve import place_among
 
 Told = tuple[tuple[tuple[str, tuple[str, ...]], ...], str]  # what `recognise` says: labels of each axis, and a summary

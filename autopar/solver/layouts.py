@@ -14,7 +14,7 @@ from math import gcd, prod
 
 import numpy as np
 
-from ..constraints import DATA, FORWARD_ONLY, IN_CHUNKS, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
+from ..constraints import DATA, FORWARD_ONLY, IN_CHUNKS, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints, axis_role
 from ..graph.mesh import Mesh, MeshAxis, num_ranks, print_mesh
 from ..graph.roles import Roles
 from ..graph.schedules.known import chunk_ranks, is_grid, kind_name, runs_backward, splits_backward, why_impossible
@@ -180,12 +180,12 @@ def working_mesh(place: Place) -> Mesh:
 
 def data_degree(mesh: Mesh) -> int:
     """Ranks of a stage that divide the batch."""
-    return prod(a.size for a in mesh.axes if a.name.partition("_")[0] == DATA)
+    return prod(a.size for a in mesh.axes if axis_role(a.name) == DATA)
 
 
 def tensor_degree(mesh: Mesh) -> int:
     """Ranks of a stage that divide anything but the batch."""
-    return prod(a.size for a in mesh.axes if a.name.partition("_")[0] == TENSOR)
+    return prod(a.size for a in mesh.axes if axis_role(a.name) == TENSOR)
 
 
 def list_schedules(place: Place, turns: int, num_units: int, constraints: Constraints, trains: bool = True) -> Iterator[Layout]:
@@ -262,7 +262,7 @@ def divisors(number: int) -> Iterator[int]:
 
 def inner_constraints(constraints: Constraints, mesh: Mesh) -> Constraints:
     """What holds inside of a stage: the degrees of its axes, and what the user said of everything else."""
-    sizes = {role: prod(a.size for a in mesh.axes if a.name.partition("_")[0] == role) for role in (DATA, TENSOR, SEQUENCE)}
+    sizes = {role: prod(a.size for a in mesh.axes if axis_role(a.name) == role) for role in (DATA, TENSOR, SEQUENCE)}
     degrees = tuple((role, size) for role, size in sizes.items())
     return replace(constraints, degrees=degrees, microbatch=None, microbatches=None, schedule=None, vpp=None, only=None, require=(), module_stages=(), stage_degrees=())
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
 
-from ..constraints import DATA, PIPELINE, SEQUENCE, TENSOR, Constraints, names_module
+from ..constraints import DATA, PIPELINE, SEQUENCE, TENSOR, Constraints, axis_role, names_module
 from ..errors import ConstraintError
 from ..graph.attention_core import list_selective
 from ..graph.case import Case, case_roles, split_case
@@ -32,7 +32,7 @@ from ..graph.tensor import STATE_KINDS, Kind
 from ..graph.turns import ACCUMULATE, RECEIVE, SEND
 from .layout_solve import Staged
 from .layouts import Layout, inner_constraints, num_samples
-from .role_meshes import axis_role, named_degrees
+from .role_meshes import named_degrees
 from .steer import AxisLaws, Steer, axis_laws, names_node, names_pin, obeys_pin, pin_placements, why_role, zero_law
 from .unit_costs import part_roles
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from ..constraints import DATA, SEQUENCE, TENSOR
+from ..constraints import DATA, SEQUENCE, TENSOR, axis_role
 from ..cost.ops import node_flops
 from ..errors import ConstraintError
 from ..graph.choice import Assignment
@@ -27,7 +27,6 @@ from ..graph.sharding import Replicate, Shard
 from ..graph.strategy import Strategy
 from ..graph.tensor import Kind, Value, size_bytes
 from ..graph.turns import ACCUMULATE
-from .role_meshes import axis_role
 
 _MOST = 0.5  # a name is given to what does at least this share
 _ALIKE = "replicated"

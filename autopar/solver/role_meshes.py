@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 from math import log, prod
 
-from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints
+from ..constraints import DATA, PIPELINE, ROLES, SEQUENCE, TENSOR, Constraints, axis_role
 from ..errors import ConstraintError
 from ..graph.mesh import Mesh, num_ranks
 from ..graph.roles import Roles
@@ -21,12 +21,6 @@ _WORDS = {DATA: "batch", SEQUENCE: "sequence"}
 
 
 SPARE = "spare"  # an axis along which all ranks do the same: what a model is too small to be split among
-
-
-def axis_role(name: str) -> str:
-    """The role of an axis by its name: `dp_2` -> `dp`; "" where it has none."""
-    role = name.partition("_")[0]
-    return role if role in ROLES else ""
 
 
 def data_axes(mesh: Mesh) -> tuple[int, ...]:

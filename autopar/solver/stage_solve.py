@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from ..constraints import DATA, SEQUENCE, Constraints
+from ..constraints import DATA, SEQUENCE, Constraints, axis_role
 from ..cost.estimate import hidden_seconds, node_seconds
 from ..cost.habits import ends_hidden_seconds, flat_states_seconds, rest_of_blocks
 from ..cost.memory import ALONE, Among, Memory, estimate_memory, kept_of_chunks
@@ -44,7 +44,7 @@ from .formulate import count_columns
 from .mixed import mix_answer, widen_answer
 from .one_mesh import MeshAnswer, build_assignment, solve_mesh
 from .problem import Problem
-from .role_meshes import SPARE, axis_role, data_axes
+from .role_meshes import SPARE, data_axes
 from .skeleton import Skeleton
 from .steer import Steer, names_some
 

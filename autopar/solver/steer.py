@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ..constraints import DATA, ROLES, SEQUENCE, TENSOR, Constraints, Pin, names_module, names_value, print_constraints
+from ..constraints import DATA, ROLES, SEQUENCE, TENSOR, Constraints, Pin, axis_role, names_module, names_value, print_constraints
 from ..errors import ConstraintError
 from ..graph.attention_core import list_selective
 from ..graph.cuts import CutTable
@@ -43,7 +43,7 @@ from ..graph.strategy import REPLICATED, Strategy
 from ..graph.tensor import STATE_KINDS, Kind, Value, num_elements
 from ..graph.turns import ACCUMULATE, RECEIVE, SEND
 from .menus import AxisTest
-from .role_meshes import SPARE, axis_role, rest_roles
+from .role_meshes import SPARE, rest_roles
 
 _MOST_SHOWN = 6
 _KEPT = "it breaks a constraint"

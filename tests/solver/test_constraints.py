@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from autopar.constraints import Constraints, ModuleForbid, Pin, constrain, parse_fix
+from autopar.constraints import Constraints, ModuleForbid, Pin, axis_role, constrain, parse_fix
 from autopar.errors import ConstraintError
 from autopar.graph.choice import Assignment
 from autopar.graph.graph import Graph
@@ -20,7 +20,7 @@ from autopar.solver.brute_force import try_all
 from autopar.solver.build import build_problem
 from autopar.solver.obeyed import check_obeyed, require_obeyed
 from autopar.solver.one_mesh import build_assignment, solve_mesh
-from autopar.solver.role_meshes import axis_role, label_meshes
+from autopar.solver.role_meshes import label_meshes
 from autopar.solver.search import Question, search
 from autopar.solver.steer import prepare_steer, refine_fold
 

@@ -320,6 +320,17 @@ def test_workload_parts(change, text):
         Workload(**(good | change))
 
 
+def test_what_fails_in_bf16_with_its_buffers_as_they_are_and_otherwise_tells_both():
+    """The example inputs are not to blame."""
+    model = forward_of(lambda m, x: torch.fft.rfft(m.lin(m.places).sum() + x).abs())
+    model.register_buffer("places", torch.ones(6))
+    with pytest.raises(InputError) as caught:
+        trace_step(train(model), "bf16")
+    text = str(caught.value)
+    assert "found bfloat16, float32, bfloat16" in text and "With its float buffers in bf16, too: " in text and "Unsupported dtype BFloat16" in text
+    assert "Check the example inputs" not in text
+
+
 def test_matrices_of_two_dtypes_are_refused_in_bf16_as_torch_does():
     """Fake tensors would let it pass, and the program would fail on its first step."""
     body = lambda m, x: F.linear(x.float(), m.lin.weight, m.lin.bias)  # noqa: E731
