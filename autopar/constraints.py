@@ -88,6 +88,7 @@ class Constraints:
         degrees: (role, ranks) of `dp`, `tp`, `sp`, `pp`; 1: no axis has the role.
         require: roles that must have an axis, of whatever degree.
         zero: ZeRO stage on the axes of `dp`: 0 to 3.
+        dp_shard: so many neighbouring ranks of `dp` share what `zero` cuts, and each group holds it once more (HSDP); None: all ranks of `dp` share it.
         recompute: `none`, `selective`, `full`, `free`.
         sequence_parallel: along the axes of `tp`, what tensor parallelism leaves whole is split by the sequence (or never is).
         only: `data`: all ranks are `dp`.
@@ -101,6 +102,7 @@ class Constraints:
     degrees: tuple[tuple[str, int], ...] = ()
     require: tuple[str, ...] = ()
     zero: int | None = None
+    dp_shard: int | None = None
     recompute: str | None = None
     sequence_parallel: bool | None = None
     only: str | None = None
@@ -255,7 +257,7 @@ def merge_constraints(first: Constraints, second: Constraints, where: str = "--f
 # --- reading one table of words ----------------------------------------------------------------------------------------------------
 
 _FORWARD = re.compile(r"\dF\d")  # of a grid
-_SCALAR = ("zero", "recompute", "sequence_parallel", "only", "vpp", "microbatches", "microbatch", "schedule")
+_SCALAR = ("zero", "dp_shard", "recompute", "sequence_parallel", "only", "vpp", "microbatches", "microbatch", "schedule")
 _FIX = (*ROLES, *_SCALAR)
 _KEYS = (*_FIX, "forbid", "require", "whole", "alike", "pin", "module", "stage")
 
@@ -286,6 +288,7 @@ def _read(words: Mapping[str, object], where: str) -> Constraints:
             tuple((role, degrees[role]) for role in ROLES if role in degrees),
             _roles(required, where, "require"),
             _one_of(words.get("zero"), (0, 1, 2, 3), where, "zero"),
+            _maybe_count(words, "dp_shard", where),
             _one_of(words.get("recompute"), RECOMPUTE, where, "recompute"),
             _flag(words.get("sequence_parallel"), where),
             _one_of(words.get("only"), ("data",), where, "only"),
@@ -312,6 +315,7 @@ def _check(found: Constraints, where: str) -> Constraints:
             raise ConstraintError(f"{where}: only=data leaves no rank for {', '.join(others)}; leave one out")
     if found.zero and degrees.get(DATA) == 1:
         raise ConstraintError(f"{where}: zero={found.zero} is about the axes of dp, but dp=1: there are none; give dp, or leave zero out")
+    _check_shard(found, where)
     _check_stages(found, where)
     piped = [f"vpp={found.vpp}"] if (found.vpp or 1) > 1 else []
     piped += [f"module {row.path} stage {row.stage}" for row in found.module_stages if row.stage]
@@ -334,6 +338,22 @@ def _check(found: Constraints, where: str) -> Constraints:
     if found.sequence_parallel and (degrees.get(TENSOR) == 1 or found.only is not None):
         raise ConstraintError(f"{where}: sequence_parallel=1 is about the axes of tp, but there are none; give tp, or leave sequence_parallel out")
     return found
+
+
+def _check_shard(found: Constraints, where: str) -> None:
+    number, dp = found.dp_shard, dict(found.degrees).get(DATA)
+    if number is None:
+        return
+    said = f"{where}: dp_shard={number}"
+    if found.zero == 0:
+        raise ConstraintError(f"{said} says how many ranks of dp share what zero cuts, but zero=0 cuts nothing; give zero=3, say, or leave dp_shard out")
+    if number == 1:
+        raise ConstraintError(f"{said}: expected 2 or more ranks that share what zero cuts; give zero=0 where each rank holds everything")
+    if dp is not None and dp % number:
+        fits = ", ".join(str(n) for n in range(2, dp + 1) if dp % n == 0)
+        raise ConstraintError(f"{said}: the {dp} ranks of dp do not divide into groups of {number}; expected one of {fits}, or another dp")
+    if found.stage_degrees:
+        raise ConstraintError(f"{said} and stage: stages with degrees of their own have no groups of dp; leave one out")
 
 
 def _check_stages(found: Constraints, where: str) -> None:

@@ -6,7 +6,7 @@ have a stated larger band; those of throughput_cnn.csv, with theirs; pairs of co
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -99,13 +99,27 @@ def rank(runs: Sequence[Run], said: Mapping[str, Prediction]) -> tuple[tuple[Jud
 
 def _count_pairs(runs: Sequence[Run], pairs: Sequence[Judged]) -> tuple[str, ...]:
     """A line for each source: some repeat a configuration on a noisy network, and have most of the pairs."""
-    source = {r.row_id: r.source_id for r in runs}
+    row = {r.row_id: r for r in runs}
+    named = {p: tuple(row[name] for name in p.row.split(" < ")) for p in pairs}
     lines = []
-    for name in dict.fromkeys(source[p.row.partition(" ")[0]] for p in pairs):
-        own = [p for p in pairs if source[p.row.partition(" ")[0]] == name]
+    for name in dict.fromkeys(fast.source_id for fast, _ in named.values()):
+        own = [p for p in pairs if named[p][0].source_id == name]
         judged = [p for p in own if p.predicted is not None]
-        lines.append(f"   {name}: {len(own)} pairs, {sum(p.predicted == 1 for p in judged)} of {len(judged)} predicted in order")
+        most = count_orderable([named[p] for p in judged])
+        more = f" (at most {most} by anything that has one speed for each configuration)" if most < len(judged) else ""
+        lines.append(f"   {name}: {len(own)} pairs, {sum(p.predicted == 1 for p in judged)} of {len(judged)} predicted in order{more}")
     return tuple(lines)
+
+
+def count_orderable(pairs: Sequence[tuple[Run, Run]]) -> int:
+    """How many of these pairs (faster run, slower run) a predictor could order that knew them all, but has one speed for each configuration.
+
+    Of two configurations that were run several times, and now one was the faster and now the other, it orders the more frequent ones: no predictor orders more.
+    """
+    faster: dict[frozenset[tuple[object, ...]], Counter[tuple[object, ...]]] = defaultdict(Counter)
+    for fast, slow in pairs:
+        faster[frozenset((_configuration(fast), _configuration(slow)))][_configuration(fast)] += 1
+    return sum(max(counts.values()) for counts in faster.values())
 
 
 def contests(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -120,6 +134,10 @@ def contests(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _knobs(run: Run) -> tuple[object, ...]:
     return tuple(getattr(run, name) for name in _KNOBS)
+
+
+def _configuration(run: Run) -> tuple[object, ...]:
+    return (*(getattr(run, name) for name in _CONTEST), *_knobs(run))
 
 
 def _print_contest(run: Run, number: int) -> str:

@@ -98,7 +98,11 @@ def list_places(num_devices: int, devices_per_host: int, num_units: int, constra
             if any({DATA: dp, TENSOR: tp, SEQUENCE: sp, PIPELINE: stages}.get(role, 1) == 1 for role in needed) or (constraints.only is not None and tp > 1):
                 continue
             axes = [MeshAxis(SPARE, spare, "inside" if devices_per_host % inside == 0 else "across")] if spare > 1 else []
-            axes += [MeshAxis(DATA, dp, "inside" if devices_per_host % (tp * sp * dp) == 0 else "across")] if dp > 1 else []
+            if dp % (constraints.dp_shard or 1):
+                continue
+            groups, shard = (dp // constraints.dp_shard, constraints.dp_shard) if constraints.dp_shard else (1, dp)
+            axes += [MeshAxis(DATA, groups, "inside" if devices_per_host % (tp * sp * dp) == 0 else "across")] if groups > 1 else []
+            axes += [MeshAxis(DATA if groups == 1 else f"{DATA}_2", shard, "inside" if devices_per_host % (tp * sp * shard) == 0 else "across")] if shard > 1 else []
             axes += [MeshAxis(SEQUENCE, sp, "inside" if devices_per_host % (tp * sp) == 0 else "across")] if sp > 1 else []
             axes += [MeshAxis(TENSOR, tp, "inside" if near else "across")] if tp > 1 else []
             if not rows:

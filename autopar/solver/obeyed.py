@@ -241,10 +241,12 @@ def _zero_faults(steer: Steer, laws: AxisLaws, graph: Graph, storages: Mapping[s
             continue
         law = zero_law(constraints.zero, value.kind)
         cut = [a for a in axes if isinstance(storages[name].placements[a], Shard)]
+        if set(cut) & set(laws.copied):
+            yield f"dp_shard={constraints.dp_shard}: {name} is stored as {storages[name]}, in pieces along more of dp"
         if law == "whole" and cut:
             yield f"zero={constraints.zero}: {name} is stored as {storages[name]}, in pieces along dp"
         held = value.kind is Kind.PARAM and any(names_module(glob, value.storage) for glob in constraints.whole)
-        if law == "pieces" and not cut and not held and any(size % laws.sizes[axes[0]] == 0 and size > 1 for size in value.shape):
+        if law == "pieces" and not cut and not held and any(size % laws.sizes[laws.cut[0]] == 0 and size > 1 for size in value.shape):
             if not any(isinstance(p, Shard) for p in storages[name].placements):  # else the dim may be taken
                 yield f"zero={constraints.zero}: {name} {list(value.shape)} is stored as {storages[name]}, whole along dp"
 
@@ -267,7 +269,7 @@ def _sum_faults(
             yield f"zero={zero}: {node.outputs[0]} is added up as {made}, in pieces along dp"
         if zero == 1 and isinstance(part.placements[a], Partial) and not isinstance(made.placements[a], (Partial, Shard)):
             yield f"zero=1: {node.inputs[0]} is reduced along dp in each turn, not when they are over"
-        if zero in (2, 3) and not isinstance(made.placements[a], Shard):
+        if zero in (2, 3) and a in laws.cut and not isinstance(made.placements[a], Shard):
             for factor in (f.name for f in signature.factors if not f.whole):
                 other = build_strategy(signature, site, (*strategy.choices[:a], factor, *strategy.choices[a + 1 :]), laws.sizes, cuts)
                 if not isinstance(other, Strategy) or not isinstance(other.outputs[0].placements[a], Shard):

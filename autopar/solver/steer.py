@@ -43,7 +43,7 @@ from ..graph.strategy import REPLICATED, Strategy
 from ..graph.tensor import STATE_KINDS, Kind, Value, num_elements
 from ..graph.turns import ACCUMULATE, RECEIVE, SEND
 from .menus import AxisTest
-from .role_meshes import SPARE, rest_roles
+from .role_meshes import SPARE, cut_axes, rest_roles
 
 _MOST_SHOWN = 6
 _KEPT = "it breaks a constraint"
@@ -82,8 +82,10 @@ def check_words(graph: Graph, signatures: tuple[Signature, ...], constraints: Co
     """What a word is about is there.
 
     Raises:
-        ConstraintError: a glob names nothing, a pin cannot be meant for its value, there is no attention core.
+        ConstraintError: a glob names nothing, a pin cannot be meant for its value, there is no attention core, `dp_shard` stands without `zero`.
     """
+    if constraints.dp_shard is not None and not constraints.zero:
+        raise ConstraintError(f"dp_shard={constraints.dp_shard} says how many ranks of dp share what zero cuts, but zero is not given; give zero=3, say, or leave dp_shard out")
     check_names(graph, constraints)
     if constraints.recompute == "selective" and not list_selective(graph, signatures):
         raise ConstraintError(
@@ -180,18 +182,22 @@ class AxisLaws:
     Args:
         of: role -> its axes; "" -> axes without one; `SPARE` -> axes along which nothing is split.
         rest: roles that axes without one may take.
+        cut: the axes of dp along which ZeRO cuts states. copied: its other axes, along which they are whole (`dp_shard`).
     """
 
     sizes: tuple[int, ...]
     of: Mapping[str, tuple[int, ...]]
     rest: tuple[str, ...]
+    cut: tuple[int, ...]
+    copied: tuple[int, ...]
 
 
 def axis_laws(steer: Steer, mesh: Mesh) -> AxisLaws:
     """Read off the names of the axes."""
     of = {role: tuple(k for k, a in enumerate(mesh.axes) if axis_role(a.name) == role and a.name != SPARE) for role in ("", *ROLES)}
     of[SPARE] = tuple(k for k, a in enumerate(mesh.axes) if a.name == SPARE)
-    return AxisLaws(axis_sizes(mesh), of, rest_roles(steer.constraints, steer.roles, num_ranks(mesh)))
+    cut = cut_axes(mesh, steer.constraints) or ()
+    return AxisLaws(axis_sizes(mesh), of, rest_roles(steer.constraints, steer.roles, num_ranks(mesh)), cut, tuple(a for a in of[DATA] if a not in cut))
 
 
 def pin_placements(pin: Pin, mesh: Mesh) -> dict[int, str]:
@@ -229,13 +235,15 @@ def why_role(steer: Steer, laws: AxisLaws, node: Node, index: int, strategy: Str
         return "nothing is split along a spare axis"
     if node.op == ACCUMULATE and zero in (0, 1) and any(roles[a] for a in laws.of[DATA]):
         return f"zero={zero}: what the turns add up is not split along dp"
+    if (node.op == ACCUMULATE or node.phase is Phase.UPDATE) and any(roles[a] for a in laws.copied):
+        return f"dp_shard={steer.constraints.dp_shard}: sums over turns and the update are split among its ranks alone"
     if node.phase is Phase.UPDATE:
         return "zero=0: the update is not split along dp" if zero == 0 and any(roles[a] for a in laws.of[DATA]) else ""
     loose = (node.phase is Phase.BACKWARD and zero != 0) or (index in steer.roles.of_params and zero in (None, 3))
     for role in (DATA, SEQUENCE):
         tail = loose and role not in steer.roles.splits[index]
         for a in laws.of[role]:
-            if roles[a] not in ("", role) and not (tail and roles[a] == TENSOR):
+            if roles[a] not in ("", role) and not (tail and roles[a] == TENSOR and a not in laws.copied):
                 return f"an axis of {role} splits nothing but that"
     for a in laws.of[TENSOR]:
         if roles[a] == DATA or (roles[a] == SEQUENCE and steer.constraints.sequence_parallel is False):
@@ -364,8 +372,8 @@ def steer_menus(
 
 
 def _num_pieces(sharding: Sharding, laws: AxisLaws) -> int:
-    """Into how many pieces the axes of dp cut a value."""
-    return prod(laws.sizes[a] for a in laws.of[DATA] if isinstance(sharding.placements[a], Shard))
+    """Into how many pieces ZeRO's axes cut a value."""
+    return prod(laws.sizes[a] for a in laws.cut if isinstance(sharding.placements[a], Shard))
 
 
 def _keep_most(rows: list, weight: Callable) -> list:
@@ -419,17 +427,19 @@ def steer_storages(
         kept = [s for s in kept if all(s.placements[a] == REPLICATE for a in laws.of[SPARE])] if laws.of[SPARE] else kept
         pinned = any(names_pin(graph, pin, value) for pin in steer.constraints.pins)
         wanted_pieces = zero_law(steer.constraints.zero, value.kind)
+        if laws.copied and not pinned:
+            kept = [s for s in kept if not any(isinstance(s.placements[a], Shard) for a in laws.copied)]
         if laws.of[DATA] and wanted_pieces == "whole" and not pinned:
             kept = [s for s in kept if _num_pieces(s, laws) == 1]
         elif laws.of[DATA] and wanted_pieces == "pieces":
             kept = _keep_most(kept, lambda s: _num_pieces(s, laws))
-            if num_elements(value.shape) > 1 and _num_pieces(kept[0], laws) < prod(laws.sizes[a] for a in laws.of[DATA]):
+            if num_elements(value.shape) > 1 and _num_pieces(kept[0], laws) < prod(laws.sizes[a] for a in laws.cut):
                 exempt += [name for name in graph.inputs if fold.value_class[name] == root]
         found[root] = tuple(kept)
     if not exempt:
         return found, ()
     names = ", ".join(exempt[:_MOST_SHOWN]) + (f" and {len(exempt) - _MOST_SHOWN} more" if len(exempt) > _MOST_SHOWN else "")
-    why = f"its shape does not divide by all of dp, or another constraint holds it: exempt from zero={steer.constraints.zero}"
+    why = f"its shape does not divide by all of {'dp_shard' if laws.copied else 'dp'}, or another constraint holds it: exempt from zero={steer.constraints.zero}"
     return found, (Pruned(f"{names} in more pieces", why),)
 
 

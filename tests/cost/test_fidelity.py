@@ -13,7 +13,7 @@ from benchmarks.fidelity_bubbles import chunks_of, judge_bubbles, judge_rate
 from benchmarks.fidelity_memory import judge_memory
 from benchmarks.fidelity_predict import SearchPredictor, band_of, narrow_gain, narrow_share, side_bytes, side_seconds
 from benchmarks.fidelity_runs import Prediction, cover, describe, family_of, global_batch, is_close, measured_seconds, missing_of, row_of
-from benchmarks.fidelity_steps import judge_steps, rank
+from benchmarks.fidelity_steps import count_orderable, judge_steps, rank
 from benchmarks.fidelity_table import (
     ABSOLUTE,
     EXACT,
@@ -371,6 +371,17 @@ def test_what_is_not_ranked():
     assert not pairs and not choices
     (pair,), (choice,) = rank(one, {"r0": Prediction(seconds=1.0), "r1": Prediction(why="no such schedule")})
     assert pair.predicted is None and pair.why == choice.why == "no such schedule"
+
+
+def test_what_no_predictor_could_order():
+    a, b = contest(1.0, 2.0)
+    again = [replace(a, row_id="a2", iter_time_s=3.0), replace(a, row_id="a3", iter_time_s=1.1)]
+    runs = [a, b, *again]
+    pairs, _ = rank(runs, {r.row_id: Prediction(seconds=1.0 if r.tp == 1 else 2.0) for r in runs})
+    assert {p.row: p.predicted for p in pairs} == {"r0 < r1": 1.0, "a3 < r1": 1.0, "r1 < a2": 0.0}
+    named = {r.row_id: r for r in runs}
+    assert count_orderable([tuple(named[name] for name in p.row.split(" < ")) for p in pairs]) == 2
+    assert count_orderable([(a, b)]) == count_orderable([(b, a)]) == 1
 
 
 def test_steps_with_a_predictor():

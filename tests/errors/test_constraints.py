@@ -21,11 +21,12 @@ from autopar.constraints import (
 from autopar.errors import ConstraintError, OptionsError
 from autopar.options import Options
 
-WORDS = "dp, tp, sp, pp, zero, recompute, sequence_parallel, only, vpp, microbatches, microbatch, schedule"
+WORDS = "dp, tp, sp, pp, zero, dp_shard, recompute, sequence_parallel, only, vpp, microbatches, microbatch, schedule"
 
 SAME = [
     ("tp=2,dp=4", "tp = 2\ndp = 4", {"tp": 2, "dp": 4}, ("dp=4", "tp=2")),
     ("zero=0", "zero = 0", {"zero": 0}, ("zero=0",)),
+    ("dp=8,zero=3,dp_shard=4", "dp = 8\nzero = 3\ndp_shard = 4", {"dp": 8, "zero": 3, "dp_shard": 4}, ("dp=8", "zero=3", "dp_shard=4")),
     ("only=data,zero=3", 'only = "data"\nzero = 3', {"only": "data", "zero": 3}, ("zero=3", "only=data")),
     (
         "sp=2, recompute=full ,sequence_parallel=1",
@@ -130,6 +131,10 @@ def test_two_together():
         ("microbatches=0", "--fix: microbatches: expected a positive whole number, found 0"),
         ("only=data,tp=2", "--fix: only=data leaves no rank for tp=2; leave one out"),
         ("dp=1,zero=1", "--fix: zero=1 is about the axes of dp, but dp=1: there are none; give dp, or leave zero out"),
+        ("zero=0,dp_shard=2", "--fix: dp_shard=2 says how many ranks of dp share what zero cuts, but zero=0 cuts nothing; give zero=3, say, or leave dp_shard out"),
+        ("zero=2,dp_shard=1", "--fix: dp_shard=1: expected 2 or more ranks that share what zero cuts; give zero=0 where each rank holds everything"),
+        ("zero=3,dp=12,dp_shard=8", "--fix: dp_shard=8: the 12 ranks of dp do not divide into groups of 8; expected one of 2, 3, 4, 6, 12, or another dp"),
+        ("zero=3,dp_shard=half", "--fix: dp_shard: expected a positive whole number, found 'half'"),
         ("pp=1,vpp=2", "--fix: vpp=2: of a pipeline, but pp=1 leaves one stage; give pp, or leave it out"),
         ("only=data,schedule=1f1b", "--fix: schedule=1f1b: of a pipeline, but only=data leaves one stage; give pp, or leave it out"),
         ("vpp=2,schedule=1f1b", "--fix: vpp=2 and schedule=1f1b: several chunks on a stage and interleaved or zbv go together; leave one out"),

@@ -10,7 +10,7 @@ import pytest
 from autopar.constraints import Constraints, ModuleForbid, Pin, axis_role, constrain, parse_fix
 from autopar.errors import ConstraintError
 from autopar.graph.choice import Assignment
-from autopar.graph.graph import Graph
+from autopar.graph.graph import Graph, value_table
 from autopar.graph.mesh import Mesh, axis_sizes
 from autopar.graph.node import Phase
 from autopar.graph.repeats import identity_fold
@@ -22,7 +22,7 @@ from autopar.solver.obeyed import check_obeyed, require_obeyed
 from autopar.solver.one_mesh import build_assignment, solve_mesh
 from autopar.solver.role_meshes import label_meshes
 from autopar.solver.search import Question, search
-from autopar.solver.steer import prepare_steer, refine_fold
+from autopar.solver.steer import prepare_steer, refine_fold, zero_law
 
 from .tiny import Sketch, TinyPrices, make_mesh, prepare, training_step
 
@@ -100,7 +100,7 @@ def test_the_answer_is_the_best_of_all_that_obey(seed):
         assert answer.objective_s == pytest.approx(best_of_all_that_obey(graph, mesh, steer, wire), rel=1e-6)
 
 
-@pytest.mark.parametrize("fix", ["dp=2,tp=2,zero=1", "dp=4,zero=0", "dp=4,zero=3", "tp=4", "tp=2"])
+@pytest.mark.parametrize("fix", ["dp=2,tp=2,zero=1", "dp=4,zero=0", "dp=4,zero=3", "dp=4,zero=1,dp_shard=2", "dp=4,zero=2,dp_shard=2", "dp=4,zero=3,dp_shard=2", "tp=4", "tp=2"])
 def test_on_two_axes_too(fix):
     graph = training_step(4, 2, 4)
     sites, signatures, cuts = prepare(graph)
@@ -109,6 +109,27 @@ def test_on_two_axes_too(fix):
         assert faults(graph, assignment, steer) == ()
         free = build_problem(graph, sites, signatures, cuts, identity_fold(graph), mesh, TinyPrices(graph, mesh), cluster=False)
         assert solve_mesh(free, None, time_limit_s=20).objective_s <= answer.objective_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_states_are_shared_by_groups_of_neighbours(zero):
+    """What ZeRO cuts lies in pieces among the two nearest ranks alone, and a plan that cuts it further is told."""
+    graph = training_step(4, 2, 4)
+    (mesh,) = label(graph, f"dp=4,zero={zero},dp_shard=2", (make_mesh(2, 2),))
+    values = value_table(graph)
+    _, assignment, _ = solve(graph, parse_fix(f"dp=4,zero={zero},dp_shard=2"), mesh, cluster=False)
+    for name, storage in assignment.storages:
+        outer, inner = map(str, storage.placements)
+        assert outer == "R" and inner.startswith("S") == (zero_law(zero, values[name].kind) == "pieces"), (name, storage)
+    _, everywhere, _ = solve(graph, parse_fix(f"dp=4,zero={zero}"), mesh, cluster=False)
+    steer = prepare_steer(graph, *prepare(graph), parse_fix(f"dp=4,zero={zero},dp_shard=2"))
+    assert any("in pieces along more of dp" in fault for fault in faults(graph, everywhere, steer))
+
+
+def test_groups_of_what_is_not_cut():
+    graph = training_step(4, 2, 4)
+    with pytest.raises(ConstraintError, match="^dp_shard=2 says how many ranks of dp share what zero cuts, but zero is not given; give zero=3, say, or leave dp_shard out$"):
+        prepare_steer(graph, *prepare(graph), parse_fix("dp=4,dp_shard=2"))
 
 
 def test_random_constraints_are_obeyed_or_refused():
@@ -124,6 +145,8 @@ def _obeyed_or_refused(seed: int) -> str:
         words[rng.choice(["dp", "tp"])] = rng.choice([1, 2, 4])
     if rng.random() < 0.4:
         words["zero"] = rng.randrange(4)
+    if words.get("zero") and rng.random() < 0.5:
+        words["dp_shard"] = rng.choice([2, 4])
     if rng.random() < 0.3:
         words[rng.choice(["whole", "alike"])] = [rng.choice(["layer", "*", "stem"])]
     if rng.random() < 0.3:
@@ -153,6 +176,7 @@ def test_every_kind_of_fault_is_seen():
         "dp=4": "dp=4: the axes of dp have 2 ranks",
         "zero=1,dp=2,tp=2": "zero=1: m:w@0 [4, 8] is stored as R,R, whole along dp",
         "zero=3,dp=2,tp=2": "zero=3: w@0 [4, 8] is stored as R,R, whole along dp",
+        "zero=3,dp=2,tp=2,dp_shard=2": "zero=3: w@0 [4, 8] is stored as R,R, whole along dp",
     }
     for fix, text in told.items():
         steer = prepare_steer(graph, sites, signatures, cuts, parse_fix(fix))
@@ -180,6 +204,9 @@ def test_a_degree_is_the_product_of_its_axes():
     assert names(label(graph, "tp=2")) == ["tp=2 b=2"]
     assert names(label(graph, "zero=1")) == ["dp=4", "dp=2 dp_2=2", "dp=2 b=2"]
     assert names(label(graph, "zero=0")) == ["dp=4", "a=4", "dp=2 dp_2=2", "dp=2 b=2", "a=2 b=2"]
+    assert names(label(graph, "dp=4,zero=3,dp_shard=2")) == ["dp=2 dp_2=2"]
+    assert names(label(graph, "zero=3,dp_shard=2")) == ["dp=2 dp_2=2", "dp=2 b=2"]
+    assert names(label(graph, "zero=3,dp_shard=4")) == ["dp=4", "dp=2 dp_2=2"]
     assert names(label(graph, constrain(require=["tp"]))) == ["tp=4", "tp=2 tp_2=2", "tp=2 b=2"]
     assert names(label(graph, constrain(whole=["*"]))) == ["a=4", "a=2 b=2"]
     assert [axis_role(n) for n in ("dp", "dp_2", "a", "tp_3")] == ["dp", "dp", "", "tp"]
@@ -194,6 +221,8 @@ def test_a_degree_is_the_product_of_its_axes():
         ("dp=1,tp=1", "dp=1, tp=1: no role is left for the 4 ranks of the cluster; leave one of them free"),
         ("dp=16", "dp=16: the batch has size 8 (dim 0 of x), which does not divide by 16; what divides it: dp=2, dp=4, or give another --batch or --seq"),
         ("sp=2", "sp=2: the model has no sequence to split: no dim of its batch inputs is one (docs/constraints.md says how it is found); leave it out"),
+        ("zero=1,dp_shard=3", "dp_shard=3: no mesh of this cluster has groups of 3 neighbours among the ranks of dp; expected one of 2, 4, or another dp"),
+        ("zero=1,dp_shard=2,tp=4", "tp=4 x dp (2 or more) cannot be laid out on the 4 ranks of the cluster; what fits: tp=2; or leave one of them out"),
         ("zero=1,tp=4", "tp=4 x dp (2 or more) cannot be laid out on the 4 ranks of the cluster; what fits: tp=2; or leave one of them out"),
     ],
 )

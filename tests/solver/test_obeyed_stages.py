@@ -120,6 +120,8 @@ def test_a_pin_holds_for_the_copies_of_a_tied_parameter():
         ({"only": "data"}, {(1, "dp=4"), (2, "dp=2"), (4, "1 rank")}),
         ({"sequence_parallel": True, "pp": 2}, {(2, "tp=2")}),
         ({"pin": [Pin("x", "S0", "dp")], "pp": 2}, {(2, "dp=2")}),
+        ({"zero": 3, "dp_shard": 2}, {(1, "dp=2 dp_2=2"), (1, "dp=2 tp=2"), (2, "dp=2")}),
+        ({"zero": 3, "dp_shard": 4}, {(1, "dp=4")}),
     ],
 )
 def test_places_have_the_roles_that_are_needed(words, places):
