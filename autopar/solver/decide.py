@@ -36,7 +36,7 @@ from .mesh_bounds import bound_mesh
 from .mixed import TWO_KINDS
 from .obeyed import require_obeyed, require_obeyed_stages
 from .pipeline import PipelineSearch, StagedResult
-from .role_meshes import label_meshes
+from .role_meshes import data_axes, label_meshes
 from .search import Question, SearchResult, search
 from .skeleton import Skeleton
 from .stage_solve import StageAnswer
@@ -285,9 +285,11 @@ class _Decide:
         schedules = "1F1B and interleaved" if has_backward(self.ask.case.graph) else "forward-only"
         varied = layouts.best is not None and bool(layouts.best.layout.place.others) and not self.ask.constraints.stage_degrees
         alike = ", all divided alike, and divided as those of this plan" if varied else ""
+        grouped = layouts.best is not None and len(data_axes(layouts.best.layout.place.mesh)) > 1 and self.ask.constraints.dp_shard is None
+        groups = " (in this plan, and in others like it: one among hosts, and one inside of them)" if grouped else ""
         return (
             f"{layouts.num_layouts} {'layout' if layouts.num_layouts == 1 else 'layouts'}: {stages}{alike}, every number of microbatches, {schedules} "
-            "schedules; inside of a stage an axis that splits the batch and one within a host that splits anything else (and, where starting ops takes longer than "
+            f"schedules; inside of a stage an axis that splits the batch{groups} and one within a host that splits anything else (and, where starting ops takes longer than "
             f"their work, one along which nothing is split), every ZeRO stage, recompute value "
             f"by value{demanded}{mixed}; {layouts.num_solved} solved with memory"
         )

@@ -3,7 +3,7 @@
 In: a case, the cost model of a cluster, constraints, a memory limit, the time of the best plan so far. Out: the best staged plan, and what bounds all
 others. The way: every layout has a bound and, once its place was priced, a guess. Prices are made where they may change the answer, cheapest first
 (`layout_prices`): while a guess is below the best plan, that layout is priced, simulated, solved with memory (`layout_solve`); then the layout with the
-lowest bound is priced until its bound says that it cannot win, or nothing is left to ask. Around the best ones single stages get other degrees (`vary_stages`). Invariant: the bound of a layout holds for every plan with
+lowest bound is priced until its bound says that it cannot win, or nothing is left to ask. Of the best ones the ranks of dp are put in groups (`group_ranks`), and single stages get other degrees (`vary_stages`). Invariant: the bound of a layout holds for every plan with
 its stages, mesh and microbatches, wherever it is cut (with several chunks per stage: where its costs said when it was bounded).
 """
 
@@ -22,6 +22,7 @@ from ..graph.plan import Pruned
 from ..graph.schedules.known import splits_backward
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
+from .group_ranks import list_groupable, may_group_ranks
 from .growths import Growths
 from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, bound_at_cuts, bound_layout, cut_units, guess_seconds, has_given_cuts, memory_factor, sharpen_bound, simulate_guess
@@ -57,6 +58,7 @@ _HOPELESS = 1.5  # who takes at least so many times as long as the fastest of a 
 _FAR = 1.1  # who takes more than so many times the best guess has none yet
 _HURRY = 0.5  # of the time: who has no plan by then solves the layout that is expected to be best, without looking closer at others
 _MOST, _MOST_MORE = 10, 16  # layouts are solved with memory by their guess (and so many with other degrees on some stages), and in all
+_MOST_TRIED = 3  # layouts with the ranks of dp in groups are solved
 _MOST_LATE = 2  # when time is up and there is no plan
 
 
@@ -98,6 +100,7 @@ class PipelineSearch:
     hurry: float = inf  # from then on a plan comes before better guesses
     every: list[Open] = field(default_factory=list)
     places: list[OpenPlace] = field(default_factory=list)
+    grouped: set[Layout] = field(default_factory=set)  # with the ranks of dp in groups: those that were tried
     varied: set[Layout] = field(default_factory=set)  # with other degrees on some stages: those that were tried
     wall_s: float = 0.0
 
@@ -131,6 +134,7 @@ class PipelineSearch:
 
     def _follow(self, began: float) -> None:
         self._follow_guesses(self.places)
+        self._group_ranks()
         if not self.price_only:
             self._raise_bounds(self.places)
             self._follow_all(self.places)
@@ -371,6 +375,31 @@ class PipelineSearch:
                 return
             self.varied.add(best.layout)
             self._try_varied(best.layout, best.cuts)
+
+    def _group_ranks(self) -> None:
+        """The best layouts whose axis of dp spans hosts, with groups of its ranks on a host each, best guess first. Such a layout is one of those that are searched once it is
+        the best."""
+        if not may_group_ranks(self.cases.constraints) or self.best_s == inf:
+            return
+        rows = []
+        own = self.best.layout if self.best is not None else None
+        for layout in list_groupable(self.every, self.best_s, own, self.model.cluster.devices_per_host):
+            if layout not in self.grouped and time.monotonic() < self.deadline - self.slowest_s:
+                self.grouped.add(layout)
+                each = Open(layout, 0.0)
+                place = OpenPlace(layout.place, [each])
+                self._price_place(place, Tier.ALL)
+                if not each.gone:
+                    self._price_layout(place, each, layout.num_microbatches)
+                rows.append((place, each))
+        hopes = [(place, each) for place, each in rows if not each.gone and (each.tight or each.guess_s < _NEAR * self.best_s)]  # a guess for a tight memory may be far too high
+        for place, each in sorted(hopes, key=lambda row: row[1].guess_s)[:_MOST_TRIED]:
+            if each.bound_s < self.best_s * (1 - _WORTH_OTHERS) and time.monotonic() < self.deadline - self.slowest_s:
+                before = self.best
+                self._solve(place, each)
+                if self.best is not before:
+                    self.every.append(each)
+                    self.places.append(place)
 
     def _list_variable(self) -> list[Open]:
         """The best layouts in stages, by what is known of them: one for each number of stages, microbatches and chunks, for degrees are what changes. Of a large model the

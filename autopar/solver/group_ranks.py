@@ -1,0 +1,59 @@
+"""The ranks of dp in groups: layouts whose axis of dp spans hosts, with that axis as two, one among hosts and one inside of them.
+
+In: a layout. Out: the same with the ranks of dp on one host as an axis of their own, along which states may be cut that each host then holds once more (HSDP), gradients
+reduced inside first, parameters gathered inside alone. What the one axis does, the two can do; their search takes longer, so that they are tried for the best layouts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from ..constraints import DATA, Constraints
+from ..graph.mesh import Mesh, MeshAxis
+from .layout_prices import Tier
+from .layouts import Layout, Place
+from .open_layouts import Open
+
+_MOST_GROUPED = 6
+_FAR_GROUPED = 1.25  # times the best plan
+_FAR_ALONE = 1.03  # the same where the best plan is no layout: its mesh may have had such groups
+
+
+def may_group_ranks(constraints: Constraints) -> bool:
+    """Nobody said how far states are cut."""
+    return constraints.zero is None and not constraints.stage_degrees and not constraints.pins
+
+
+def group_place(place: Place, devices_per_host: int) -> Place | None:
+    """The place with dp among hosts and inside of them; None where dp is no single axis that spans hosts, or has one rank on each."""
+    axes = place.mesh.axes
+    at = next((k for k, axis in enumerate(axes) if axis.name == DATA), None)
+    if at is None or place.others:
+        return None
+    inner = prod(axis.size for axis in axes[at + 1 :])
+    near = devices_per_host // inner
+    if devices_per_host % inner or near < 2 or axes[at].size <= near or axes[at].size % near:
+        return None
+    groups = (MeshAxis(DATA, axes[at].size // near, "across"), MeshAxis(f"{DATA}_2", near, "inside"))
+    return Place(place.num_stages, Mesh((*axes[:at], *groups, *axes[at + 1 :])))
+
+
+def list_groupable(every: Sequence[Open], best_s: float, own: Layout | None, devices_per_host: int) -> list[Layout]:
+    """The best layouts with dp in groups, that of the plan first: two for each number of stages and the axes inside.
+
+    Args:
+        every: all that are known.
+        best_s: seconds of the best plan. own: its layout; None: it has none.
+    """
+    most = best_s * (_FAR_GROUPED if own is not None else _FAR_ALONE)
+    rows = sorted((e for e in every if not e.gone and e.tier is not Tier.NONE and e.likely_s <= most), key=lambda e: (e.layout != own, e.likely_s))
+    taken: dict[Place, int] = {}
+    found = []
+    for each in rows:
+        place = group_place(each.layout.place, devices_per_host)
+        if place is not None and taken.get(place, 0) < 2:
+            taken[place] = taken.get(place, 0) + 1
+            found.append(replace(each.layout, place=place))
+    return found[:_MOST_GROUPED]
