@@ -24,6 +24,7 @@ _WITH_ENCODERS = ("H200-141GB",)  # a BERT is among its ten
 _AT_LEVEL = {"H100-80GB": (0.106, "71 published steps on H100 in 16 bits at the level of one, each priced with what its own framework does beside this program, half of them within 2.0 %")}
 _ASKING_S = 49e-6  # of a call, on the host of the H200 that was at hand: of a GPT of 209 calls 10.24 ms a step, of a mixture of experts of 831 calls 41.0 (benchmarks/gpu.py, runs 4 and 8)
 _MUCH_SENT = 0.05  # of a step: by how much it would be off, were its links half as fast as said
+_OF_THIS = "It is of this program: a framework that runs the same split op by op, or hides less of what it sends, takes longer"
 _CPU = 0.13, "35 steps of a GPT and an MLP on 2 and 4 gloo ranks of two CPUs minutes after `autopar profile`, half of them within 6 %"
 
 
@@ -57,7 +58,10 @@ def error_bar(model: CostModel, dtype: str, calls: int = 0, step_s: float = 0.0,
     why = unlike.why or _unlike_links(model, step_s, sent_s)
     if not why and unlike.encodes and device.name not in _WITH_ENCODERS:
         why = f"not known of attention without a mask on {device.name}: all steps that were compared there are of decoders"
-    return (None, why) if why else _of(bar, unlike)
+    if why:
+        return None, why
+    share, text = _of(bar, unlike)
+    return share, f"{text}. {_OF_THIS}"
 
 
 def _unlike_links(model: CostModel, step_s: float, sent_s: float) -> str:
