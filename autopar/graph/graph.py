@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import GraphError
@@ -100,6 +100,19 @@ def final_values(graph: Graph) -> tuple[str, ...]:
     """Names of the values that must still exist when the step ends."""
     tail = [*(new for _, new in graph.updates), *([graph.loss] if graph.loss else []), *graph.outputs]
     return tuple(dict.fromkeys(tail))
+
+
+def live_graph(graph: Graph) -> Graph:
+    """The graph without the nodes of which nobody reads anything and the step returns nothing, and without their values; nodes that make nothing stay."""
+    wanted = {*final_values(graph), *(name for pair in (*graph.updates, *graph.grads) for name in pair)}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if wanted.intersection(node.outputs) or not node.outputs:
+            kept.append(node)
+            wanted.update(node.inputs)
+    values = value_table(graph)
+    order = [*graph.inputs, *(out for node in reversed(kept) for out in node.outputs if out)]
+    return replace(graph, nodes=tuple(reversed(kept)), values=tuple(values[name] for name in order))
 
 
 def graph_hash(graph: Graph) -> str:

@@ -74,10 +74,11 @@ def cut_kernel(
 
     Args:
         values, makers: of the graph (`value_table`, `producer_table`): it is asked for thousands of groups.
-        nodes: of the group and the views between them, in order.
+        nodes: of the group and the views between them, in order. Those of which nothing comes that others read (in the forward pass the first time of what the backward pass runs again) are left out.
         outside: values that the group makes and others read, in order.
         into: of these, new version -> the state into whose storage it goes.
     """
+    nodes = _leading_to(graph, nodes, outside)
     made = {out: i for i in nodes for out in graph.nodes[i].outputs if out}
 
     def made_of(name: str) -> str:
@@ -102,6 +103,16 @@ def cut_kernel(
     work = [graph.nodes[i] for i in nodes if not is_view(graph.nodes[i].op)] or [graph.nodes[i] for i in nodes]
     sources = tuple(dict.fromkeys(f"{n.source or n.path or 'the step'}: {packet_of(n.op).partition('.')[2]}" for n in work))
     return Kernel("", cut, pairs, _takes_any_shape(cut), sources), arguments
+
+
+def _leading_to(graph: Graph, nodes: Sequence[int], outside: Sequence[str]) -> list[int]:
+    """Of these nodes, in order, those that these values are made of."""
+    wanted, kept = {*outside}, []
+    for i in reversed(nodes):
+        if wanted.intersection(graph.nodes[i].outputs):
+            kept.append(i)
+            wanted.update(graph.nodes[i].inputs)
+    return kept[::-1]
 
 
 def kernel_node(kernel: Kernel, arguments: Sequence[str], outside: Sequence[str], like: Node) -> Node:

@@ -3,7 +3,7 @@
 In: a traced graph. Out: the graph in which the backward pass has its own copy of a forward node where that node is cheap arithmetic element by element, all who read its result there are such ops or sums
 along rows, which run as one kernel with the copy, and keeping what the copy reads instead takes fewer bytes: a norm in float32 of bfloat16 keeps its input and a number per row, not three tensors in
 float32; a gated activation keeps its gate, not what was made of it. Views of parameters are taken again of the parameter: what is gathered for the forward pass
-is not held for them. As eager PyTorch's own fused norms and `torch.compile` do, and whatever the plan recomputes beside it (`recompute`).
+is not held for them. What only the backward pass read is not made in the forward pass at all. As eager PyTorch's own fused norms and `torch.compile` do, and whatever the plan recomputes beside it (`recompute`).
 
 Numbers stay those of the forward pass: the same ops on the same values.
 """
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from .cuts import resolve_known
 from .fusion import work_rows
-from .graph import Graph, producer_table, use_table, value_table
+from .graph import Graph, live_graph, producer_table, use_table, value_table
 from .liveness import is_view, list_readers, storage_bases
 from .node import Node, Phase, get_arg, packet_of
 from .recompute import copy_for_backward
@@ -80,7 +80,7 @@ def remake_graph(graph: Graph, rules: Mapping[str, Rule] = RULES) -> Graph:
         if weigh(held) < size_bytes(values[out]):
             free |= held
             chosen |= {i}.union(*(again for _, again in found))
-    return copy_for_backward(graph, chosen, early) if chosen else graph
+    return live_graph(copy_for_backward(graph, chosen, early)) if chosen else graph
 
 
 def _views_of_parameters(graph: Graph, base: Mapping[str, str], blocks: Sequence[object]) -> dict[int, list[int]]:

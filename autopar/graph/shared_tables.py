@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .graph import Graph, use_table, value_table
+from .graph import Graph, live_graph, use_table, value_table
 from .node import Node, Phase, is_known, packet_of
 from .repeats import blocks_in_step
 from .tensor import Kind, Value, num_elements
@@ -121,18 +121,4 @@ def _rewrite(graph: Graph, same: Mapping[str, str], ahead: Mapping[int, Sequence
         nodes += [own(k, "") for k in ahead.get(i, ())]
         if i not in moved and not (len(node.outputs) == 1 and node.outputs[0] in same):
             nodes.append(own(i, node.path))
-    return _live(replace(graph, nodes=tuple(nodes)))
-
-
-def _live(graph: Graph) -> Graph:
-    """Without what nobody reads any more, and its values."""
-    wanted = {graph.loss, *graph.outputs, *(name for pair in (*graph.updates, *graph.grads) for name in pair)}
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        if wanted.intersection(node.outputs) or not node.outputs:
-            kept.append(node)
-            wanted.update(node.inputs)
-    there = {*graph.inputs, *(out for node in kept for out in node.outputs)}
-    values = value_table(graph)
-    order = [*graph.inputs, *(out for node in reversed(kept) for out in node.outputs if out)]
-    return replace(graph, nodes=tuple(reversed(kept)), values=tuple(values[name] for name in order if name in there))
+    return live_graph(replace(graph, nodes=tuple(nodes)))

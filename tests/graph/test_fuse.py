@@ -1,9 +1,10 @@
-"""Copies that kernels make: which reshapes of what was expanded they are, by hand."""
+"""Copies that kernels make: which reshapes of what was expanded they are; and what of a group its kernel has; by hand."""
 
 import pytest
 
 from autopar.graph.fuse import _find_copies
 from autopar.graph.graph import producer_table, use_table, value_table
+from autopar.graph.kernel import cut_kernel
 from autopar.graph.tensor import Kind
 
 from .drafts import make_graph, node, value
@@ -43,3 +44,17 @@ def test_what_was_not_expanded_is_left():
     steps = [(node("aten.permute.default", ("x",), "turned", dims=(1, 0)), value("turned", (512, 512))), (node("aten.reshape.default", ("turned",), "flat", size=(512 * 512,)), value("flat", (512 * 512,)))]
     graph = make_graph([value("x", (512, 512), Kind.BATCH), value("y", (512, 512), Kind.BATCH)], steps)
     assert not list(_find_copies(graph, value_table(graph), producer_table(graph), use_table(graph), set()))
+
+
+def test_a_kernel_has_nothing_that_leads_nowhere():
+    """What is made again for the backward pass may leave its first making unread."""
+    steps = [
+        (node("aten.exp.default", ("x",), "unread"), value("unread", (4, 8))),
+        (node("aten.mul.Tensor", ("unread", "y"), "idle"), value("idle", (4, 8))),
+        (node("aten.relu.default", ("x",), "read"), value("read", (4, 8))),
+    ]
+    graph = make_graph([value("x", (4, 8), Kind.BATCH), value("y", (4, 8), Kind.BATCH)], steps)
+    kernel, arguments = cut_kernel(graph, value_table(graph), producer_table(graph), (0, 1, 2), ("read",), {})
+    assert [n.op for n in kernel.graph.nodes] == ["aten.relu.default"]
+    assert arguments == ("x",)
+    assert kernel.sources == ("model.py:1: relu",)

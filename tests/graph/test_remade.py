@@ -8,7 +8,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from autopar import Workload  # noqa: E402
-from autopar.graph.graph import producer_table, value_table  # noqa: E402
+from autopar.graph.graph import producer_table, use_table, value_table  # noqa: E402
 from autopar.graph.liveness import is_view, storage_bases  # noqa: E402
 from autopar.graph.node import Phase  # noqa: E402
 from autopar.graph.recompute import REMADE  # noqa: E402
@@ -78,6 +78,18 @@ def test_a_tanh_is_kept_and_what_is_made_of_it_is_not():
 def test_what_would_be_written_again_or_costs_is_kept(function):
     graph, _ = kept(function)
     assert not [node.op for node in graph.nodes if node.name.endswith(REMADE) and ("gelu" in node.op or "exp" in node.op or "uniform" in node.op or "lt" in node.op)]
+
+
+@pytest.mark.parametrize("loss", [lambda y, t: F.cross_entropy(y, t) + 1e-4 * (torch.logsumexp(y, -1) ** 2).mean(), lambda y, t: F.cross_entropy(y, t)], ids=["z loss", "loss"])
+def test_what_only_the_backward_pass_reads_is_not_made_before(loss):
+    """The logits in float32: the loss reads them in bfloat16, the gradient of `logsumexp` makes them again."""
+    workload = Workload(nn.Linear(WIDTH, 40), (torch.zeros(ROWS, WIDTH),), (torch.zeros(ROWS, dtype=torch.int64),), loss, torch.optim.SGD)
+    graph = trace_step(workload, "bf16").graph
+    uses, values = use_table(graph), value_table(graph)
+    leaving = {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
+    assert not [node.name for node in graph.nodes if not any(uses[out] or out in leaving for out in node.outputs)]
+    wide = [node for node in graph.nodes if node.phase is Phase.FORWARD and values[node.outputs[0]].shape == (ROWS, 40) and values[node.outputs[0]].dtype == "float32"]
+    assert wide == []
 
 
 def test_what_is_compared_with_its_own_extreme_is_kept():
