@@ -124,6 +124,13 @@ class Rotary(torch.nn.Module):
         return q * angle.cos() + torch.cat([-b, a], -1) * angle.sin()
 
 
+def _normed_and_turned(x):
+    """Queries as models with a norm of them turn them: halves of what the norm makes, each with a part of the other."""
+    angle = torch.arange(x.shape[1])[:, None] * torch.arange(1, x.shape[2] // 2 + 1) / x.shape[2]
+    a, b = F.rms_norm(x, x.shape[-1:]).chunk(2, -1)
+    return torch.cat([a * angle.cos() + b * angle.sin(), b * angle.cos() - a * angle.sin()], -1)
+
+
 class RotaryAttention(torch.nn.Module):
     """Attention over rotary embeddings, groups of heads with keys and values in common; an activation of a linear of so many columns."""
 
@@ -395,6 +402,7 @@ CASES = {
     "wide log of a sum of exponentials": lambda: _wide(lambda x: x.logsumexp(-1, keepdim=True) * x, 3, 9001),
     "rms norm": lambda: _step(Rms(37), 5, 3, 37),
     "rotary": lambda: _step(Rotary(3, 10), 2, 7, 30),
+    "a norm and a rotary embedding": lambda: _of(_normed_and_turned, 3, 5, 10),
     "dropout": lambda: _step(Dropout(21), 4, 5, 21),
     "softmax": lambda: _of(lambda x: torch.softmax(x, -1) + 1, 3, 5, 77),
     "rows that see nothing": lambda: _of(lambda x: torch.ops.aten._safe_softmax(torch.where((torch.arange(5) == 2)[:, None], float("-inf"), x), -1) * 2, 3, 5, 77),

@@ -307,6 +307,17 @@ def test_every_part_reads_something():
     assert [node.op for node in parts[1].kernel.graph.nodes] == ["aten.full.default", "aten.igamma.default"]
 
 
+@pytest.mark.parametrize("case", ["a norm and a rotary embedding", "read again"])
+def test_a_part_makes_only_what_is_read(case):
+    """By the parts after it, or by who called the kernel: not the sum along a row of which only the root is read."""
+    several = [(kernel, parts) for kernel in kernels_of(CASES[case]()) if len(parts := print_parts(kernel)) > 1]
+    for kernel, parts in several:
+        for number, part in enumerate(parts):
+            read = {*kernel.graph.outputs, *(name for later in parts[number + 1 :] for name in later.kernel.graph.inputs)}
+            assert read.issuperset(part.kernel.graph.outputs), part.kernel.name
+    assert several
+
+
 def test_a_view_of_what_a_kernel_keeps_to_itself_goes():
     """Nobody reads it: its base is made within the kernel."""
     graph = fused_step(CASES["log of the sum of everything"]()).program.graph

@@ -3,7 +3,7 @@
 In: a `Kernel`. Out: its `Part`s in the order in which they run, each a kernel of some of its results, with its text. A group whose results do not fit one function (results of
 several sizes, reductions along rows of several kinds, a sum over rows that is read again) is cut: a part ends at a reduction that another part reads, or has the results
 that fit one function together; an op that has no Triton text is a part of its own, which is plain torch. What is pointwise is made again in each part that needs it, but for what is compared with its
-own extremes, which is handed on beside them. Invariant: one after the other the parts make the kernel's results.
+own extremes, which is handed on beside them. Invariant: one after the other the parts make the kernel's results, and of what is between them only what one of them reads.
 """
 
 from __future__ import annotations
@@ -50,13 +50,18 @@ def print_parts(kernel: Kernel) -> tuple[Part, ...]:
             parts += [list(apart[name])] if name == apart[name][0] else []
         elif not any(_join(kernel, parts, place, name) for place in range(len(parts)) if parts[place][0] not in apart):
             parts.append([name])
-    found = []
-    for number, names in enumerate(parts):
+    found: list[Part] = []
+    read = {*kernel.graph.outputs}
+    for number in reversed(range(len(parts))):  # the last first: of each only what the kernel returns or those after it read
+        names = parts[number] if parts[number][0] in apart else [name for name in parts[number] if name in read]
+        if not names:
+            continue
         part = _cut(kernel, names, {n for before in parts[:number] for n in before}, f"{kernel.name}_part_{number + 1}")
         if not part.graph.inputs:
             raise UnsupportedError("a part that reads nothing")
+        read.update(part.graph.inputs)
         found.append(Part(part, None if names[0] in apart else print_triton(part)))
-    return tuple(found)
+    return tuple(found[::-1])
 
 
 def _has_text(kernel: Kernel, node: Node) -> bool:
