@@ -489,8 +489,6 @@ def draw_inputs(kernel, seed=0, strided=False):
             if name in found and found[name].is_floating_point():
                 found[name] = found[name].to(torch.bfloat16).to(found[name].dtype)
     for node in kernel.graph.nodes:
-        if node.op == "aten.log_sigmoid_backward.default":  # its forward op leaves this on a CPU, and nothing on a GPU
-            found[node.inputs[2]] = torch.exp(-_made(kernel, node, node.inputs[1], found).abs())
         if node.op == "autopar.cross_entropy_backward" and set(node.inputs[2:4]) <= found.keys():  # what its forward op has told of these logits
             logits = _made(kernel, node, node.inputs[1], found).double()
             for name, x in zip(node.inputs[2:4], (logits.amax(-1), (logits - logits.amax(-1, keepdim=True)).exp().sum(-1))):

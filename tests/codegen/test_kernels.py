@@ -18,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
 from autopar.codegen.kernels.emit_kernels import print_kernels  # noqa: E402
 from autopar.codegen.kernels.index import coordinates, flatten, in_memory, variable, view_source  # noqa: E402
@@ -28,11 +29,11 @@ from autopar.graph.kernel import is_kernel, takes_lists  # noqa: E402
 from autopar.graph.program import check_program  # noqa: E402
 from autopar.graph.sections import phase_sections  # noqa: E402
 from autopar.graph.tensor import Kind  # noqa: E402
-from autopar.trace import trace_step  # noqa: E402
+from autopar.trace import Workload, trace_step  # noqa: E402
 
 from . import random_plans  # noqa: E402
 from .interpreter import read_numbers  # noqa: E402
-from .kernel_cases import CASES, fused_step, kernels_of  # noqa: E402
+from .kernel_cases import CASES, Chain, fused_step, kernels_of  # noqa: E402
 from .random_plans import Assigner, Control, files_of  # noqa: E402
 from .reduction_numbers import chain  # noqa: E402
 
@@ -316,6 +317,15 @@ def test_a_part_makes_only_what_is_read(case):
             read = {*kernel.graph.outputs, *(name for later in parts[number + 1 :] for name in later.kernel.graph.inputs)}
             assert read.issuperset(part.kernel.graph.outputs), part.kernel.name
     assert several
+
+
+def test_a_loss_of_logs_of_sigmoids_is_one_pass():
+    """A pair's distance, the log of its sigmoid and their sum; its gradient likewise."""
+    case = Workload(Chain(lambda x: x @ x.T, 6), (torch.randn(6, 6),), (), lambda y: -F.logsigmoid(y * (2 * torch.eye(6) - 1)).sum(), torch.optim.SGD)
+    fused = fused_step(case)
+    assert not [node.op for node in fused.program.graph.nodes if "sigmoid" in node.op and not is_kernel(node.op)]
+    [kernel] = [kernel for kernel in fused.kernels if any("log_sigmoid" in node.op for node in kernel.graph.nodes)]
+    assert {"mul", "log_sigmoid", "sum"} <= {node.op.split(".")[1] for node in kernel.graph.nodes}
 
 
 def test_a_view_of_what_a_kernel_keeps_to_itself_goes():

@@ -145,7 +145,7 @@ def linear_pointwise_samples() -> Iterator[Sample]:
     g, buffer = numbers(6, 9, seed="g"), numbers(6, 9, kind="unit")
     extra = {
         "elu_backward": (1.0, 1.0, 1.0, False, x), "gelu_backward": (x,), "hardsigmoid_backward": (4 * x,), "hardswish_backward": (x,),
-        "hardtanh_backward": (x, -1.0, 1.0), "leaky_relu_backward": (x, 0.1, False), "log_sigmoid_backward": (x, buffer),
+        "hardtanh_backward": (x, -1.0, 1.0), "leaky_relu_backward": (x, 0.1, False),
         "mish_backward": (x,), "native_dropout_backward": (mask, 2.0), "sigmoid_backward": (buffer,),
         "silu_backward": (x,), "softplus_backward": (x, 1.0, 20.0), "softshrink_backward": (x, 0.5), "tanh_backward": (buffer,),
         "rrelu_with_noise_backward": (x, numbers(6, 9, seed="noise"), 0.1, 0.3, True, False),

@@ -43,6 +43,17 @@ def test_model_equals_eager(name):
     assert all(w <= TOLERANCE for w in worst.values()), worst
 
 
+class Scale(torch.nn.Module):
+    """Times a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return x * self.scale
+
+
 def muon(params):
     return torch.optim.Muon([p for p in params if p.ndim == 2], lr=1e-2)
 
@@ -185,3 +196,20 @@ def test_functions_of_whole_numbers_have_the_precision_of_the_step():
     inputs = {v.name: x for v in traced.graph.values if v.kind is Kind.BATCH}
     found = run_graph(traced.graph, {**params, **inputs})
     assert {v.name: v.dtype for v in traced.graph.values if v.name in found} == {name: str(t.dtype).removeprefix("torch.") for name, t in found.items() if isinstance(t, torch.Tensor)}
+
+
+def test_the_log_of_a_sigmoid_is_a_number_for_each():
+    """And so is its gradient, which reads what came in alone: also where exponentials are endless, and where there is no number. What torch's own op leaves beside it is there for who reads it."""
+    scores = torch.tensor([[0.0, -0.0, 1e-30, 3.0, -3.0, 60.0, -60.0], [800.0, -800.0, 1e30, -1e30, torch.inf, -torch.inf, torch.nan]])
+    both = lambda x: torch.ops.aten.log_sigmoid_forward(x)[1].sum()  # noqa: E731
+    for loss in (lambda x: -torch.nn.functional.logsigmoid(x).nan_to_num(0.0, 0.0, 0.0).mean(), lambda x: torch.nn.functional.logsigmoid(3 * x[0]).sum() + both(x.detach()[0])):
+        workload = Workload(Scale(), (scores,), (), loss, functools.partial(torch.optim.SGD, lr=0.1))
+        graph = trace_step(workload, "fp64").graph
+        assert [len(node.outputs) for node in graph.nodes if "log_sigmoid" in node.op] == [1]
+        env = {name: scores.double() if "input" in name else torch.ones((), dtype=torch.float64) for name in graph.inputs}
+        [(_, grad)] = graph.grads
+        scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+        wanted = loss(scores.double() * scale)
+        wanted.backward()
+        found = run_graph(graph, env)
+        assert torch.allclose(found[graph.loss], wanted.detach(), rtol=1e-12, equal_nan=True) and torch.allclose(found[grad], scale.grad, rtol=1e-12, equal_nan=True)

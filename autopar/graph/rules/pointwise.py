@@ -14,7 +14,7 @@ NONLINEAR = """
 abs acos acosh asin asinh atan atan2 atanh ceil celu clamp clamp_max clamp_min copysign cos cosh digamma div.Tensor_mode
 div.Scalar_mode elu eq erf erfc erfinv exp exp2 expm1 fill floor floor_divide fmax fmin fmod frac full_like ge gelu gt hardshrink
 hardsigmoid hardswish hardtanh heaviside hypot isfinite isinf isnan ldexp le leaky_relu lgamma log log10 log1p log2
-log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt maximum minimum mish nan_to_num ne
+log_sigmoid logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt maximum minimum mish nan_to_num ne
 bitwise_and bitwise_not bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift pow _prelu_kernel reciprocal relu relu6
 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square tan tanh threshold
 trunc xlogy zeros_like ones_like empty_like special_entr special_erfcx special_log_ndtr special_ndtri copy
@@ -35,7 +35,7 @@ fake_quantize_per_tensor_affine_cachemask
 
 # derivatives: linear in the incoming gradient, which all of them call grad_output
 BACKWARDS = """
-elu_backward gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward
+elu_backward gelu_backward hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward
 mish_backward native_dropout_backward _prelu_kernel_backward sigmoid_backward silu_backward softplus_backward softshrink_backward
 tanh_backward threshold_backward logit_backward rrelu_with_noise_backward
 """.split()

@@ -153,6 +153,18 @@ def _square(b: Draft, a: dict) -> object:
     return b.call("aten.pow.Tensor_Scalar", a["self"], 2)
 
 
+def _log_sigmoid(b: Draft, a: dict) -> object:
+    """One number for one. What torch's own op leaves beside it on a CPU, exp(-|x|), nobody reads but its own gradient (on a GPU it leaves nothing)."""
+    x = a["self"]
+    beside = b.specs[1][0]
+    decay = b.call("aten.exp.default", b.call("aten.neg.default", b.call("aten.abs.default", x))) if beside == x.shape else b.full(beside, 0, x.dtype)
+    return [b.call("aten.log_sigmoid.default", x), decay]
+
+
+def _log_sigmoid_backward(b: Draft, a: dict) -> object:
+    return b.mul(a["grad_output"], b.call("aten.sigmoid.default", b.call("aten.neg.default", a["self"])))
+
+
 def _floor_divide(b: Draft, a: dict) -> object:
     return b.call("aten.div.Tensor_mode", a["self"], a["other"], rounding_mode="floor")
 
@@ -315,6 +327,7 @@ RULES = {
     **{f"aten.{n}": _clamp for n in (
         "clamp.default", "clamp.Tensor", "clamp_min.default", "clamp_max.default", "clamp_min.Tensor", "clamp_max.Tensor")},
     "aten.square.default": _square, "aten.pow.Tensor_Scalar": _pow, "aten.floor_divide.default": _floor_divide,
+    "aten.log_sigmoid_forward.default": _log_sigmoid, "aten.log_sigmoid_backward.default": _log_sigmoid_backward,
     "aten.mean.default": _mean, "aten.mean.dim": _mean, "aten.var.correction": _var, "aten.std.correction": _std,
     "aten.var_mean.correction": _var_mean,
     **{f"aten.{n}": _norm for n in ("linalg_vector_norm.default", "norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype",
