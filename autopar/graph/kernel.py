@@ -245,7 +245,7 @@ def _find_phrase(graph: Graph) -> tuple[str, int, int]:
     if "sum_exp" in ops and "pick" in ops:
         return "cross_entropy", parts[0], parts[-1]
     row_sums = [k for k, node in enumerate(graph.nodes) if ops[k] in ("sum", "mean") and _is_along_rows(node, graph)]
-    root = ops.index("rsqrt") if "rsqrt" in ops else 0
+    root = next((k for k, op in enumerate(ops) if op == "rsqrt" and _is_of_sums(graph, k, row_sums)), 0)
     sums = [k for k in row_sums if k < root]
     if sums:
         squares = [k for k in range(sums[-1]) if ops[k] in ("pow", "square", "mul")]
@@ -259,6 +259,20 @@ def _find_phrase(graph: Graph) -> tuple[str, int, int]:
         centred = "neg" in ops[row_sums[0] : row_sums[-1]]  # the gradient of a mean that was taken off
         return "layer_norm_backward" if centred else "rms_norm_backward", min([*reads, row_sums[0]]), max([*reads, row_sums[-1]])
     return "", 0, -1
+
+
+def _is_of_sums(graph: Graph, root: int, row_sums: Collection[int]) -> bool:
+    """True for a root of sums along rows, where nothing but numbers goes into it behind them (not of a mean of many steps, of which an optimizer takes the root)."""
+    makers = {out: k for k, node in enumerate(graph.nodes) for out in node.outputs}
+    shapes = {v.name: v.shape for v in graph.values}
+    found, todo = False, [root]
+    while todo:
+        for name in graph.nodes[todo.pop()].inputs:
+            if name not in makers and shapes[name]:
+                return False
+            found |= makers.get(name) in row_sums
+            todo += [makers[name]] if name in makers and makers[name] not in row_sums else []
+    return found
 
 
 def _is_along_rows(node: Node, graph: Graph) -> bool:

@@ -55,6 +55,16 @@ def test_what_stands_around_a_norm_is_named_too():
     assert name_of("u silu a", "v tanh u", "q exp v", "x add q a", *RMS, "z neg y", "k gelu y", given=("a",)) == "silu_rms_norm_gelu", "of many words the first, the norm and the last"
 
 
+def test_a_root_of_other_means_is_no_norm():
+    """An optimizer's means of squares over many steps, of rows and of columns: what is kept of earlier steps goes into the root, or the root is of the columns' means alone."""
+    means = ("p pow g", "s mean/row p", "d sub s r", "n add r d")
+    given = ("g", "r/row", "c")
+    assert name_of(*means, "q rsqrt n", "y mul g q", given=given, phase=Phase.UPDATE) == "pow_mean_sub_mul"
+    assert name_of(*means, "t sum/col p", "q rsqrt t", given=given, phase=Phase.UPDATE, outputs=("n", "q")) == "pow_mean_sub_rsqrt"
+    assert name_of("p pow g", "s mean/row p", "q rsqrt s", "y mul g q", given=("g",), phase=Phase.UPDATE) == "rms_norm", "rows that an optimizer scales are one"
+    assert name_of("t mul c c", "u rsqrt t", *RMS, given=("x", "c"), outputs=("u", "y")) == "mul_rsqrt_rms_norm", "a root before it"
+
+
 def test_a_difference_before_a_norm_is_no_mean_taken_off():
     assert name_of("x sub a b", *RMS, given=("a", "b")) == "sub_rms_norm"
 
