@@ -51,7 +51,7 @@ def run_training(
         timeout_s: when a rank that does not answer counts as gone.
         device_type: `cpu` or `cuda`; None takes what is there.
         profile: file for a trace of the third step (or the last, if there are fewer) on rank 0, for Perfetto; other ranks write beside it, with their number.
-        record: file for what the steps took and held (`runtime.recording`); None: nobody looks.
+        record: file for what the steps took and held (`runtime.recording`), written where there are steps; None: nobody looks.
     Returns:
         the losses; none where the program returns outputs. On an error that the user can act on, its text goes to stderr and the process exits with 2. What a
         rank ends with also goes into torchrun's summary, SIGTERM from torchrun included (`last_words`).
@@ -66,7 +66,7 @@ def run_training(
         if checkpoint_dir is not None and (Path(checkpoint_dir) / MANIFEST).exists():
             executable.load(checkpoint_dir)
         torch.manual_seed(seed)  # of ops of the user's own that draw numbers: every rank runs them whole and must draw alike
-        recorder = None if record is None else Recorder(executable, record)
+        recorder = Recorder(executable, record) if record is not None and num_steps > 0 else None
         unwritten: AutoparError | None = None
         losses = []
         for number, batch in zip(range(num_steps), batches):

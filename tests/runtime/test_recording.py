@@ -371,6 +371,14 @@ def test_processes_tell_when_messages_have_come(tmp_path):
 
 
 @pytest.mark.gloo
+def test_a_run_of_no_steps_leaves_the_one_before(tmp_path):
+    write_program(zero3(2), tmp_path / "two")
+    (tmp_path / "run.json").write_text("the one before")
+    done = finish(start(2, "train", tmp_path / "two", 0, "-", tmp_path / "run.json"))
+    assert [code for code, _, _ in done] == [0, 0] and (tmp_path / "run.json").read_text() == "the one before"
+
+
+@pytest.mark.gloo
 def test_a_run_that_breaks_off_leaves_the_one_before(tmp_path):
     write_program(zero3(2), tmp_path / "two")
     (tmp_path / "run.json").write_text("the one before")
