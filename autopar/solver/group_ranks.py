@@ -18,7 +18,6 @@ from .open_layouts import Open
 
 _MOST_GROUPED = 6
 _FAR_GROUPED = 1.25  # times the best plan
-_FAR_ALONE = 1.03  # the same where the best plan is no layout: its mesh may have had such groups
 
 
 def may_group_ranks(constraints: Constraints) -> bool:
@@ -40,15 +39,14 @@ def group_place(place: Place, devices_per_host: int) -> Place | None:
     return Place(place.num_stages, Mesh((*axes[:at], *groups, *axes[at + 1 :])))
 
 
-def list_groupable(every: Sequence[Open], best_s: float, own: Layout | None, devices_per_host: int) -> list[Layout]:
+def list_groupable(every: Sequence[Open], best_s: float, own: Layout, devices_per_host: int) -> list[Layout]:
     """The best layouts with dp in groups, that of the plan first: two for each number of stages and the axes inside.
 
     Args:
         every: all that are known.
-        best_s: seconds of the best plan. own: its layout; None: it has none.
+        best_s: seconds of the best plan. own: its layout.
     """
-    most = best_s * (_FAR_GROUPED if own is not None else _FAR_ALONE)
-    rows = sorted((e for e in every if not e.gone and e.tier is not Tier.NONE and e.likely_s <= most), key=lambda e: (e.layout != own, e.likely_s))
+    rows = sorted((e for e in every if not e.gone and e.tier is not Tier.NONE and e.likely_s <= _FAR_GROUPED * best_s), key=lambda e: (e.layout != own, e.likely_s))
     taken: dict[Place, int] = {}
     found = []
     for each in rows:

@@ -378,12 +378,11 @@ class PipelineSearch:
 
     def _group_ranks(self) -> None:
         """The best layouts whose axis of dp spans hosts, with groups of its ranks on a host each, best guess first. Such a layout is one of those that are searched once it is
-        the best."""
-        if not may_group_ranks(self.cases.constraints) or self.best_s == inf:
+        the best. Not where the best plan is none of a layout: meshes have such groups."""
+        if self.best is None or not may_group_ranks(self.cases.constraints):
             return
         rows = []
-        own = self.best.layout if self.best is not None else None
-        for layout in list_groupable(self.every, self.best_s, own, self.model.cluster.devices_per_host):
+        for layout in list_groupable(self.every, self.best_s, self.best.layout, self.model.cluster.devices_per_host):
             if layout not in self.grouped and time.monotonic() < self.deadline - self.slowest_s:
                 self.grouped.add(layout)
                 each = Open(layout, 0.0)

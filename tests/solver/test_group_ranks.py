@@ -44,7 +44,7 @@ def test_the_best_layouts_are_tried_that_of_the_plan_first():
     found = [print_layout(layout) for layout in list_groupable(rows, 1.2, own, 8)]
     assert found[:3] == ["dp=2 dp_2=4 tp=2, 8 microbatches", "dp=2 dp_2=8, 4 microbatches", "dp=2 dp_2=4 tp=2, 4 microbatches"]
     assert all(sum(name.startswith(mesh) for name in found) <= 2 for mesh in ("dp=2 dp_2=8", "dp=2 dp_2=4", "dp=2 dp_2=2"))
-    assert list_groupable(rows, 1.0, None, 8) == [] and list_groupable(rows, 1.1, None, 8) != []  # of a mesh's plan only what is nearly as fast
+    assert list_groupable(rows, 0.8, own, 8) == []  # all are far from the plan
 
 
 @pytest.mark.parametrize("limit_gib", [3.0, 4.5])
