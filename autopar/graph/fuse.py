@@ -2,7 +2,7 @@
 
 In: a program and the section of each node. Out: a program in which one node stands for each group (`graph.fusion` finds them, on local shapes, so a
 collective parts a group), the sections of its nodes, and the distinct kernels. Invariant: executing the program, each kernel as its own graph, runs
-exactly the nodes of the program that came in.
+exactly the nodes of the program that came in, but that equal positions are made once (`graph.shared_positions`).
 
 A state that is rewritten by what a group makes is rewritten by its kernel, where nothing else reads the old version but what the group waits for: its `state.write` is gone.
 """
@@ -27,6 +27,7 @@ from .rule import Rule
 from .rules import RULES
 from .sections import Section
 from .segments import find_segments, segment_name
+from .shared_positions import share_positions
 from .tensor import Value, num_elements
 from .totals import list_in_parts
 from .turns import list_sent_before
@@ -81,6 +82,7 @@ def fuse_program(
         segments: outside of the update take all that lies between collectives, for a compiler of plain torch (`graph.segments`).
         taken: kernels that another part of the same step has already (another stage): equal ones are shared, names differ. They come first in the result.
     """
+    program, sections = share_positions(program, sections)
     graph = program.graph
     sites, signatures = resolve_known(graph, rules)
     values, makers, uses = value_table(graph), producer_table(graph), use_table(graph)
