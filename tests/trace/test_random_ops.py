@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo import ADAMW, class_loss, gpt2, gpt2_dropout
 
 from autopar.errors import TraceError
+from autopar.graph.liveness import is_view
 from autopar.graph.repeats import find_repeats
 from autopar.graph.rules.random_numbers import STATE
 from autopar.runtime.execute import run_graph
@@ -282,3 +283,11 @@ def test_plain_pytorch_without_random_ops_is_left_alone():
     with same_draws(draws):
         assert torch.equal(model(x), expected)
     assert draws.count == 4 and copy.copy(draws).count == 4
+
+
+def test_the_last_count_is_not_copied():
+    """It leaves the block that draws last as a value of the model's own, and is the state's new version as it is."""
+    graph = trace_step(Workload(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), (torch.ones(3, 4),), (), lambda y: y.sum(), torch.optim.SGD), "fp32").graph
+    [(_, new)] = [pair for pair in graph.updates if pair[0].startswith("rng:")]
+    [node] = [node for node in graph.nodes if new in node.outputs]
+    assert is_view(node.op) and node.path == "" and not [n.op for n in graph.nodes if n.op == "aten.clone.default"]

@@ -181,7 +181,7 @@ class Draft:
         last = self._counter
         assert last.node is not None
         self.phase, self.path, self.source = last.node.phase, "", last.node.source
-        closed = self.emit_one("aten.clone.default", {"self": last}, (), torch.int64)
+        closed = self.emit_one("aten.view.default", {"self": last, "size": ()}, (), torch.int64)
         self.nodes.insert(self.nodes.index(last.node) + 1, self.nodes.pop())
         return closed
 
