@@ -19,6 +19,7 @@ Laws between presets, for the same group and kind at any size, within 2 % (`_ord
 
     links      one with at least the bandwidth and at most the latency of another is no slower, inside a host or between hosts
     devices    one with a faster link inside, on the same network, is no slower; of equal links each has its own rows of large messages
+    ports      more of them on a host are no slower than each smaller power of two (`_fewer_ports`)
     halves     an all_gather or reduce_scatter across hosts is no dearer than the all_reduce that it is half of
 
 They hold by construction: seconds are the least of what the slower links come to, each at least what rows of a faster one say of the same ranks or fewer
@@ -56,7 +57,8 @@ from .curves import (
     wait_bytes,
 )
 from .link_order import faster_tables, is_as_fast, is_preset, slower_tables
-from .own_links import is_own, knot_bytes, own_knots, preset_tables
+from .own_links import Presets, is_own, knot_bytes, own_knots, own_places, preset_tables, surround, wire_s_per_byte
+from .port_bytes import Group
 
 Line = tuple[float, float]  # seconds, seconds per byte
 
@@ -71,6 +73,7 @@ _LIKE = 1.5
 _FULL = (2**18, 2**30)  # a curve that may stand for other groups reaches from 256 KiB to 1 GiB
 _FLAT = 2**12  # a message of up to 4 KiB takes what one of 8 bytes does: 79 and 69 us, 169 and 164 (H100, A100; 16 ranks on two hosts)
 _SLACK = 0.01  # what the same case comes to by the curves of two links
+_PORTS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # more ports of a host are no slower than each of these that is fewer
 _OTHER_DEVICE = 1e-3  # octaves: the device's own rows come first where the group is as near
 
 
@@ -90,19 +93,6 @@ class Way:
     high_bytes: float
     stretch: float
     source: str
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Ranks in all, on one host, and the ports that they drive on each host: less than one where groups share them."""
-
-    ranks: int
-    per_host: int
-    nics: float
-
-    @property
-    def hosts(self) -> int:
-        return ceil(self.ranks / self.per_host)
 
 
 def collective_seconds(
@@ -176,16 +166,17 @@ def _own_way(table: CommTable, kind: str, group: Group) -> tuple[Way, float]:
 
 @lru_cache(maxsize=2**14)
 def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
-    """No slower than over slower links and, over those that no curve stands for or that are the user's own, no faster than over faster ones; across hosts half of an all_reduce no slower than the whole.
+    """No slower than over slower links and, over those that no curve stands for or that are the user's own, no faster than over faster ones; across hosts half of an all_reduce no slower than the whole; no slower than through fewer ports.
 
     Rows of the group itself stand.
     """
     across = group.hosts > 1
     way, rows_from = _placed_way(table, kind, group)
+    fewer = _fewer_ports(table, kind, group)
     if is_own(table, across):
-        presets = [(other, way_seconds(_ordered_way(other, kind, group), knot_bytes())) for other in preset_tables(table, across)]
-        knots, figures = own_knots(table, across, _hops(kind, group), presets)
-        return replace(way, knots=knots, lines=way.lines if figures else ())
+        presets = _surroundings(preset_tables(table, across), own_places(table, across), kind, group)
+        knots, figures = own_knots(table, across, _hops(kind, group), wire_s_per_byte(table, own_places(table, across), kind, group), presets)
+        return replace(way, knots=knots if fewer is None else cap_knots(knots, [fewer], inf), lines=way.lines if figures else ())
     if way.knots is None:
         least = [knots for knots in (_ordered_way(other, kind, group).knots for other in faster_tables(table, across)) if knots is not None]
         for knots in least:
@@ -195,10 +186,28 @@ def _ordered_way(table: CommTable, kind: str, group: Group) -> Way:
     slower = [Knots(knots.log_bytes, knots.log_seconds + (_SLACK if across else 0.0)) for knots in slower if knots is not None]
     least = cap_knots(way.knots, slower, rows_from)
     way = _lowered(way, least, "over slower links")
+    if fewer is not None:
+        least = cap_knots(least, [fewer], rows_from)
+        way = _lowered(way, least, "through fewer ports")
     if across and kind in ("all_gather", "reduce_scatter"):
         whole = _ordered_way(table, "all_reduce", group).knots
         way = way if whole is None else _lowered(way, cap_knots(least, [whole], inf), "an all_reduce")
     return way
+
+
+@lru_cache(maxsize=2**12)
+def _surroundings(tables: tuple[CommTable, ...], mine: tuple[bool, bool], kind: str, group: Group) -> Presets:
+    """Prices of the presets in the places of links of the user's own."""
+    return surround(mine, kind, group, [(other, way_seconds(_ordered_way(other, kind, group), knot_bytes())) for other in tables])
+
+
+def _fewer_ports(table: CommTable, kind: str, group: Group) -> Knots | None:
+    """What the same comes to through the next fewer ports of `_PORTS`, and no less than what rows say of these; None: there are no fewer, or no curve."""
+    ports = max((ports for ports in _PORTS if ports < group.nics * (1 - 1e-9)), default=0.0)
+    knots = _ordered_way(table, kind, replace(group, nics=ports)).knots if ports and group.hosts > 1 and kind != "send_recv" else None
+    for rows in _floors(table, kind, group) if knots is not None else ():
+        knots = raise_knots(knots, rows, inf)
+    return knots
 
 
 def _hops(kind: str, group: Group) -> tuple[float, float]:
