@@ -1,7 +1,7 @@
 """Arguments: what a program holds because groups run as kernels, where the law of memory (`graph.liveness`) knows their ops one by one.
 
 In: a program, the section of each node, bytes held over time. Out: bytes held over time. A kernel's arguments are its caller's until it returns, on every device. What its ops make for each other
-a GPU never holds; on a CPU, whose kernels are ops of plain torch, an op writes over what it is the last to read (`kernel.list_replaceable`). A kernel runs where `graph.fuse` puts it.
+a GPU never holds; on a CPU, whose kernels are ops of plain torch, an op writes over what it is the last to read (`graph.written_over`). A kernel runs where `graph.fuse` puts it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from ..graph.cuts import resolve_known
 from ..graph.fusion import find_groups
 from ..graph.graph import Graph, value_table
 from ..graph.held_longer import HeldLonger
-from ..graph.kernel import list_replaceable
 from ..graph.liveness import held_bases, is_view, list_readers, live_ranges
 from ..graph.node import Phase, Ref, get_arg
 from ..graph.program import Program
 from ..graph.rules import RULES
 from ..graph.sections import Section
 from ..graph.tensor import size_bytes
+from ..graph.written_over import list_replaceable, reads_once
 
 _NEAR = 0.7  # of the peak: groups whose nodes hold less are not looked for, as none holds so much for its arguments that it would pass the peak
 
@@ -94,7 +94,7 @@ class _Law:
             node = self.nodes[i]
             for operand in (get_arg(node, key) for key in list_replaceable(node)):
                 old = node.inputs[operand.index] if isinstance(operand, Ref) else ""
-                if old in own and self.lives[old][1] == i and node.inputs.count(old) == 1 and self._kind(old) == self._kind(node.outputs[0]):
+                if old in own and self.lives[old][1] == i and reads_once(node, old) and self._kind(old) == self._kind(node.outputs[0]):
                     found[i] = size_bytes(self.values[old])
                     break
         return found

@@ -32,13 +32,6 @@ _OVER_EVERYTHING = {
     "aten.sum": "aten.sum.dim_IntList", "aten.amax": "aten.amax.default", "aten.amin": "aten.amin.default", "aten.any": "aten.any.default", "aten.all": "aten.all.default", "aten.count_nonzero": "aten.count_nonzero.default",
 }  # fmt: skip  # packet -> the op that takes a tensor of any shape
 _WITHOUT_DIMS = frozenset(("aten.any.default", "aten.all.default", "aten.count_nonzero.default"))
-_IN_PLACE = frozenset((
-    "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor", "aten.add.Scalar", "aten.sub.Scalar", "aten.mul.Scalar", "aten.div.Scalar",
-    "aten.addcmul.default", "aten.addcdiv.default", "aten.sqrt.default", "aten.rsqrt.default", "aten.neg.default", "aten.exp.default", "aten.reciprocal.default",
-    "aten.tanh.default", "aten.sigmoid.default", "aten.abs.default",
-))  # fmt: skip  # as methods: `x.add_(...)`
-BY_OUT = frozenset(("aten.maximum.default", "aten.minimum.default"))  # as functions: `torch.maximum(x, y, out=x)`
-BY_OUT_OTHER = frozenset(("aten.div.Tensor", "aten.sub.Tensor"))  # of which the second operand may go, too: `torch.div(x, y, out=y)`
 _SHAPED = frozenset(("dim", "dims", "size", "shape", "normalized_shape", "tensors", "keepdim", "num_rows"))  # arguments of ops that know a shape
 
 
@@ -138,14 +131,6 @@ def is_kernel(op: str) -> bool:
 def is_number(node: Node) -> bool:
     """True for a number of the model's text, which a kernel has in its own."""
     return node.op == "aten.full.default" and get_arg(node, "size") == ()
-
-
-def list_replaceable(node: Node) -> tuple[str, ...]:
-    """The operands over which plain torch may write what the op makes, where nothing else needs them: `self`, and the other one of two that may change places."""
-    if node.op not in _IN_PLACE | BY_OUT or len(node.outputs) != 1:
-        return ()
-    commutes = node.op in ("aten.add.Tensor", "aten.mul.Tensor", *BY_OUT) and get_arg(node, "alpha", 1) == 1
-    return ("self", "other") if commutes or node.op in BY_OUT_OTHER else ("self",)
 
 
 def takes_lists(kernel: Kernel) -> bool:

@@ -30,7 +30,7 @@ from .own import find_overwritten
 from .program import MAKES, WAIT, WRITES
 from .tensor import size_bytes
 from .turns import GROWN, TAKE, loop_span
-from .unheld import list_unheld
+from .unheld import list_unheld, list_written_over
 from .view_strides import find_copied
 
 VIEW_OPS = frozenset(
@@ -141,7 +141,7 @@ def live_ranges(graph: Graph) -> dict[str, tuple[int, int]]:
         made.update((node.outputs[0], span[0]) for node in graph.nodes if node.op in GROWN)
     added = find_added(graph, [node.phase for node in graph.nodes])
     unheld = list_unheld(graph) | {graph.nodes[k].outputs[0] for k, _ in added.values() if graph.nodes[k].op == MAKES}  # rows of a table are made apart, but on a CPU
-    unheld |= {graph.nodes[k].outputs[0] for k in products}
+    unheld |= {graph.nodes[k].outputs[0] for k in products} | list_written_over(graph)
     return {name: (made[name], until) for name, until in last.items() if name not in unheld}
 
 

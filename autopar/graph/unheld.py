@@ -2,7 +2,8 @@
 
 In: a graph whose `state.write` nodes say where new versions go. Out: names. Adam's steps are torch's own (`graph.adam`); other updates are kernels that work element by element (`graph.fusion`),
 on a GPU in registers, on a CPU in pieces (`runtime.fused.in_pieces`). Told by the text of the graph alone, and rather too little: the nodes of a module that work element by element on tensors of one
-shape, as far as no way leads from one to another through anything else (a norm of all gradients), and nothing is summed up of what they make (such kernels run whole).
+shape, as far as no way leads from one to another through anything else (a norm of all gradients), and nothing is summed up of what they make (such kernels run whole: there the place of what the next op
+alone reads is its result's, `list_written_over`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Mapping
 from .adam import list_unheld_adam
 from .graph import Graph, producer_table, use_table, value_table
 from .kept import kept
-from .node import Node, Phase, packet_of
+from .node import Node, Phase, Ref, get_arg, packet_of
 from .tensor import Value
+from .written_over import list_replaceable, reads_once
 
 _ELEMENTWISE = frozenset(
     f"aten.{packet}"
@@ -50,6 +52,30 @@ def list_unheld(graph: Graph) -> frozenset[str]:
         if alone and there and (old is not None or out not in ends):
             found.add(out)
     return frozenset(found)
+
+
+@kept
+def list_written_over(graph: Graph) -> frozenset[str]:
+    """What the next op of a kernel of the update alone reads, and writes its own result over: the result has the bytes of both."""
+    values, uses, makers = value_table(graph), use_table(graph), producer_table(graph)
+    part = {i: (node.path, shape) for i, node in enumerate(graph.nodes) if (shape := _one_shape(node, values)) is not None}
+    when = _latest(graph, part)
+    ends = {graph.loss, *graph.outputs, *(name for _, name in graph.grads), *(new for _, new in graph.updates)}
+    found: set[str] = set()
+    for i in part:
+        (out,) = graph.nodes[i].outputs
+        together = {k for k, _ in uses[out]} == {i + 1} and i + 1 in part and (part[i], when[i]) == (part[i + 1], when[i + 1])
+        if together and out not in ends and _goes_there(graph.nodes[i + 1], out, values):
+            if not any(makers[name][0] in part and name not in found for name in graph.nodes[i].inputs if name in makers):  # nothing else goes when it comes
+                found.add(out)
+    return frozenset(found)
+
+
+def _goes_there(node: Node, name: str, values: Mapping[str, Value]) -> bool:
+    """True where what a node makes may take the place of what it reads."""
+    given = [node.inputs[arg.index] for key in list_replaceable(node) if isinstance(arg := get_arg(node, key), Ref)]
+    alike = (values[name].shape, values[name].dtype) == (values[node.outputs[0]].shape, values[node.outputs[0]].dtype)
+    return name in given and reads_once(node, name) and alike
 
 
 def _one_shape(node: Node, values: Mapping[str, Value]) -> tuple[int, ...] | None:

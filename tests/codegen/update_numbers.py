@@ -43,6 +43,16 @@ class Clipped(optim.AdamW):
         return super().step(closure)
 
 
+class Unscaled(Clipped):
+    """Of a loss that was scaled: what the norm's kernel and the step's read is made of the gradient by each."""
+
+    def step(self, closure=None):
+        with torch.no_grad():
+            for p in [p for group in self.param_groups for p in group["params"]]:
+                p.grad.mul_(1 / 16)
+        return super().step(closure)
+
+
 class Twice(optim.SGD):
     """After the gradients of the whole model have been clipped to a norm, and then to a smaller one: between stages numbers go there and back twice."""
 
@@ -235,6 +245,8 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "sharded finite steps": Case(Careful, ranks=2),
     "masters, clipped by the largest": Case(functools.partial(Capped, lr=0.1), "bf16"),
     "masters": Case(functools.partial(optim.AdamW, lr=0.01, eps=0.01), "bf16"),
+    "unscaled, clipped": Case(functools.partial(Unscaled, lr=0.01, eps=0.001)),
+    "unscaled, clipped masters": Case(functools.partial(Unscaled, lr=0.01, eps=0.01), "bf16"),
     "clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16"),
     "sharded": Case(functools.partial(optim.AdamW, lr=0.01), ranks=2),
     "clipped, sharded": Case(functools.partial(Clipped, lr=0.01), ranks=2),

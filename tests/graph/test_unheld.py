@@ -7,7 +7,7 @@ import pytest
 from autopar.graph.liveness import live_ranges
 from autopar.graph.node import Phase
 from autopar.graph.tensor import Kind
-from autopar.graph.unheld import list_unheld
+from autopar.graph.unheld import list_unheld, list_written_over
 
 from .drafts import make_graph, node, value
 
@@ -75,3 +75,12 @@ def test_other_shapes_and_other_ops_are_held():
     )
     found = list_unheld(update(*steps))
     assert not {"product", "twice", "again"} & found
+
+
+def test_a_square_lies_where_its_operand_was():
+    """A gradient is unscaled, squared and summed up: one tensor of its size beside it; what is read again is held."""
+    unscaled = (node("aten.mul.Scalar", ("g",), "unscaled", other=0.5, **UPDATE), value("unscaled", (8, 4)))
+    square = (node("aten.mul.Tensor", ("unscaled", "unscaled"), "square", **UPDATE), value("square", (8, 4)))
+    again = (node("aten.mul.Tensor", ("square", "unscaled"), "cube", **UPDATE), value("cube", (8, 4)))
+    assert list_written_over(update(unscaled, square, norm("square", "total"))) >= {"unscaled"}
+    assert "unscaled" not in list_written_over(update(unscaled, square, again, norm("cube", "total")))

@@ -10,9 +10,10 @@ needs no more passes than torch's own; but not for what the kernel returns or an
 
 from __future__ import annotations
 
-from ...graph.kernel import BY_OUT, BY_OUT_OTHER, Kernel, list_replaceable
+from ...graph.kernel import Kernel
 from ...graph.liveness import is_view
 from ...graph.node import Arg, Const, Node, Ref, get_arg
+from ...graph.written_over import BY_OUT, BY_OUT_OTHER, list_replaceable, reads_once
 from ..expression import print_arg, print_expression
 
 _WIDE = {"float32", "float64"}
@@ -125,7 +126,7 @@ class _Printer:
         free = old not in self.results and old not in self.waiting and old not in self.into and old not in self.shared
         home = self.texts.get(old, old)
         stays = home not in states or new not in self.results and self.into.get(new, home) == home
-        return ours and alike and free and stays and self.last[old] <= place and node.inputs.count(old) == 1
+        return ours and alike and free and stays and self.last[old] <= place and reads_once(node, old)
 
     def _may_be_its_input(self, name: str) -> bool:
         """True for what a conversion to its own dtype made: torch then gives back what it got."""

@@ -18,8 +18,8 @@ from ...graph.sequences import find_sequences
 from ...graph.tensor import Kind, Value
 from ...graph.update_parts import is_shared
 from .draft import Draft, DraftNode, Val, node_inputs, stand_in
+from .made_again import make_again
 from .totals import join_totals, thin_constants
-from .widened import widen_again
 
 
 def finish_graph(
@@ -46,7 +46,7 @@ def finish_graph(
     inputs, updates = _drop_idle_counter(draft, inputs, updates, [*grads.values(), *outputs, *([loss] if loss is not None else [])])
     roots = [*updates.values(), *grads.values(), *outputs, *([loss] if loss is not None else [])]
     nodes = thin_constants(join_totals(_live_nodes([*draft.preamble, *draft.nodes], roots), roots))
-    nodes = widen_again(_share_numbers(_turn_weight_grads(_live_nodes(nodes, roots), roots), roots))
+    nodes = make_again(_share_numbers(_turn_weight_grads(_live_nodes(nodes, roots), roots), roots), updates, roots)
     if _collapse_views(nodes, roots):
         nodes = _live_nodes(nodes, roots)
     _place_updates(nodes, owners, grads)
@@ -137,7 +137,7 @@ def _turn_weight_grads(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNo
 
 
 def _share_numbers(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNode]:
-    """A number that the update makes again for each parameter, by the same op of the same numbers (1 minus a learning rate that is a tensor), is made once."""
+    """A number that the update makes again for each parameter, by the same op of the same numbers (1 minus a learning rate that is a tensor), or of none (the 0 of a step that is skipped), is made once."""
     taken = {id(v) for v in roots}
     known: dict[object, Val] = {}
     stands: dict[int, Val] = {}
@@ -149,7 +149,8 @@ def _share_numbers(nodes: list[DraftNode], roots: list[Val]) -> list[DraftNode]:
         node.args = tuple((key, stand_in(value, stands)) for key, value in node.args)
         read = node_inputs(node)
         [out] = node.outs if len(node.outs) == 1 else [None]
-        if out is not None and read and not out.shape and not any(v.shape for v in read) and node.op.startswith("aten.") and id(out) not in taken:
+        numbers = bool(read) and not any(v.shape for v in read) or node.op == "aten.full.default"
+        if out is not None and numbers and not out.shape and node.op.startswith("aten.") and id(out) not in taken:
             same = known.setdefault((node.op, out.dtype, repr([(key, _by_place(value)) for key, value in node.args])), out)
             if same is not out:
                 stands[id(out)] = same
