@@ -16,6 +16,7 @@ from .layout_prices import Tier
 from .layouts import Layout, Place
 from .open_layouts import Open
 
+_GROUP = f"{DATA}_2"  # the axis of a group
 _MOST_GROUPED = 6
 _FAR_GROUPED = 1.25  # times the best plan
 
@@ -23,6 +24,11 @@ _FAR_GROUPED = 1.25  # times the best plan
 def may_group_ranks(constraints: Constraints) -> bool:
     """Nobody said how far states are cut."""
     return constraints.zero is None and not constraints.stage_degrees and not constraints.pins
+
+
+def is_plain(layout: Layout) -> bool:
+    """One stage and one microbatch: any mesh is searched for such plans."""
+    return layout.place.num_stages == 1 and layout.num_microbatches == 1
 
 
 def group_place(place: Place, devices_per_host: int) -> Place | None:
@@ -35,23 +41,27 @@ def group_place(place: Place, devices_per_host: int) -> Place | None:
     near = devices_per_host // inner
     if devices_per_host % inner or near < 2 or axes[at].size <= near or axes[at].size % near:
         return None
-    groups = (MeshAxis(DATA, axes[at].size // near, "across"), MeshAxis(f"{DATA}_2", near, "inside"))
+    groups = (MeshAxis(DATA, axes[at].size // near, "across"), MeshAxis(_GROUP, near, "inside"))
     return Place(place.num_stages, Mesh((*axes[:at], *groups, *axes[at + 1 :])))
 
 
-def list_groupable(every: Sequence[Open], best_s: float, own: Layout, devices_per_host: int) -> list[Layout]:
-    """The best layouts with dp in groups, that of the plan first: two for each number of stages and the axes inside.
+def list_groupable(every: Sequence[Open], best_s: float, devices_per_host: int) -> list[Layout]:
+    """The best layouts with dp in groups, those of the largest groups first, which spare the network most: two for each number of stages and the axes inside.
 
     Args:
         every: all that are known.
-        best_s: seconds of the best plan. own: its layout.
+        best_s: seconds of the best plan.
     """
-    rows = sorted((e for e in every if not e.gone and e.tier is not Tier.NONE and e.likely_s <= _FAR_GROUPED * best_s), key=lambda e: (e.layout != own, e.likely_s))
+    rows = sorted((e for e in every if not e.gone and e.tier is not Tier.NONE and e.likely_s <= _FAR_GROUPED * best_s), key=lambda e: e.likely_s)
     taken: dict[Place, int] = {}
     found = []
     for each in rows:
         place = group_place(each.layout.place, devices_per_host)
-        if place is not None and taken.get(place, 0) < 2:
+        if place is not None and not is_plain(each.layout) and taken.get(place, 0) < 2:
             taken[place] = taken.get(place, 0) + 1
             found.append(replace(each.layout, place=place))
-    return found[:_MOST_GROUPED]
+    return sorted(found, key=lambda layout: -_group_size(layout.place))[:_MOST_GROUPED]
+
+
+def _group_size(place: Place) -> int:
+    return next(axis.size for axis in place.mesh.axes if axis.name == _GROUP)

@@ -22,7 +22,7 @@ from ..graph.plan import Pruned
 from ..graph.schedules.known import splits_backward
 from ..graph.stages import list_units
 from ..graph.turns import has_backward
-from .group_ranks import list_groupable, may_group_ranks
+from .group_ranks import is_plain, list_groupable, may_group_ranks
 from .growths import Growths
 from .layout_cases import LayoutCases, Turned
 from .layout_guess import Cut, bound_at_cuts, bound_layout, cut_units, guess_seconds, has_given_cuts, memory_factor, sharpen_bound, simulate_guess
@@ -377,13 +377,14 @@ class PipelineSearch:
             self._try_varied(best.layout, best.cuts)
 
     def _group_ranks(self) -> None:
-        """The best layouts whose axis of dp spans hosts, with groups of its ranks on a host each, best guess first. Such a layout is one of those that are searched once it is
-        the best. Not where the best plan is none of a layout: meshes have such groups."""
-        if self.best is None or not may_group_ranks(self.cases.constraints):
+        """The best layouts whose axis of dp spans hosts, with groups of its ranks on a host each, as long as there is time to price them and to solve one. Such a layout is one of
+        those that are searched once it is the best. Not where the best plan is one of a mesh, or in one stage and one microbatch as those are: meshes have such groups."""
+        if self.best is None or self.best.step_s > self.best_s or is_plain(self.best.layout) or not may_group_ranks(self.cases.constraints):
             return
-        rows = []
-        for layout in list_groupable(self.every, self.best_s, self.best.layout, self.model.cluster.devices_per_host):
-            if layout not in self.grouped and time.monotonic() < self.deadline - self.slowest_s:
+        rows, longest = [], 0.0
+        for layout in list_groupable(self.every, self.best_s, self.model.cluster.devices_per_host):
+            began = time.monotonic()
+            if layout not in self.grouped and began < self.deadline - self.slowest_s - longest:
                 self.grouped.add(layout)
                 each = Open(layout, 0.0)
                 place = OpenPlace(layout.place, [each])
@@ -391,6 +392,7 @@ class PipelineSearch:
                 if not each.gone:
                     self._price_layout(place, each, layout.num_microbatches)
                 rows.append((place, each))
+                longest = max(longest, time.monotonic() - began)
         hopes = [(place, each) for place, each in rows if not each.gone and (each.tight or each.guess_s < _NEAR * self.best_s)]  # a guess for a tight memory may be far too high
         for place, each in sorted(hopes, key=lambda row: row[1].guess_s)[:_MOST_TRIED]:
             if each.bound_s < self.best_s * (1 - _WORTH_OTHERS) and time.monotonic() < self.deadline - self.slowest_s:
