@@ -377,26 +377,23 @@ class PipelineSearch:
             self._try_varied(best.layout, best.cuts)
 
     def _group_ranks(self) -> None:
-        """The best layouts whose axis of dp spans hosts, with groups of its ranks on a host each, as long as there is time to price them and to solve one. Such a layout is one of
+        """The best layouts whose axis of dp spans hosts, with groups of its ranks on a host each, as long as there is time. Such a layout is one of
         those that are searched once it is the best. Not where the best plan is one of a mesh, or in one stage and one microbatch as those are: meshes have such groups."""
         if self.best is None or self.best.step_s > self.best_s or is_plain(self.best.layout) or not may_group_ranks(self.cases.constraints):
             return
-        rows, longest = [], 0.0
+        tried = 0
         for layout in list_groupable(self.every, self.best_s, self.model.cluster.devices_per_host):
-            began = time.monotonic()
-            if layout not in self.grouped and began < self.deadline - self.slowest_s - longest:
-                self.grouped.add(layout)
-                each = Open(layout, 0.0)
-                place = OpenPlace(layout.place, [each])
-                self._price_place(place, Tier.ALL)
-                if not each.gone:
-                    self._price_layout(place, each, layout.num_microbatches)
-                rows.append((place, each))
-                longest = max(longest, time.monotonic() - began)
-        hopes = [(place, each) for place, each in rows if not each.gone and (each.tight or each.guess_s < _NEAR * self.best_s)]  # a guess for a tight memory may be far too high
-        for place, each in sorted(hopes, key=lambda row: row[1].guess_s)[:_MOST_TRIED]:
-            if each.bound_s < self.best_s * (1 - _WORTH_OTHERS) and time.monotonic() < self.deadline - self.slowest_s:
-                before = self.best
+            if layout in self.grouped or time.monotonic() >= self.deadline - self.slowest_s / 2:
+                continue
+            self.grouped.add(layout)
+            each = Open(layout, 0.0)
+            place = OpenPlace(layout.place, [each])
+            self._price_place(place, Tier.ALL)
+            if not each.gone:
+                self._price_layout(place, each, layout.num_microbatches)
+            most = self.best_s * (1 - _WORTH_OTHERS)
+            if not each.gone and tried < _MOST_TRIED and each.bound_s < most and (each.tight or each.guess_s < most):  # a guess for a tight memory may be far too high
+                before, tried = self.best, tried + 1
                 self._solve(place, each)
                 if self.best is not before:
                     self.every.append(each)
