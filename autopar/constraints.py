@@ -351,7 +351,7 @@ def _check_shard(found: Constraints, where: str) -> None:
         raise ConstraintError(f"{said}: expected 2 or more ranks that share what zero cuts; give zero=0 where each rank holds everything")
     if dp is not None and dp % number:
         fits = ", ".join(str(n) for n in range(2, dp + 1) if dp % n == 0)
-        raise ConstraintError(f"{said}: the {dp} ranks of dp do not divide into groups of {number}; expected one of {fits}, or another dp")
+        raise ConstraintError(f"{said}: dp={dp} does not divide into groups of {number}; expected {f'one of {fits}, or ' if fits else ''}another dp")
     if found.stage_degrees:
         raise ConstraintError(f"{said} and stage: stages with degrees of their own have no groups of dp; leave one out")
 

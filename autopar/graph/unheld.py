@@ -30,9 +30,7 @@ _ELEMENTWISE = frozenset(
 @kept
 def list_unheld(graph: Graph) -> frozenset[str]:
     """What of an update's values is never held whole."""
-    values, uses = value_table(graph), use_table(graph)
-    part = {i: (node.path, shape) for i, node in enumerate(graph.nodes) if (shape := _one_shape(node, values)) is not None}
-    when = _latest(graph, part)
+    values, uses, part = value_table(graph), use_table(graph), _parts(graph)
     ends = {graph.loss, *graph.outputs, *(name for _, name in graph.grads), *(new for _, new in graph.updates)}
     into = {node.inputs[1]: node.inputs[0] for node in graph.nodes if node.op == "state.write" and node.phase is Phase.UPDATE}
 
@@ -40,14 +38,14 @@ def list_unheld(graph: Graph) -> frozenset[str]:
         return [k for k, _ in uses[name] if graph.nodes[k].phase is Phase.UPDATE and graph.nodes[k].op != "state.write"]
 
     def runs_with(i: int, k: int) -> bool:
-        return k in part and (part[i], when[i]) == (part[k], when[k])
+        return k in part and part[i] == part[k]
 
-    summed = {(part[i], when[i]) for i in part for k in readers(graph.nodes[i].outputs[0]) if k not in part and not graph.nodes[k].op.startswith("comm.")}
+    summed = {part[i] for i in part for k in readers(graph.nodes[i].outputs[0]) if k not in part and not graph.nodes[k].op.startswith("comm.")}
     found = set(list_unheld_adam(graph))
     for i in part:
         (out,) = graph.nodes[i].outputs
         old = into.get(out)
-        alone = uses[out] and all(runs_with(i, k) for k in readers(out)) and (part[i], when[i]) not in summed  # what nobody reads is no kernel's
+        alone = uses[out] and all(runs_with(i, k) for k in readers(out)) and part[i] not in summed  # what nobody reads is no kernel's
         there = old is None or ((values[old].shape, values[old].dtype) == (values[out].shape, values[out].dtype) and all(runs_with(i, k) for k in readers(old)))
         if alone and there and (old is not None or out not in ends):
             found.add(out)
@@ -57,18 +55,25 @@ def list_unheld(graph: Graph) -> frozenset[str]:
 @kept
 def list_written_over(graph: Graph) -> frozenset[str]:
     """What the next op of a kernel of the update alone reads, and writes its own result over: the result has the bytes of both."""
-    values, uses, makers = value_table(graph), use_table(graph), producer_table(graph)
-    part = {i: (node.path, shape) for i, node in enumerate(graph.nodes) if (shape := _one_shape(node, values)) is not None}
-    when = _latest(graph, part)
+    values, uses, makers, part = value_table(graph), use_table(graph), producer_table(graph), _parts(graph)
     ends = {graph.loss, *graph.outputs, *(name for _, name in graph.grads), *(new for _, new in graph.updates)}
     found: set[str] = set()
     for i in part:
         (out,) = graph.nodes[i].outputs
-        together = {k for k, _ in uses[out]} == {i + 1} and i + 1 in part and (part[i], when[i]) == (part[i + 1], when[i + 1])
+        together = {k for k, _ in uses[out]} == {i + 1} and part.get(i + 1) == part[i]
         if together and out not in ends and _goes_there(graph.nodes[i + 1], out, values):
             if not any(makers[name][0] in part and name not in found for name in graph.nodes[i].inputs if name in makers):  # nothing else goes when it comes
                 found.add(out)
     return frozenset(found)
+
+
+@kept
+def _parts(graph: Graph) -> dict[int, tuple]:
+    """Of each node of the update that works element by element the part that it is in: a module's, on one shape, before or after what leads from one to another through anything else."""
+    values = value_table(graph)
+    part = {i: (node.path, shape) for i, node in enumerate(graph.nodes) if (shape := _one_shape(node, values)) is not None}
+    when = _latest(graph, part)
+    return {i: (*own, when[i]) for i, own in part.items()}
 
 
 def _goes_there(node: Node, name: str, values: Mapping[str, Value]) -> bool:

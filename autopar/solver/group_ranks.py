@@ -11,12 +11,11 @@ from dataclasses import replace
 from math import prod
 
 from ..constraints import DATA, Constraints
-from ..graph.mesh import Mesh, MeshAxis
+from ..graph.mesh import Mesh
 from .layout_prices import Tier
-from .layouts import Layout, Place
+from .layouts import GROUP, Layout, Place, list_data_axes
 from .open_layouts import Open
 
-_GROUP = f"{DATA}_2"  # the axis of a group
 _MOST_GROUPED = 6
 _FAR_GROUPED = 1.25  # times the best plan
 
@@ -41,8 +40,7 @@ def group_place(place: Place, devices_per_host: int) -> Place | None:
     near = devices_per_host // inner
     if devices_per_host % inner or near < 2 or axes[at].size <= near or axes[at].size % near:
         return None
-    groups = (MeshAxis(DATA, axes[at].size // near, "across"), MeshAxis(_GROUP, near, "inside"))
-    return Place(place.num_stages, Mesh((*axes[:at], *groups, *axes[at + 1 :])))
+    return Place(place.num_stages, Mesh((*axes[:at], *list_data_axes(axes[at].size, near, inner, devices_per_host), *axes[at + 1 :])))
 
 
 def list_groupable(every: Sequence[Open], best_s: float, devices_per_host: int) -> list[Layout]:
@@ -64,4 +62,4 @@ def list_groupable(every: Sequence[Open], best_s: float, devices_per_host: int) 
 
 
 def _group_size(place: Place) -> int:
-    return next(axis.size for axis in place.mesh.axes if axis.name == _GROUP)
+    return next(axis.size for axis in place.mesh.axes if axis.name == GROUP)

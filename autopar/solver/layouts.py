@@ -20,6 +20,7 @@ from ..graph.roles import Roles
 from ..graph.schedules.known import chunk_ranks, is_grid, kind_name, runs_backward, splits_backward, why_impossible
 from .role_meshes import SPARE
 
+GROUP = f"{DATA}_2"  # the inner axis of dp, where it has two
 _MOST_CHUNKS = 8  # that are tried where nobody asks for more
 
 
@@ -95,14 +96,12 @@ def list_places(num_devices: int, devices_per_host: int, num_units: int, constra
             every = all(s in rows for s in range(stages))  # then no stage is left to be divided as the others
             if rows and (any(row.dp * row.tp != inside for row in rows.values()) or spare * sp > 1 or (every and tp != rows[0].tp)):
                 continue
+            if dp % (constraints.dp_shard or 1):
+                continue
             if any({DATA: dp, TENSOR: tp, SEQUENCE: sp, PIPELINE: stages}.get(role, 1) == 1 for role in needed) or (constraints.only is not None and tp > 1):
                 continue
             axes = [MeshAxis(SPARE, spare, "inside" if devices_per_host % inside == 0 else "across")] if spare > 1 else []
-            if dp % (constraints.dp_shard or 1):
-                continue
-            groups, shard = (dp // constraints.dp_shard, constraints.dp_shard) if constraints.dp_shard else (1, dp)
-            axes += [MeshAxis(DATA, groups, "inside" if devices_per_host % (tp * sp * dp) == 0 else "across")] if groups > 1 else []
-            axes += [MeshAxis(DATA if groups == 1 else f"{DATA}_2", shard, "inside" if devices_per_host % (tp * sp * shard) == 0 else "across")] if shard > 1 else []
+            axes += list_data_axes(dp, constraints.dp_shard or dp, tp * sp, devices_per_host)
             axes += [MeshAxis(SEQUENCE, sp, "inside" if devices_per_host % (tp * sp) == 0 else "across")] if sp > 1 else []
             axes += [MeshAxis(TENSOR, tp, "inside" if near else "across")] if tp > 1 else []
             if not rows:
@@ -110,6 +109,21 @@ def list_places(num_devices: int, devices_per_host: int, num_units: int, constra
             elif (meshes := _divide(inside, (tp, *(row.tp for row in rows.values())), devices_per_host)) is not None:
                 found.append(Place(stages, meshes[0], tuple((number, mesh) for number, mesh in zip(rows, meshes[1:]) if mesh != meshes[0])))
     return tuple(found)
+
+
+def list_data_axes(dp: int, group: int, inner: int, devices_per_host: int) -> list[MeshAxis]:
+    """The axes of `dp` ranks of which so many neighbours are a group: one where that is all of them, none of one rank.
+
+    Args:
+        inner: ranks inside of a step of dp.
+    """
+
+    def axis(name: str, size: int, inside: int) -> list[MeshAxis]:
+        return [MeshAxis(name, size, "inside" if devices_per_host % inside == 0 else "across")] if size > 1 else []
+
+    if group == dp:
+        return axis(DATA, dp, inner * dp)
+    return [*axis(DATA, dp // group, inner * dp), *axis(GROUP, group, inner * group)]
 
 
 def vary_place(place: Place, tps: Sequence[int], devices_per_host: int) -> Place | None:

@@ -374,7 +374,9 @@ class PipelineSearch:
             if best is None or best.guess_s >= self.best_s * (1 - _WORTH_OTHERS):
                 return
             self.varied.add(best.layout)
-            self._try_varied(best.layout, best.cuts)
+            place, each = self._price_alone(best.layout, best.cuts)
+            if not each.gone:
+                self._solve_alone(place, each)
 
     def _group_ranks(self) -> None:
         """The best layouts whose axis of dp spans hosts, with groups of its ranks on a host each, as long as there is time. Such a layout is one of
@@ -383,21 +385,16 @@ class PipelineSearch:
             return
         tried = 0
         for layout in list_groupable(self.every, self.best_s, self.model.cluster.devices_per_host):
-            if layout in self.grouped or time.monotonic() >= self.deadline - self.slowest_s / 2:
+            if tried == _MOST_TRIED or time.monotonic() >= self.deadline - self.slowest_s / 2:
+                return
+            if layout in self.grouped:
                 continue
             self.grouped.add(layout)
-            each = Open(layout, 0.0)
-            place = OpenPlace(layout.place, [each])
-            self._price_place(place, Tier.ALL)
-            if not each.gone:
-                self._price_layout(place, each, layout.num_microbatches)
+            place, each = self._price_alone(layout, None)
             most = self.best_s * (1 - _WORTH_OTHERS)
-            if not each.gone and tried < _MOST_TRIED and each.bound_s < most and (each.tight or each.guess_s < most):  # a guess for a tight memory may be far too high
-                before, tried = self.best, tried + 1
-                self._solve(place, each)
-                if self.best is not before:
-                    self.every.append(each)
-                    self.places.append(place)
+            if not each.gone and each.bound_s < most and (each.tight or each.guess_s < most):  # a guess for a tight memory may be far too high
+                tried += 1
+                self._solve_alone(place, each)
 
     def _list_variable(self) -> list[Open]:
         """The best layouts in stages, by what is known of them: one for each number of stages, microbatches and chunks, for degrees are what changes. Of a large model the
@@ -421,14 +418,19 @@ class PipelineSearch:
         batch, near = num_samples(self.cases.roles(self.cases.case)), self.model.cluster.devices_per_host
         return list_varied(layout, cuts, each.likely_s, self.prices, self.limit_bytes, batch, near)
 
-    def _try_varied(self, layout: Layout, cuts: tuple[int, ...]) -> None:
+    def _price_alone(self, layout: Layout, cuts: tuple[int, ...] | None) -> tuple[OpenPlace, Open]:
+        """A layout that is none of those that are listed, priced. Args: cuts: the only ones."""
         each = Open(layout, 0.0, own_cuts=cuts)
         place = OpenPlace(layout.place, [each])
-        before = self.best
         self._price_place(place, Tier.ALL)
         if not each.gone:
-            self._price_layout(place, each, each.base)
-            self._solve(place, each, cuts)
+            self._price_layout(place, each, layout.num_microbatches)
+        return place, each
+
+    def _solve_alone(self, place: OpenPlace, each: Open) -> None:
+        """Solve it; it is one of those that are searched once it is the best."""
+        before = self.best
+        self._solve(place, each, each.own_cuts)
         if self.best is not before:
             self.every.append(each)
             self.places.append(place)

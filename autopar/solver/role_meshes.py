@@ -89,26 +89,26 @@ def label_meshes(meshes: Sequence[Mesh], constraints: Constraints, roles: Roles)
         for names in product([*labels, *([""] if rest or not labels else [])], repeat=len(mesh.axes)):
             own = {role: prod(a.size for a, name in zip(mesh.axes, names) if name == role) for role in labels}
             fits = all(own.get(role, 1) == degree for role, degree in degrees.items()) and all(own[role] > 1 for role in needed)
-            named = _rename(mesh, names)
-            cut = cut_axes(named, constraints)
-            if fits and cut is not None and all(not _why_size(role, degree, roles) for role, degree in own.items()):
-                found.setdefault(_kind(mesh, [f"{name}, cut" if k in cut and constraints.dp_shard else name for k, name in enumerate(names)]), named)
+            if fits and all(not _why_size(role, degree, roles) for role, degree in own.items()):
+                named = _rename(mesh, names)
+                cut = cut_axes(named, constraints)
+                if cut is not None:
+                    found.setdefault(_kind(mesh, [f"{name}, cut" if k in cut and constraints.dp_shard else name for k, name in enumerate(names)]), named)
     if not rest and not labels and ranks > 1:
         raise ConstraintError(f"{_print(degrees)}: no role is left for the {ranks} ranks of the cluster; leave one of them free")
     if not found and constraints.dp_shard is not None:
-        label_meshes(meshes, replace(constraints, dp_shard=None), roles)  # says what else is wrong
-        raise ConstraintError(_why_no_groups(meshes, constraints, roles))
+        free = label_meshes(meshes, replace(constraints, dp_shard=None), roles)  # which says what else is wrong
+        raise ConstraintError(_why_no_groups(constraints.dp_shard, free))
     if not found:
         raise ConstraintError(_why_none(degrees, needed, ranks, rest, roles))
     return tuple(found.values())
 
 
-def _why_no_groups(meshes: Sequence[Mesh], constraints: Constraints, roles: Roles) -> str:
-    """Of a number of ranks that share states: what else it could be."""
-    free = label_meshes(meshes, replace(constraints, dp_shard=None), roles)
-    sizes = [[mesh.axes[a].size for a in data_axes(mesh)] for mesh in free]
+def _why_no_groups(number: int, meshes: Sequence[Mesh]) -> str:
+    """Of a number of ranks that share states: what else it could be. Args: meshes: those that there are without it."""
+    sizes = [[mesh.axes[a].size for a in data_axes(mesh)] for mesh in meshes]
     fits = sorted({prod(row[k:]) for row in sizes for k in range(len(row))})
-    return f"dp_shard={constraints.dp_shard}: no mesh of this cluster has groups of {constraints.dp_shard} neighbours among the ranks of dp; expected one of {', '.join(map(str, fits))}, or another dp"
+    return f"dp_shard={number}: no mesh of this cluster has groups of {number} neighbours among the ranks of dp; expected one of {', '.join(map(str, fits))}, or another dp"
 
 
 def _kind(mesh: Mesh, names: Sequence[str]) -> tuple:
