@@ -12,12 +12,13 @@ everything else blocks as before:
 The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
 
     prefetch   the gather of a state, in forward and backward: starts where its reader's block begins to run, or the block before if there is one;
-               is waited for where it stood. So the gathered states of one block at most are held ahead.
+               is waited for where it stood. So the gathered states of one block at most are held ahead. A run of nodes in no block that gathers more than
+               a little is cut into pieces, which are as blocks here (`graph.run_pieces`).
     trailing   the reduction of what only the update reads: starts where it stands, is waited for in the update. What a reduce-scatter reads is held
                until it is done, so it goes alone: the one before is finished first.
     sunk       the reduction of what ops in the same block (or run) alone read whose result only the update, or a sum over the turns, needs: starts where it stands;
                the wait and these ops go to the end of the block.
-    turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of the equal block that runs next (where there
+    turn       the reduction of what is summed up over the turns: starts where it stands, is waited for at the end of the equal block, or of the piece, that runs next (where there
                is none, of its own), where the sum then is made.
     early      what a node of the same block waits for, though what moves was there before: the gather of what the forward pass has kept for a weight's gradient, the reduction of what a matmul sends back while
                another makes a weight's gradient. Starts before the first op of a library (a matmul, a convolution, attention) that it can run beside; along one axis in the order in which they stand.
@@ -27,7 +28,7 @@ The law is the one by which plans are priced (`graph.transfer`, `cost.streams`):
                where they stood. As the updates of equal parameters are one function called in a loop, codegen puts the loop around them (`codegen.parcels`):
                the reductions of the next parameters start first, the gathers of these are waited for after the next.
 
-Buckets: collectives of one kind, axis, reduction and dtype that start in one block (or in one run of nodes that are in none) go as one, up to
+Buckets: collectives of one kind, axis, reduction and dtype that start in one block (or in one run of nodes that are in none, or piece of it) go as one, up to
 `BUCKET_BYTES` (of several axes as of one with all their ranks); what is larger goes alone, unpacked. All blocks that are equal stay equal.
 """
 
@@ -38,17 +39,17 @@ from dataclasses import dataclass, replace
 
 from .chains import find_chain
 from .graph import Graph, producer_table, use_table, value_table
+from .messages import BUCKET_BYTES
 from .node import Arg, Node, Phase, Ref, get_arg, packet_of
 from .own import find_overwritten, find_own
 from .program import CUTS, WAIT, Origin, Program
 from .repeats import blocks_in_step
+from .run_pieces import cut_runs, is_piece, piece_before
 from .sections import Section
 from .small_reductions import find_meetings, reduce_once
 from .tensor import STATE_KINDS, Value, size_bytes
 from .turns import ACCUMULATE, LOOP
 
-# As `cost.model`: torch's `DistributedDataParallel(bucket_cap_mb=25)`. What is larger is bound by bandwidth, and packing it costs a copy.
-BUCKET_BYTES = 25 * 2**20
 _LEAST_REST = 1 / 3  # of a bucket; a smaller rest goes with the one before it
 _REDUCES = ("comm.all_reduce", "comm.reduce_scatter")
 _BLOCKS = (*_REDUCES, "comm.all_gather", "comm.all_to_all")
@@ -82,6 +83,10 @@ class _Hiding:
     def node(self) -> int:
         return self.chain[0]
 
+    @property
+    def first(self) -> int:
+        return self.cuts[0] if self.cuts else self.node
+
 
 def overlap_program(program: Program, sections: Sequence[Section], prefetches: bool = True, lags: bool = True) -> tuple[Program, tuple[Section, ...]]:
     """The program with its communication overlapped.
@@ -97,8 +102,10 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
     graph = program.graph
     values = value_table(graph)
     places = list_places(graph, sections)
-    early = _prefetches(graph, values, sections, places) if prefetches else []
-    hiding = [*early, *_trailing(graph, values, sections, places, lags), *_in_updates(graph, places)]
+    gathers = _list_gathers(graph, values, sections, places)
+    pieces = cut_runs(graph, places, [(one.first, one.wait, size_bytes(values[graph.nodes[one.wait].outputs[0]])) for one in gathers]) if prefetches else places
+    early = _prefetches(gathers, pieces) if prefetches else []
+    hiding = [*early, *_trailing(graph, values, sections, pieces, lags), *_in_updates(graph, places)]
     taken = {i for one in hiding for i in (*one.chain, *one.late)}
     meetings = [run for run in find_meetings(program, places) if not taken.intersection(i for chain, _ in run for i in chain)]
     hiding += [_Hiding(chain, chain[0], reader, ("meeting", places[chain[0]], run[0][0])) for run in meetings for chain, reader in run]
@@ -109,9 +116,9 @@ def overlap_program(program: Program, sections: Sequence[Section], prefetches: b
 
 def _gains(bucket: Sequence[_Hiding]) -> bool:
     """False of a single gather in no block that would be waited for as soon as it is started. (In a block, too, that is so of the first, but equal blocks stay
-    equal.)"""
+    equal; and of a run's first piece, which must start before the second does.)"""
     (kind, place, *_), one = bucket[0].group, bucket[0]
-    return kind == "update" or place[1] is not None or len(bucket) > 1 or len(one.chain) > 1 or one.start != one.node or one.wait != one.node
+    return kind == "update" or place[1] is not None or is_piece(place) or len(bucket) > 1 or len(one.chain) > 1 or one.start != one.node or one.wait != one.node
 
 
 def list_places(graph: Graph, sections: Sequence[Section]) -> list[tuple]:
@@ -127,17 +134,8 @@ def list_places(graph: Graph, sections: Sequence[Section]) -> list[tuple]:
     return found
 
 
-def _prefetches(graph: Graph, values: Mapping[str, Value], sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
-    """Gathers of states that nobody rewrites before the update."""
-    first: dict[tuple, int] = {}
-    for i, place in enumerate(places):
-        first.setdefault(place, i)
-    before: dict[tuple, int] = {}  # block -> where the block before it in its section begins
-    last: dict[Section, tuple] = {}
-    for place, i in first.items():
-        if place[1] is not None:
-            before[place] = first[last[place[0]]] if place[0] in last else i
-            last[place[0]] = place
+def _list_gathers(graph: Graph, values: Mapping[str, Value], sections: Sequence[Section], places: Sequence[tuple]) -> list[_Hiding]:
+    """Of states that nobody rewrites before the update, each where it stands."""
     written = {n.inputs[0] for n in graph.nodes if n.op == "state.write" and n.phase is not Phase.UPDATE}
     stored = {n for n in graph.inputs if values[n].kind in STATE_KINDS} - written
     makers, uses = producer_table(graph), use_table(graph)
@@ -147,7 +145,27 @@ def _prefetches(graph: Graph, values: Mapping[str, Value], sections: Sequence[Se
             source, cuts = _before_cuts(graph, makers, uses, node.inputs[0], places[i], places)
             if source in stored:
                 chain = find_chain(graph, uses, i, places)
-                found.append(_Hiding(chain, before.get(places[i], first[places[i]]), chain[-1], ("prefetch", places[i]), cuts))
+                found.append(_Hiding(chain, i, chain[-1], ("prefetch", places[i]), cuts))
+    return found
+
+
+def _prefetches(gathers: Sequence[_Hiding], places: Sequence[tuple]) -> list[_Hiding]:
+    """Such gathers, started ahead."""
+    first: dict[tuple, int] = {}
+    for i, place in enumerate(places):
+        first.setdefault(place, i)
+    before: dict[tuple, int] = {}  # block -> where the block before it in its section begins; piece of a run -> where the piece before it does
+    last: dict[Section, tuple] = {}
+    for place, i in first.items():
+        if place[1] is not None:
+            before[place] = first[last[place[0]]] if place[0] in last else i
+            last[place[0]] = place
+        elif (piece := piece_before(place)) is not None:
+            before[place] = first[piece]
+    found = []
+    for one in gathers:
+        place = places[one.node]
+        found.append(replace(one, start=before.get(place, first[place]), group=("prefetch", place)))
     return found
 
 
@@ -185,10 +203,11 @@ def _before_cuts(
 
 
 def _next_ends(places: Sequence[tuple], ends: Mapping[tuple, int]) -> dict[tuple, int]:
-    """Block -> where the neighbour of its family that runs next in its section ends; none of a block that runs again after it."""
-    order = [place for place in dict.fromkeys(places) if place[1] is not None]
-    pairs = zip(order, order[1:])
-    return {one: ends[after] for one, after in pairs if one[:2] == after[:2] and abs(one[2] - after[2]) == 1 and ends[after] > ends[one]}
+    """Block -> where the neighbour of its family that runs next in its section ends; none of a block that runs again after it. Piece of a run -> where the next one ends."""
+    order = list(dict.fromkeys(places))
+    blocks = [place for place in order if place[1] is not None]
+    later = {one: ends[after] for one, after in zip(blocks, blocks[1:]) if one[:2] == after[:2] and abs(one[2] - after[2]) == 1 and ends[after] > ends[one]}
+    return later | {piece: ends[place] for place in order if (piece := piece_before(place)) is not None}
 
 
 def _trailing(graph: Graph, values: Mapping[str, Value], sections: Sequence[Section], places: Sequence[tuple], lags: bool) -> list[_Hiding]:

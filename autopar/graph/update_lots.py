@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from .graph import Graph, entering_values, producer_table, value_table
+from .messages import BUCKET_BYTES
 from .node import Arg, Node
-from .overlap import BUCKET_BYTES
 from .program import STARTS, WAIT
 from .repeats import name_patterns
 from .tensor import size_bytes

@@ -8,8 +8,7 @@ from autopar.cluster import parse_cluster
 from autopar.cost.buckets import bucketed_model
 from autopar.cost.model import build_cost_model
 from autopar.cost.wires import AxisLink, estimate_comm_s
-from autopar.graph.messages import REDUCED_ALONE_BYTES
-from autopar.graph.overlap import BUCKET_BYTES
+from autopar.graph.messages import BUCKET_BYTES, GATHERED_ALONE_BYTES, REDUCED_ALONE_BYTES
 from autopar.graph.reshard import StepKind
 from autopar.graph.tensor import Kind
 from autopar.graph.transfer import Transfer
@@ -37,6 +36,17 @@ def test_what_goes_alone_fills_no_bucket():
     assert bucket(h_0_w=(rows,), h_1_w=(rows,), h_0_b=(7,), h_1_b=(7,)) == 8 * 7
     assert bucket(h_0_w=(rows,), h_1_w=(rows,)) == 0
     assert bucket(**{f"h_{i}_w{k}": (rows - 1,) for i in range(2) for k in range(30)}) == BUCKET_BYTES
+
+
+def test_without_blocks_zero_3_gathers_and_reduces_a_piece_at_a_time():
+    """What of a run goes together is `graph.run_pieces`'."""
+    rows = GATHERED_ALONE_BYTES // 16
+    graph = make_graph([value(f"w{k}x@0", (rows,), Kind.PARAM) for k in range(8)], [])  # of half of what goes alone each
+    whole, pieces = bucketed_model(CPU, graph), bucketed_model(CPU, graph, 3)
+    assert whole.bucket_bytes == 4 * GATHERED_ALONE_BYTES and whole.block_elements == (8 * rows, 8 * rows)
+    assert pieces.bucket_bytes == pieces.state_bucket_bytes == GATHERED_ALONE_BYTES and pieces.block_elements == (2 * rows, 2 * rows)
+    blocks = make_graph([value(f"h.{k}.w@0", (rows,), Kind.PARAM) for k in range(8)], [])
+    assert bucketed_model(CPU, blocks, 3).block_elements == (rows, rows)
 
 
 def test_frozen_parameters_fill_no_bucket():

@@ -19,6 +19,7 @@ from autopar.cost.model import build_cost_model  # noqa: E402
 from autopar.cost.program_order import replay_order  # noqa: E402
 from autopar.demo.model import build  # noqa: E402
 from autopar.graph.case import decided_case  # noqa: E402
+from autopar.graph import run_pieces  # noqa: E402
 from autopar.graph.overlap import overlap_program  # noqa: E402
 from autopar.graph.overlap_memory import extra_bytes, overlap_within  # noqa: E402
 from autopar.graph.partition import assigned_strategies  # noqa: E402
@@ -135,3 +136,15 @@ def test_sums_of_blocks_in_no_loop_stand_behind_the_next_block():
     lines = [line for line in text.split("def backward(")[1].split("\n\n\n")[0].splitlines() if "start_reduce_scatter(" in line or "ops.accumulate(" in line]
     kinds = ["start" if "start" in line else "sum" for line in lines]
     assert kinds[0] == "start" and kinds[-1] == "sum" and "sum" in kinds[: len(kinds) - kinds[::-1].index("start")]  # not all sums at the end
+
+
+@pytest.mark.parametrize("fix", ["dp=4,zero=3", "dp=4,zero=3,microbatches=2", "dp=2,tp=2,zero=3,microbatches=2", "dp=4,zero=3,dp_shard=2"])
+def test_linears_in_no_block_gather_and_reduce_a_few_at_a_time(monkeypatch, fix):
+    """A plain stack of linears is one run of nodes, in pieces (`graph.run_pieces`)."""
+    monkeypatch.setattr(run_pieces, "GATHERED_ALONE_BYTES", 64)
+    layers = [layer for _ in range(4) for layer in (torch.nn.Linear(16, 16), torch.nn.GELU())]
+    stack = autopar.Workload(torch.nn.Sequential(*layers, torch.nn.Linear(16, 4)), (torch.randn(8, 16),), (torch.randn(8, 4),), torch.nn.functional.mse_loss, torch.optim.AdamW)
+    report = verify_workload(stack, "cpu:4", options(fix))
+    assert not report.failures, describe_failure(report)
+    forward = compile_workload(stack, "cpu:4", options(fix)).files["program.py"].split("def forward(")[1].split("\n\n\n")[0]
+    assert forward.count("comm.start_all_gather(") >= 5 and "comm.all_gather(state[" not in forward
