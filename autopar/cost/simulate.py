@@ -157,7 +157,8 @@ def _stage_passes(plan: Plan, stage: int, chunks: Sequence[int]) -> tuple[StageP
                 else:
                     role = _role(row, phase, kinds, made)
                     labels[row.name] = _print_comm(row, kinds) if role is not Role.COMPUTE else "cutting local pieces"
-                pieces.append(Piece(row.name, role, row.seconds / turns, block, together.get(row.name, (row.axis,)) if isinstance(row, CommPlan) else ("",)))
+                axes, starts_at = (together.get(row.name, (row.axis,)), row.starts_at if not block else "") if isinstance(row, CommPlan) else (("",), "")
+                pieces.append(Piece(row.name, role, row.seconds / turns, block, axes, starts_at))
         if phase is Phase.UPDATE and backlog:  # the update reads what the reductions bring: they end first
             pieces.insert(0, Piece(TRAIL, Role.BLOCKING, max(seconds for _, seconds in backlog)))
         passes[phase] = run_pass(pieces, share, waits_for_all=turns > 1)

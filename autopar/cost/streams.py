@@ -5,7 +5,7 @@ rules are those by which plans are priced (docs/design/cost.md), applied to the 
 
     compute    one after the other
     blocking   a collective that the next node waits for: starts when compute gets there, compute waits for its end
-    prefetch   brings a stored state: may start as soon as compute enters the block before its reader's; the reader waits for its end
+    prefetch   brings a stored state: may start as soon as compute enters the block before its reader's, within a long stretch in no block where the program starts it; the reader waits for its end
     early      gathers in the backward pass what was there before it: may start behind the last collective that blocks along any of its axes in its block, where there is none as soon as compute enters
                that; the reader waits for its end
     trailing   reduces a final gradient: starts when it is there, nobody waits for it before the pass is over; a pass that runs once a turn ends with it
@@ -38,6 +38,7 @@ class Piece:
     Args:
         block: of the numbered module it belongs to, any text that changes from block to block; "" outside of them.
         axes: of a collective, along which it runs: it waits for what runs along any of them.
+        starts_at: of a prefetch in no block, the piece of work before which the program starts it (`graph.run_pieces`), where that is within what is in no block; "": as soon as it may.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Piece:
     seconds: float
     block: str = ""
     axes: tuple[str, ...] = ("",)
+    starts_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,12 @@ def _issue_places(pieces: Sequence[Piece]) -> dict[int, list[int]]:
         segment.append(len(begins) - 1)
     found: dict[int, list[int]] = {}
     behind: dict[str, int] = {}  # axis -> where the next one along it may start
+    at = {piece.name: i for i, piece in enumerate(pieces)}
     for i, piece in enumerate(pieces):
         if piece.role is Role.PREFETCH:
-            found.setdefault(begins[max(0, segment[i] - 1)], []).append(i)
+            later = at.get(piece.starts_at, 0)  # than all that it could
+            start = later if begins[segment[i]] < later <= i else begins[max(0, segment[i] - 1)]
+            found.setdefault(start, []).append(i)
         elif piece.role is Role.EARLY:
             start = max(begins[segment[i]], *(behind.get(axis, 0) for axis in piece.axes))
             found.setdefault(start, []).append(i)

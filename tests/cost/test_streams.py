@@ -1,6 +1,7 @@
 """Streams: what hides, what sticks out, in small passes that can be done by hand, and against the law that plans are priced by."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,17 @@ def test_a_prefetch_runs_beside_the_block_before():
     assert found.seconds == pytest.approx(6.0) and found.waits == (("gather", pytest.approx(1.0)),)
     gather = next(r for r in found.ran if r.piece.name == "gather")
     assert (gather.start_s, gather.end_s) == (0.0, 2.0)
+
+
+def test_in_no_block_a_prefetch_starts_where_the_program_starts_it():
+    """Not with the first of a long stretch; what the program starts no later than that may start with the block before."""
+
+    def begin(starts_at):
+        pieces = [replace(compute(1.0, name=f"p{i}"), block="h.0" if i == 0 else "") for i in range(4)]
+        pieces.insert(4, replace(comm(Role.PREFETCH, 0.5, "", "gather"), starts_at=starts_at))
+        return next(r for r in run_pass(pieces, 0.5).ran if r.piece.name == "gather").start_s
+
+    assert [begin(name) for name in ("", "p1", "p2", "p3")] == [0.0, 0.0, 2.0, 3.0]
 
 
 def test_a_prefetch_that_is_too_long_is_waited_for():
