@@ -14,6 +14,8 @@ The law:
 * of rows that a program just holds (wider than `blocks.ROOMY`, not walked along) it has the gradient of one layer norm: what a second one needs has no room in registers beside it;
 * it can run at once: nothing outside lies on a way from one of its nodes to another (in the update of a stage, neither through another stage: what it receives may be made of what it sent before); and it holds no more for it, while others work, than its nodes one by one (`held_longer`);
 * what only widens a value is of the kernel that reads it: the narrow one is what another leaves;
+* what a mask's few ops (`_MASKING`) make of something smaller that is no sum, and only one group reads and expands, is of that group, whatever its rows: each element makes its own (positions compared
+  for the scores of all heads); and outside of the update one such op that reads a number of the model's text is a group, too, for its kernel has the number in its own;
 * a sum that a matmul adds up (`graph.in_place`) is in none, and moves what the matmul then reads;
 * what the update makes of a number of each parameter by putting them beside each other and adding them up (a norm of all gradients; or their largest, or whether any is not 0) is a group,
   with the arithmetic of numbers that follows if nobody else reads the sum: the kernel reads those numbers, or what they are still to be added up of (`graph.totals`);
@@ -52,6 +54,14 @@ _ROWS = frozenset((
 ))  # fmt: skip
 _CLASSES = frozenset(("autopar.sum_exp", "autopar.pick", "autopar.unpick", "autopar.cross_entropy_backward"))  # each token's row of logits
 _ALONE = frozenset(("autopar.cross_entropy_backward",))  # of several passes where it is no kernel: a group by itself
+_MASKING = frozenset(
+    f"aten.{packet}"
+    for packet in (
+        "_to_copy", "abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "clamp", "clamp_max", "clamp_min", "eq", "ge", "gt", "le", "logical_and", "logical_not", "logical_or", "lt", "masked_fill",
+        "maximum", "minimum", "mul", "ne", "neg", "rsub", "sub", "where",
+    )
+)  # fmt: skip  # an instruction or two of each element
+_MOST_MASKING = 8  # of them, made again for each element that reads the last
 _NEVER = frozenset((TAKE, SEND, RECEIVE, *GROWN))
 _MOST_WIDE = 2**17  # elements of a row: one block of a kernel walks along it
 MOST_NODES = 64  # the largest group of the zoo's transformers (a block of Gemma 3) has 39
@@ -194,6 +204,7 @@ class _Run:
         self.wide_grads = {i for i in self.rows if packet_of(self.ops[i]) == "aten.native_layer_norm_backward" and ROOMY < _row_elements(sites[i], self.rows[i]) <= WIDEST_TILE}
         self.ends = {i for i in self.rows if _summed_runs(sites[i])}  # nobody reads them in their group
         self.read = {i: frozenset(read) for i, read in self.reads.items()} if self.ends else {}
+        self.spoken = set[int]() if held is None else {i for i in self.rows if packet_of(self.ops[i]) in _MASKING and _reads_number(graph, makers, i, values)}
         self.widening = set[int]() if held is None else {i for i in self.rows if _widens(graph.nodes[i], values.dtypes)}
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -211,7 +222,7 @@ class _Run:
         members: dict[int, list[int]] = {}
         for i in self.nodes:
             members.setdefault(self.find(i), []).append(i)
-        return [tuple(found) for found in members.values() if len(found) > 1 or self.ops[found[0]] in _ALONE or found[0] in self.alone]
+        return [tuple(found) for found in members.values() if len(found) > 1 or self.ops[found[0]] in _ALONE or found[0] in self.alone | self.spoken]
 
     def _merge_all(self, i: int, others: Collection[int]) -> None:
         for near in sorted({self.find(k) for k in others}):
@@ -283,7 +294,7 @@ class _Run:
         return i
 
     def _merge(self, late: int, early: int) -> None:
-        rows = _meet(self.rows[late], self.rows[early])
+        rows = self.rows[late] if self._is_expanded(early, late) else _meet(self.rows[late], self.rows[early])
         if late == early or rows is None:
             return
         low, high = sorted((late, early))
@@ -301,6 +312,20 @@ class _Run:
         self.reads[low] |= self.reads[high]
         self.rows[low] = rows
 
+    def _is_expanded(self, early: int, late: int) -> bool:
+        """True where what a unit makes is the beginning of a mask that another one alone reads, and makes larger, on other rows."""
+        members, readers = self.members[early], {*self.members[late]}
+        if self.held is None or _meet(self.rows[late], self.rows[early]) or len(members) > _MOST_MASKING or not self._masks({*members, *(k for i in members for k in self.reads[i] if k in self.rows)}):
+            return False  # of what is added up, neither: a kernel that reads its own sums again is several, which read twice
+        inside, made = readers.union(members), [name for i in members for name in self.values.made[i]]
+        if not all(self.values.readers.get(name, inside) <= inside for name in made):
+            return False
+        sizes = [num_elements(self.values.shapes[name]) for i in readers if self.reads[i].intersection(members) for name in self.values.made[i]]
+        return bool(sizes) and max(num_elements(self.values.shapes[name]) for name in made) < min(sizes)
+
+    def _masks(self, nodes: Collection[int]) -> bool:
+        return all(packet_of(self.ops[i]) in _MASKING for i in nodes)
+
     def _leads(self, start: int, end: int) -> bool:
         """True where a way leads from unit `start` to unit `end` over others."""
         todo = [u for u in {self.find(k) for k in self.reads[end]} if u not in (start, end)]
@@ -313,6 +338,12 @@ class _Run:
                     seen.add(u)
                     todo.append(u)
         return False
+
+
+def _reads_number(graph: Graph, makers: Mapping[str, int], i: int, values: _Values) -> bool:
+    """True for a node that makes a tensor of a number of the model's text and something else."""
+    alone = all(num_elements(values.shapes[name]) < 2 for name in values.made[i])
+    return not alone and bool(values.read[i]) and any(name in makers and is_number(graph.nodes[makers[name]]) for name in graph.nodes[i].inputs)
 
 
 def _widens(node: Node, dtypes: Mapping[str, str]) -> bool:
@@ -411,7 +442,7 @@ def _prefixes(shape: Shape, count: int) -> _Rows:
 
 
 def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Traffic]:
-    """Node index -> its traffic, of the nodes that are in a group, and of sums that matmuls add up."""
+    """Node index -> its traffic, of the nodes that are in a group, of numbers that kernels have in their text, and of sums that matmuls add up."""
     group_of = {i: k for k, nodes in enumerate(groups) for i in nodes}
     base: dict[str, str] = {}  # through views
     makers: dict[str, int] = {}
@@ -450,7 +481,29 @@ def find_traffic(graph: Graph, groups: Sequence[Sequence[int]]) -> dict[int, Tra
             found[i] = Traffic(tuple(counted), tuple(out in leaves for out in node.outputs if out), i == nodes[0], i in one_pass)
     for i, (_, both) in find_products_onto(graph).items():
         found[i] = Traffic(tuple(float(name == both.inputs[0]) for name in graph.nodes[i].inputs), (False,), False, True)
-    return found
+    return found | {i: Traffic((), (False,), False) for i in _list_spoken(graph, groups, base, makers, leaves)}
+
+
+def _list_spoken(graph: Graph, groups: Sequence[Sequence[int]], base: Mapping[str, str], makers: Mapping[str, int], leaves: Collection[str]) -> list[int]:
+    """Numbers of the model's text that kernels alone read, and so have in their own.
+
+    Args:
+        base: of each value, through views.
+        makers: of these, the node that makes each.
+        leaves: values that stay, whoever reads them.
+    """
+    numbers = {node.outputs[0]: i for i, node in enumerate(graph.nodes) if is_number(node)}
+    kernels: set[int] = set()
+    for nodes in groups:
+        own = {*nodes}
+        read = (base.get(name, name) for i in nodes for name in graph.nodes[i].inputs)
+        if graph.nodes[nodes[0]].phase is not Phase.UPDATE and any(name not in numbers and makers.get(name, -1) not in own for name in read):  # a kernel has an argument
+            kernels.update(nodes)
+    readers: dict[str, set[bool]] = {}
+    for i, node in enumerate(graph.nodes):
+        for name in () if is_view(node.op) else node.inputs:
+            readers.setdefault(base.get(name, name), set()).add(i in kernels)
+    return [i for name, i in numbers.items() if readers.get(name) == {True} and name not in leaves]
 
 
 def rewritten_states(graph: Graph, sites: Sequence[Site]) -> frozenset[str]:

@@ -372,6 +372,14 @@ def _diagonals(x):
     return y.diagonal(0, 1, 2).exp() + F.pad(y.diagonal(-1, 2, 1).tanh(), (0, 1))
 
 
+def _masked(x):
+    """Masks of positions, added and filled in, smaller than what they are for; by themselves, and before a norm and a sum over rows."""
+    rows, cols = torch.arange(x.shape[-2])[:, None], torch.arange(x.shape[-1])
+    near, late = torch.where((cols - rows).abs() < 3, 0.5, -2.0), cols > rows
+    alone = torch.cat([x, x * 2]).masked_fill(late, -1.5)
+    return torch.softmax(x * 3 + near, -1) + (alone.cumsum(0) + torch.where(cols == rows, 1.5, 0.0)).masked_fill(~late & (rows > 1), 0.5)[: x.shape[0]]
+
+
 class _Alike(torch.nn.Module):
     """Rows whose gradient is the same in all columns: of a sum of what a norm makes, beside a gradient of every element."""
 
@@ -448,6 +456,8 @@ CASES = {
     "log of the sum of everything": lambda: Workload(torch.nn.Linear(17, 10), (torch.randn(1, 17),), (), lambda y: y.tanh().mul(2).flatten().logsumexp(0), ADAMW),
     "many pieces": lambda: _straight(lambda x: torch.cat([x.sin()] * 220), 2, 3),
     "steps over one": lambda: _of(lambda x: x * 2 + x[:, ::3].exp(), 4, 1),
+    "masks": lambda: _of(_masked, 2, 3, 5, 7),
+    "masks of what comes in": lambda: _straight(_masked, 2, 3, 5, 7),
     "diagonals": lambda: _straight(_diagonals, 3, 4, 4),
     "hypotenuses": lambda: _of(lambda x: torch.hypot(x, x.sum()) + torch.hypot(x.square().sum(), x), 3, 5),
     "one column": lambda: _of(lambda x: F.layer_norm(x * 2, (1,)) + x, 5, 1),

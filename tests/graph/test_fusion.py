@@ -1,6 +1,7 @@
 """Groups of nodes that run as one kernel: which they are, that they can run at once, what they still move."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -273,3 +274,80 @@ def test_where_a_group_runs():
     assert held(True).place((2, 5)) == 2 and held(False).place((2, 5)) is None
     assert held(False).place((2, 5), joining={3, 4}) == 5, "what may be of the group is not in its way"
     assert held(False).place((0, 1, 2)) == 2 and held(False).place((4, 5)) == 5
+
+
+HEADS = (1, 4, WIDTH, WIDTH)
+
+
+def masked(op="aten.le.Tensor", mask_left=False):
+    """Scores of all heads, filled in where positions say so: (graph, names)."""
+    make = Maker()
+    scores, rows, cols = make.enter("scores", HEADS), make.enter("rows", (WIDTH, 1)), make.enter("cols", (1, WIDTH))
+    number = make.add("aten.full.default", shape=(), args=(("size", ()), ("fill_value", -1.0)))
+    mask = make.add(op, rows, cols, shape=(WIDTH, WIDTH), args=(("other", Ref(1)),))
+    made = make.add("aten.where.self", mask, scores, number, shape=HEADS, args=(("other", Ref(2)),))
+    make.nodes[-1] = replace(make.nodes[-1], args=(("condition", Ref(0)), ("self", Ref(1)), ("other", Ref(2))))
+    return make.graph(made, *([mask] if mask_left else [])), (number, mask, made)
+
+
+def test_a_mask_of_positions_is_of_the_group_that_expands_it():
+    """Whatever its rows: each element makes its own. The number is the kernel's, so nothing of it starts."""
+    graph, (_, mask, made) = masked()
+    groups, traffic = groups_of(graph)
+    assert names_of(graph, groups) == [(mask, made)]
+    assert traffic[1].outputs == (False,) and traffic[1].starts and not traffic[2].starts and traffic[2].inputs[:2] == (0, 1)
+    assert not traffic[0].starts and traffic[0].outputs == (False,)
+
+
+def test_a_mask_that_others_read_is_made_before():
+    graph, (_, mask, made) = masked(mask_left=True)
+    groups, traffic = groups_of(graph)
+    assert (made,) in names_of(graph, groups) and not any(mask in names for names in names_of(graph, groups))
+    assert traffic[2].starts and not traffic[0].starts, "one op that reads a number is a kernel, which has the number"
+
+
+def test_what_takes_more_than_a_mask_is_made_once(monkeypatch):
+    graph, (_, mask, made) = masked("aten.atan2.default")
+    assert names_of(graph, groups_of(graph)[0]) == [(made,)]
+    monkeypatch.setattr("autopar.graph.fusion._MOST_MASKING", 0)
+    graph, (_, mask, made) = masked()
+    assert names_of(graph, groups_of(graph)[0]) == [(made,)]
+
+
+def test_what_is_made_of_a_sum_over_rows_is_made_once():
+    """A kernel that reads its own sum again is two, which read everything twice."""
+    make = Maker()
+    x = make.enter("x")
+    total = make.add("aten.sum.dim_IntList", x, shape=(WIDTH,), args=(("dim", (0,)),))
+    mean = make.add("aten.mul.Scalar", total, shape=(WIDTH,), args=(("other", 1 / ROWS),))
+    graph = make.graph(make.add("aten.add.Tensor", x, mean))
+    assert all(len(nodes) < 3 for nodes in groups_of(graph)[0])
+
+
+def test_pieces_beside_many_numbers_are_no_group():
+    """Zeros on both sides of what comes in: a text as long as the list of them."""
+    make = Maker()
+    number = make.add("aten.full.default", shape=(), args=(("size", ()), ("fill_value", 0.0)))
+    wide = make.add("aten.expand.default", number, args=(("size", (ROWS, WIDTH)),))
+    made = make.add("aten.cat.default", wide, make.enter("x"), wide, shape=(3 * ROWS, WIDTH))
+    make.nodes[-1] = replace(make.nodes[-1], args=(("tensors", (Ref(0), Ref(1), Ref(2))), ("dim", 0)))
+    assert groups_of(make.graph(made))[0] == ()
+
+
+def test_one_op_without_a_number_is_no_group():
+    make = Maker()
+    assert groups_of(make.graph(make.add("aten.add.Tensor", make.enter("x"), make.enter("y"))))[0] == ()
+
+
+def test_a_number_that_somebody_else_reads_is_made():
+    """Arithmetic of numbers alone, and a matmul beside a kernel."""
+    make = Maker()
+    x = make.enter("x")
+    number = make.add("aten.full.default", shape=(), args=(("size", ()), ("fill_value", 2.0)))
+    halved = make.add("aten.add.Tensor", x, number)
+    groups, traffic = groups_of(make.graph(halved, number))
+    assert groups == ((1,),) and 0 not in traffic
+    make = Maker()
+    number = make.add("aten.full.default", shape=(), args=(("size", ()), ("fill_value", 2.0)))
+    groups, traffic = groups_of(make.graph(make.add("aten.mul.Tensor", number, make.add("aten.sqrt.default", number, shape=()), shape=())))
+    assert 0 not in traffic, "a kernel without an argument is none"
