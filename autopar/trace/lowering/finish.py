@@ -20,6 +20,7 @@ from ...graph.update_parts import is_shared
 from .draft import Draft, DraftNode, Val, node_inputs, stand_in
 from .made_again import make_again
 from .totals import join_totals, thin_constants
+from .unturned import unturn_sums
 
 
 def finish_graph(
@@ -46,7 +47,7 @@ def finish_graph(
     inputs, updates = _drop_idle_counter(draft, inputs, updates, [*grads.values(), *outputs, *([loss] if loss is not None else [])])
     roots = [*updates.values(), *grads.values(), *outputs, *([loss] if loss is not None else [])]
     nodes = thin_constants(join_totals(_live_nodes([*draft.preamble, *draft.nodes], roots), roots))
-    nodes = make_again(_share_numbers(_turn_weight_grads(_live_nodes(nodes, roots), roots), roots), updates, roots)
+    nodes = make_again(_share_numbers(_turn_weight_grads(_live_nodes(unturn_sums(nodes, roots), roots), roots), roots), updates, roots)
     if _collapse_views(nodes, roots):
         nodes = _live_nodes(nodes, roots)
     _place_updates(nodes, owners, grads)
