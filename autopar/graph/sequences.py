@@ -7,6 +7,8 @@ make up most of its forward pass; else it is a sequence, and what is inside of i
     two entries are alike       at least half of what the larger one does, the other does, too, by names of ops: widths and rates differ, a first block has an op more;
                                 the only entry of a container needs no other
 
+Containers whose entries take turns (`self.norm[i]`, `self.attn[i]`; `graph.in_step`) are judged together, as the one row of blocks that is spelled in lists side by side: a list of norms alone would be none.
+
 Views and casts do not count. It decides for nobody: `repeats.block_of` passes over the numbers of sequences.
 
 Modules may be numbered by their names alone, `layer0`, `layer1`, ... (a `setattr` in a loop, an `OrderedDict`). They are a row of blocks, `layer*`, where a few or more of them may be
@@ -20,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Sequence
 
 from .graph import Graph, value_table
+from .in_step import find_leads
 from .liveness import is_view
 from .node import Node, Phase, packet_of
 from .repeats import BY_HAND, block_of, numbers_on
@@ -36,12 +39,14 @@ def find_sequences(graph: Graph) -> tuple[str, ...]:
     forward = [node for node in graph.nodes if node.phase is Phase.FORWARD]
     found: set[str] = set()
     while True:
+        places = [block_of(node.path, found) for node in forward]
+        leads = find_leads(place for place in places if place is not None)
         entries: dict[str, dict[int, list[Node]]] = {}
-        for node in forward:
-            place = block_of(node.path, found)
+        for node, place in zip(forward, places):
             if place is not None:
-                entries.setdefault(place[0], {}).setdefault(place[1], []).append(node)
-        fresh = {family for family, rows in entries.items() if not _has_blocks(list(rows.values()), matrices)}
+                entries.setdefault(leads[place[0]], {}).setdefault(place[1], []).append(node)
+        rows = {family: _has_blocks(list(row.values()), matrices) for family, row in entries.items()}
+        fresh = {family for family, lead in leads.items() if not rows[lead]}
         if not fresh:
             break
         found |= fresh

@@ -11,8 +11,11 @@ An op is inline where its path is that of a module around the container, or of a
                  they stand before the first block, too (h), the others the former's as far as they stand after the last block, too (t); h + t are all of them.
                  The same line of the source makes them the same where that leaves a way, else the same ops. Of several ways the one in which the fewest values
                  cross, then the one that leaves most to the former.
-    other modules between blocks keep their paths: what follows a block up to there is of it, what leads from there to the next is of that. So it is of lists side by
-    side (`self.qkv[i]`, `self.out[i]`), which are judged together (`graph.in_step`).
+    other modules between blocks keep their paths: what follows a block up to there is of it, what leads from there to the next is of that.
+    running      what a turn makes of what the turn before made of it, and no block reads (`aux = aux + a`; `trace.running`): the first turn has it in another form or not at all
+                 (`0. + a`, `a`), so it does not say whether turns are the same. Numbers stay the model's, beside the loop; what is larger is the block's, which need not hold `a` then.
+
+Lists side by side (`self.qkv[i]`, `self.out[i]`; `graph.in_step`) are one row of such blocks: what is inline in a turn is of the list whose module ran last, before the first of them of the first.
 
 It moves nothing, and leaves containers alone whose entries are no blocks by themselves (`graph.sequences`) or do not run one after the other.
 """
@@ -31,6 +34,7 @@ from ..graph.node import Phase
 from ..graph.repeats import block_of, block_path
 from ..graph.sequences import are_blocks, are_by_hand, find_by_hand
 from .private import storage_key
+from .running import Running, find_running
 from .tape import Record, Slot, Tape, find_slots
 
 _Key = tuple
@@ -39,16 +43,22 @@ _CASTS = frozenset(("aten::_to_copy", "aten::clone", "aten::_unsafe_view", "aten
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One block: its family and number, and the first and the last of its own records."""
+    """One block of a row.
 
-    family: str
-    number: int
+    Args:
+        families: the containers that the row is spelled in.
+        first, last: of the records of its own modules.
+        modules: where a module of the row begins, and its path, in order.
+    """
+
+    families: tuple[str, ...]
     first: int
     last: int
+    modules: tuple[tuple[int, str], ...]
 
-    @property
-    def path(self) -> str:
-        return block_path(self.family, self.number)
+    def path_at(self, i: int) -> str:
+        """The path of the module that ran last before this record; of the first where none did."""
+        return self.modules[max(bisect.bisect_right(self.modules, i, key=lambda m: m[0]) - 1, 0)][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +95,9 @@ class _Inline:
         """New paths by the number of the record."""
         found: dict[int, str] = {}
         turns = self._turns()
-        for family in dict.fromkeys(turn.family for turn in turns):
-            mine = [turn for turn in turns if turn.family == family]
-            found |= self._place(family, mine, frozenset(turn.last for turn in turns if turn.family != family))
+        for families in dict.fromkeys(turn.families for turn in turns):
+            mine = [turn for turn in turns if turn.families == families]
+            found |= self._place(mine, frozenset(turn.last for turn in turns if turn.families != families))
         return found
 
     # -- blocks ----------------------------------------------------------------------------------------------------------------------
@@ -111,12 +121,17 @@ class _Inline:
                 break
             passed |= fresh
         by_hand = find_by_hand([self.records[i].path for i in self.own], passed, self._is_row_by_hand)
-        for i in self.own:
-            if (place := block_of(self.records[i].path, by_hand)) is not None and place[0] in by_hand:
-                rows.setdefault(place[0], {}).setdefault(place[1], []).append(i)
-        turns = sorted((_Turn(f, number, at[0], at[-1]) for f, row in rows.items() for number, at in row.items()), key=lambda t: t.first)
-        mixed = {t.family for a, b in zip(turns, turns[1:]) if b.first < a.last for t in (a, b)}
-        return [turn for turn in turns if turn.family not in mixed]
+        places = {i: place for i in self.own if (place := block_of(self.records[i].path, passed | by_hand)) is not None}
+        leads = find_leads(places.values())
+        members: dict[str, list[str]] = {}
+        for family, lead in leads.items():
+            members.setdefault(lead, []).append(family)
+        blocks: dict[tuple[str, int], list[int]] = {}
+        for i, (family, number) in places.items():
+            blocks.setdefault((leads[family], number), []).append(i)
+        turns = [_Turn(tuple(members[lead]), at[0], at[-1], _modules([(i, block_path(*places[i])) for i in at])) for (lead, _), at in blocks.items()]
+        mixed = {t.families for a, b in zip(turns, turns[1:]) if b.first < a.last for t in (a, b)}
+        return [turn for turn in turns if turn.families not in mixed]
 
     def _is_row(self, entries: Collection[list[int]]) -> bool:
         works = [Counter(self.records[i].op._schema.name for i in at if not _is_view(self.records[i])) for at in entries]
@@ -133,42 +148,43 @@ class _Inline:
 
     # -- what is inline --------------------------------------------------------------------------------------------------------------
 
-    def _is_inline(self, path: str, family: str) -> bool:
-        if not path or path == family or family.startswith(f"{path}."):
-            return True
-        return path not in self.holders and not any(part.isdigit() for part in path.split("."))
+    def _is_inline(self, i: int, families: Sequence[str]) -> bool:
+        path = self.records[i].path
+        return _is_around(path, families) or path not in self.holders and not any(part.isdigit() for part in path.split("."))
 
-    def _name(self, path: str, turn: _Turn) -> str:
-        around = not path or path == turn.family or turn.family.startswith(f"{path}.")
-        return turn.path if around else f"{turn.path}.{path}"
+    def _name(self, i: int, turn: _Turn) -> str:
+        path, block = self.records[i].path, turn.path_at(i)
+        return block if _is_around(path, turn.families) else f"{block}.{path}"
 
     def _between(self, start: int, end: int) -> list[int]:
         return self.own[bisect.bisect_right(self.own, start) : bisect.bisect_left(self.own, end)]
 
-    def _gaps(self, family: str, turns: Sequence[_Turn], ends_of_others: Collection[int]) -> list[_Gap]:
+    def _gaps(self, turns: Sequence[_Turn], inline: Collection[int], running: Running, ends_of_others: Collection[int]) -> list[_Gap]:
         """Before the first block, between each two, and behind the last; what is right behind a block of another row is that one's."""
         ends = [(-1, turns[0].first), *((a.last, b.first) for a, b in zip(turns, turns[1:])), (turns[-1].last, len(self.records))]
         found = []
         for start, end in ends:
-            between = self._between(start, end)
-            others = [k for k, i in enumerate(between) if not self._is_inline(self.records[i].path, family)]
+            between = [i for i in self._between(start, end) if i not in running]
+            others = [k for k, i in enumerate(between) if i not in inline]
             behind, before = (between[: others[0]], between[others[-1] + 1 :]) if others else (between, between)
             found.append(_Gap(tuple(behind), () if others and between[others[-1]] in ends_of_others else tuple(before), not others))
         return found
 
-    def _place(self, family: str, turns: Sequence[_Turn], ends_of_others: Collection[int]) -> dict[int, str]:
+    def _place(self, turns: Sequence[_Turn], ends_of_others: Collection[int]) -> dict[int, str]:
         """New paths of what is inline in a row; {} where its turns are not the same."""
-        gaps = self._gaps(family, turns, ends_of_others)
+        inline = {i for i in self.own if self._is_inline(i, turns[0].families)}
+        running = find_running(self.tape, self.own, inline, [turn.first for turn in turns], turns[-1].last, self._key) if len(turns) > 1 else Running({}, {})
+        gaps = self._gaps(turns, inline, running, ends_of_others)
         split = next((found for key in (self._key_with_line, self._key) if (found := self._split(turns, gaps, key)) is not None), None)
         if split is None:
             return {}
         num_before, num_behind = split
-        found: dict[int, str] = {}
+        found = {i: self._name(i, turns[turn]) for i, turn in running.tensors.items()}
         for k, turn in enumerate(turns):
             head = gaps[k].before[len(gaps[k].before) - num_before :]
-            inside = [i for i in self._between(turn.first, turn.last) if self._is_inline(self.records[i].path, family)]
+            inside = [i for i in self._between(turn.first, turn.last) if i in inline and i not in running]
             for i in (*head, *inside, *gaps[k + 1].behind[:num_behind]):
-                found[i] = self._name(self.records[i].path, turn)
+                found[i] = self._name(i, turn)
         return found
 
     # -- where turns begin -------------------------------------------------------------------------------------------------------------
@@ -211,6 +227,16 @@ class _Inline:
         if isinstance(value, (list, tuple)):
             return tuple(map(self._show, value))
         return type(value), repr(value)
+
+
+def _is_around(path: str, families: Sequence[str]) -> bool:
+    """Whether it is the path of such a container, or of a module around one."""
+    return not path or any(path == family or family.startswith(f"{path}.") for family in families)
+
+
+def _modules(paths: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """Of the paths of blocks at which records are, each with the first of the records in a row that are there."""
+    return tuple(here for before, here in zip([(-1, ""), *paths], paths) if here[1] != before[1])
 
 
 def _is_view(record: Record) -> bool:
