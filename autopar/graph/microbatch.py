@@ -405,7 +405,7 @@ def _phases(graph: Graph) -> list[Phase]:
         read = [when.get(name, Phase.PREPARE) for name in node.inputs]
         if node.phase is Phase.UPDATE or Phase.UPDATE in read:
             phase = Phase.UPDATE
-        elif node.op == TAKE or any(p in LOOP for p in read):
+        elif node.op == TAKE or node.op in GROWN or any(p in LOOP for p in read):
             phase = node.phase
         else:
             phase = Phase.PREPARE
