@@ -26,7 +26,7 @@ from .program import WAIT, Origin, Program
 from .rule import Rule
 from .rules import RULES
 from .sections import Section
-from .segments import find_segments, segment_name
+from .segments import find_segments, scale_apart, segment_name
 from .shared_positions import share_positions
 from .tensor import Value, num_elements
 from .totals import list_in_parts
@@ -82,7 +82,7 @@ def fuse_program(
         segments: outside of the update take all that lies between collectives, for a compiler of plain torch (`graph.segments`).
         taken: kernels that another part of the same step has already (another stage): equal ones are shared, names differ. They come first in the result.
     """
-    program, sections = share_positions(program, sections)
+    program, sections = share_positions(*(scale_apart(program, sections) if segments else (program, sections)))
     graph = program.graph
     sites, signatures = resolve_known(graph, rules)
     values, makers, uses = value_table(graph), producer_table(graph), use_table(graph)

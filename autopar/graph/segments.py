@@ -2,6 +2,9 @@
 
 In: a program's local graph, the section of each node. Out: groups of nodes, matmuls and all, between collectives. The law is that of `graph.fusion` as far as it
 is about order: one phase, one block, one section, and nothing outside lies on a way from one node to another. The update is left to `fusion`.
+
+`scale_apart` has a program ready for such a compiler: Inductor makes one matmul of a product of matrices and a sum, and forgets the factor of the sum (`torch.add(x, a @ b, alpha=0.1)`, torch 2.13 on a CPU).
+So the factor is an op of its own there.
 """
 
 from __future__ import annotations
@@ -9,13 +12,18 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from .graph import Graph
+from dataclasses import replace
+
+from .graph import Graph, value_table
 from .liveness import is_view
-from .node import Node, Phase, is_known
+from .node import Node, Phase, Ref, get_arg, is_known
+from .program import Program
 from .repeats import block_of
+from .sections import Section
 from .turns import GROWN, RECEIVE, SEND, TAKE
 
 _APART = frozenset((TAKE, SEND, RECEIVE, *GROWN, "state.write"))
+_ADD, _MUL = "aten.add.Tensor", "aten.mul.Tensor"
 
 
 def find_segments(graph: Graph, sections: Sequence[object]) -> tuple[tuple[int, ...], ...]:
@@ -42,6 +50,28 @@ def find_segments(graph: Graph, sections: Sequence[object]) -> tuple[tuple[int, 
         elif (mine | after).intersection(node.inputs):
             after.update(out for out in node.outputs if out)
     return tuple(tuple(nodes) for nodes in found if sum(not is_view(graph.nodes[i].op) for i in nodes) > 1)
+
+
+def scale_apart(program: Program, sections: Sequence[Section]) -> tuple[Program, tuple[Section, ...]]:
+    """The program with factors of sums as ops of their own, outside of the update, and the section of each of its nodes."""
+    values, held = value_table(program.graph), {name: row for name, *row in program.shardings}
+    rows, more, fresh = [], [], []
+    for node, origin, section in zip(program.graph.nodes, program.origins, sections):
+        factor, other = get_arg(node, "alpha", 1), get_arg(node, "other")
+        if node.op == _ADD and factor != 1 and isinstance(other, Ref) and node.phase is not Phase.UPDATE:
+            read = node.inputs[other.index]
+            name = f"{node.outputs[0]}~scaled"
+            fresh.append(replace(values[read], name=name, storage=name, version=0))
+            more.append((name, *held[read]))
+            rows.append((replace(node, name=f"scale:{node.name}", op=_MUL, inputs=(read,), args=(("self", Ref(0)), ("other", factor)), outputs=(name,)), origin, section))
+            inputs = tuple(name if k == other.index else old for k, old in enumerate(node.inputs))
+            node = replace(node, inputs=inputs, args=tuple(arg for arg in node.args if arg[0] != "alpha"))
+        rows.append((node, origin, section))
+    known = values | {value.name: value for value in fresh}
+    order = [*program.graph.inputs, *(name for node, _, _ in rows for name in node.outputs if name)]
+    local = replace(program.graph, values=tuple(known[name] for name in order), nodes=tuple(node for node, _, _ in rows))
+    found = replace(program, graph=local, origins=tuple(o for _, o, _ in rows), shardings=(*program.shardings, *more))
+    return (found, tuple(s for _, _, s in rows)) if fresh else (program, tuple(sections))
 
 
 def segment_name(node: Node, sequences: Collection[str] = ()) -> str:

@@ -65,6 +65,38 @@ def test_what_a_segment_expands_another_reads(local):
         torch.testing.assert_close(step(x, y), loss.detach(), rtol=1e-12, atol=0)
 
 
+class Codes(torch.nn.Module):
+    """A buffer that keeps a running product of matrices, as a codebook does."""
+
+    def __init__(self):
+        super().__init__()
+        self.l = torch.nn.Linear(13, 6)
+        self.register_buffer("held", torch.randn(6, 13))
+
+    def forward(self, x):
+        y = self.l(x)
+        with torch.no_grad():
+            self.held.copy_((self.held * 0.9).add(y.detach().t() @ x, alpha=0.1))
+        return y + x @ self.held.t()
+
+
+@pytest.mark.parametrize("local", ["kernels", "inductor", "ops"])
+def test_the_factor_of_a_sum_with_a_product_of_matrices(local):
+    """Inductor forgets it (`graph.segments.scale_apart`)."""
+    model, x, y = Codes().double(), torch.randn(8, 13, dtype=torch.float64), torch.randn(8, 6, dtype=torch.float64)
+    loss = torch.nn.functional.mse_loss
+    step = autopar.compile(
+        model, "cpu:1", example_inputs=(x,), example_targets=(y,), loss=loss, optimizer=torch.optim.SGD, options=Options(local=local, precision="fp64")
+    )
+    if local == "inductor":
+        assert "alpha" not in step.files["kernels.py"].split("\ndef forward")[1].split("\n\n\n")[0]
+        if shutil.which("g++") is None and shutil.which("clang++") is None:
+            return
+    wanted = loss(model(x), y).detach()  # rewrites the model's buffer, not the step's
+    torch.testing.assert_close(step(x, y), wanted, rtol=1e-12, atol=0)
+    torch.testing.assert_close(step.state["held"], model.held, rtol=1e-12, atol=1e-12)
+
+
 def test_what_inductor_breaks_down_over_runs_op_by_op(monkeypatch):
     from autopar.runtime import fused
 
