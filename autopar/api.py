@@ -562,7 +562,7 @@ def _initial_recipes(workload: Workload, traced: Traced) -> dict[str, tuple]:
             recipes[name] = ("tensor", tuple(tensor.detach().flatten().tolist()))
     recipes[RANDOM_STATE] = ("seed",)
     for storage, (how, what) in traced.init_optim.items():
-        recipes[storage] = ("copy", what) if how == "param" else ("fill", what) if what else ("zeros",)
+        recipes[storage] = ("copy", what) if how == "param" else (how, what) if what else ("zeros",)
     return recipes
 
 

@@ -3,6 +3,7 @@
 A state's `init` says how its value is made:
 
     ("zeros",)  ("fill", v)         a constant
+    ("eye", v)                      so many times the identity, of a matrix
     (("normal_", 0.0, 0.02), ...)   tensor methods that fill or change elements one by one, in order
     ("tensor", (1, 2, 3))           these numbers, flat
     ("copy", NAME)                  the same first value as state NAME, in this state's own dtype and sharding
@@ -17,7 +18,7 @@ its float32 master (`("copy", NAME)` copies the draw, not the cast); and a rank 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 
 import torch
@@ -112,13 +113,24 @@ def _from_recipe(name: str, state: State, program: ProgramSpec, rank: int, root:
     if init[0] == "tensor":
         whole = torch.tensor(init[1], dtype=piece.dtype).reshape(state.shape)
         return piece.copy_(cut(whole, sharding, program.mesh, rank))
-    _check_recipe(root, init)
+    if init[0] == "eye":
+        columns = state.shape[-1]
+
+        def fill(start: int, length: int) -> Tensor:
+            places = torch.arange(start, start + length)
+            return init[1] * (places // columns == places % columns).double()
+    else:
+        _check_recipe(root, init)
+
+        def fill(start: int, length: int) -> Tensor:
+            return _draw_chunk(length, init, root, seed, start // CHUNK)
+
     if not is_uneven(sharding):
-        _draw_into(piece.view(-1), state.shape, sharding, program.mesh, rank, init, root, seed)
+        _fill_chunks(piece.view(-1), state.shape, sharding, program.mesh, rank, fill)
         return piece
     mine = inside(piece.zero_(), state.shape, sharding, program.mesh, rank)
     drawn = torch.empty(mine.shape, dtype=piece.dtype, device=device)
-    _draw_into(drawn.view(-1), state.shape, sharding, program.mesh, rank, init, root, seed)
+    _fill_chunks(drawn.view(-1), state.shape, sharding, program.mesh, rank, fill)
     mine.copy_(drawn)
     return piece
 
@@ -134,12 +146,13 @@ def _check_recipe(name: str, recipe: tuple) -> None:
             raise ProgramError(f"program.py: {name}: its recipe has {entry!r}, expected one of {', '.join(sorted(FILLS))} with its arguments")
 
 
-def _draw_into(flat: Tensor, shape: tuple[int, ...], sharding: Sharding, mesh: Mesh, rank: int, recipe: tuple, name: str, seed: int) -> None:
+def _fill_chunks(flat: Tensor, shape: tuple[int, ...], sharding: Sharding, mesh: Mesh, rank: int, fill: Callable[[int, int], Tensor]) -> None:
+    """Args: fill: makes so many elements of the flat whole from one on."""
     runs, total, done = owned_runs(shape, sharding, mesh, rank), prod(shape), 0
-    for number, start in enumerate(range(0, total, CHUNK)):
+    for start in range(0, total, CHUNK):
         stop = min(start + CHUNK, total)
         if runs.touches(start, stop):
-            owned = runs.take(_draw_chunk(stop - start, recipe, name, seed, number), start)
+            owned = runs.take(fill(start, stop - start), start)
             flat[done : done + owned.numel()].copy_(owned)
             done += owned.numel()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STATE_KINDS = ("param", "buffer", "optim")
 
 Number = Union[bool, int, float]
-Recipe = tuple  # ("zeros",) | ("fill", v) | ("copy", name) | ("given",) | ("seed",) | ("tensor", (numbers...)) | (("normal_", mean, std), ...)
+Recipe = tuple  # ("zeros",) | ("fill", v) | ("eye", v) | ("copy", name) | ("given",) | ("seed",) | ("tensor", (numbers...)) | (("normal_", mean, std), ...)
 
 
 @dataclass(frozen=True)

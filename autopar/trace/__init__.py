@@ -25,7 +25,7 @@ class Traced:
 
     Args:
         graph: the step.
-        init_optim: initial value of each optimizer state by storage: ("fill", number), or ("param", parameter name) for a copy of it.
+        init_optim: initial value of each optimizer state by storage: ("fill", number), ("eye", number) for so many times the identity, or ("param", parameter name) for a copy of it.
         constants: real tensors of the `const:K@0` inputs, by value name.
         input_names, target_names: batch inputs of the graph, in the order in which the user passes them.
         output_spec: forward-only: the model's output as tuples and dicts, with an index into `graph.outputs` for each tensor.

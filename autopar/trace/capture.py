@@ -61,7 +61,7 @@ class Captured:
         outputs: uids of the model's outputs (forward-only).
         output_spec: the model's output with each tensor replaced by its index in `outputs`.
         num_before_update: records of forward and backward.
-        init_optim: initial value of each optimizer state: ("fill", number) or ("param", parameter name).
+        init_optim: initial value of each optimizer state: ("fill", number), ("eye", number) or ("param", parameter name).
         copies: parameter -> the one whose update stands on the tape for both.
         aliases: other names of tied parameters and buffers -> the storage.
         counted: numbers that the modules have changed meanwhile.

@@ -80,6 +80,15 @@ def test_constants():
     assert made["z"].tolist() == [0] * 4 and float(made["f"]) == 3.5 and made["t"].tolist() == [[1, 2], [3, 4]]
 
 
+@pytest.mark.parametrize("shape", [(6, 6), (4, 6), (7, 5)])
+def test_a_multiple_of_the_identity_under_every_plan(shape, monkeypatch):
+    monkeypatch.setattr(initial, "CHUNK", 11)
+    for mesh in (mesh_of(), mesh_of(2), mesh_of(2, 2)):
+        for sharding in some(random.Random(1), all_shardings(shape, mesh), 12):
+            made = whole_states(program(mesh, {"e": State("optim", shape, "float64", str(sharding), ("eye", 0.1))}))["e"]
+            assert torch.equal(made, 0.1 * torch.eye(*shape, dtype=torch.float64))
+
+
 def test_values_from_a_module_with_tied_weights():
     module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     module[1].weight = module[0].weight

@@ -15,7 +15,7 @@ import torch
 from ...errors import TraceError
 from ..place import blame_stack, exception_frames
 from ..private import FakeTensor, compiling, without_modes
-from ..tape import Record, Slot, Tape, find_slots, replay
+from ..tape import Record, Slot, Tape, find_slots, replay, written_uids
 from .carried import held_sgd
 from .factors import TensorFactors
 
@@ -23,6 +23,7 @@ _MAKERS = frozenset(
     "zeros zeros_like ones ones_like full full_like empty empty_like new_zeros new_ones new_full empty_strided new_empty "
     "new_empty_strided lift_fresh scalar_tensor detach alias clone".split()
 )
+_NUMBERS = frozenset(("eye", "full", "ones", "scalar_tensor", "zeros"))  # made of numbers and a shape
 _FROM_SHAPES = _MAKERS - {"lift_fresh", "scalar_tensor", "detach", "alias", "clone"}
 VIEWS = frozenset({"aten.detach.default", "aten.alias.default"})
 EMPTY = frozenset("zeros zeros_like new_zeros empty empty_like new_empty empty_strided new_empty_strided".split())  # filled by a copy next
@@ -116,10 +117,28 @@ def settle_options(optimizer: torch.optim.Optimizer, tape: Tape, name: str) -> N
 
 def core_records(records: list[Record]) -> list[Record]:
     """An update's records without those that make states, and what is made for a state's shape alone."""
-    for_shapes = _only_for_shapes(records)
-    records = [r for k, r in enumerate(records) if k not in for_shapes and str(r.op) not in VIEWS]
-    kinds = ["", *(str(r.op).split(".")[1] for r in records)]
-    return [r for r, kind, last in zip(records, kinds[1:], kinds) if kind not in _MAKERS and not (kind == "copy_" and last in EMPTY)]
+    for_shapes, constants = _only_for_shapes(records), _list_constants(records)
+    places = [k for k, r in enumerate(records) if k not in for_shapes and str(r.op) not in VIEWS]
+    kinds = [_kind(records[k]) for k in places]
+    return [records[k] for k, kind, last in zip(places, kinds, ["", *kinds]) if k not in constants and kind not in _MAKERS and not (kind == "copy_" and last in EMPTY)]
+
+
+def _list_constants(records: list[Record]) -> set[int]:
+    """Places of records that write nothing and are made of numbers alone (`0.1 * torch.eye(n)`), which nothing was written to before."""
+    found: set[int] = set()
+    made: set[int] = set()
+    same: dict[int, int] = {}  # a tensor -> the one that it is a view of
+    for k, record in enumerate(records):
+        read = {same.get(uid, uid) for uid in find_slots(record)}
+        if record.op._schema.is_mutable:
+            made.difference_update(same.get(uid, uid) for uid in written_uids(record))
+        elif made.issuperset(read) and (read or _kind(record) in _NUMBERS):
+            found.add(k)
+            if any(r.alias_info is not None for r in record.op._schema.returns):
+                same.update(dict.fromkeys(record.outs, min(read)))
+            else:
+                made.update(record.outs)
+    return found
 
 
 def _only_for_shapes(records: list[Record]) -> set[int]:
@@ -159,7 +178,7 @@ def check_steady(first: list[Record], steady: list[Record], optimizer: torch.opt
         found, expected = (f"{records[at].op} of {records[at].source}" if at < len(records) else "nothing" for records in (before, after))
         raise TraceError(
             f"optimizer {name}: its first step is not like the later ones (op {at}: {found} at first, {expected} later), so one compiled "
-            "step cannot stand for all. Make the states before the first update, with torch.zeros_like(p)."
+            "step cannot stand for all. Make the states before the first update, with torch.zeros_like(p), torch.full or torch.eye."
         )
 
 

@@ -20,7 +20,7 @@ from .carried import Place, find_tables, held_sgd, read_numbers, read_schedules
 from .data_writes import DataWrites
 from .optimizer import EMPTY, SCHEDULES, VIEWS, build_optimizer, check_steady, core_records, describe, run_step, settle_options
 
-Init = tuple[str, object]  # ("fill", number), ("param", parameter name), or ("unknown", why)
+Init = tuple[str, object]  # ("fill", number), ("eye", number), ("param", parameter name), or ("unknown", why)
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class OptimState:
         storage: its name: `exp_avg:h.0.weight`; `group.k:0.weight` and `self.k:0.weight` of what a group or the optimizer itself carries,
             named after its first parameter.
         tensor: that enters.
-        init: ("fill", number), ("param", parameter name), or ("unknown", why): allowed where no step reads it.
+        init: ("fill", number), ("eye", number) for so many times the identity, ("param", parameter name), or ("unknown", why): allowed where no step reads it.
         place, key: where it is kept (see `carried`).
         was_number: the optimizer keeps a Python number.
     """
@@ -235,10 +235,13 @@ def _initial_value(tape, makers, state, params, param_keys, optimizer, storage, 
         number = _one_number(made[record.outs[0]]) if made is not None else None
         if number is not None:
             return "fill", number
+        diagonal = _diagonal_number(made[record.outs[0]]) if made is not None else None
+        if diagonal is not None:
+            return "eye", diagonal
     return "unknown", (
-        f"optimizer {name}: state {storage} starts as something else than a constant or a copy of its parameter"
+        f"optimizer {name}: state {storage} starts as something else than a constant, a multiple of the identity or a copy of its parameter"
         f"{f' ({record.op}, {record.source})' if record is not None else ''}; each rank must be able to make its shard alone. "
-        "Start it with torch.zeros_like(p) or p.clone()."
+        "Start it with torch.zeros, torch.full, torch.eye or p.clone()."
     )
 
 
@@ -246,4 +249,19 @@ def _one_number(value: torch.Tensor) -> float | None:
     """The number that a real tensor holds everywhere, None where it holds several."""
     with without_modes():
         flat = value.flatten()
-        return float(flat[0]) if flat.numel() and bool((flat == flat[0]).all()) else None
+        return _as_written(flat[0]) if flat.numel() and bool((flat == flat[0]).all()) else None
+
+
+def _diagonal_number(value: torch.Tensor) -> float | None:
+    """The number on the diagonal of a matrix that has zeros elsewhere (`torch.eye`, or times a number), None of any other."""
+    with without_modes():
+        if value.ndim != 2 or not value.numel():
+            return None
+        alike = bool((value == value[0, 0] * torch.eye(*value.shape, dtype=value.dtype)).all())
+        return _as_written(value[0, 0]) if alike else None
+
+
+def _as_written(value: torch.Tensor) -> float:
+    """The shortest number that is this one in its dtype: `0.1`, not what float32 makes of it, for a step in float64."""
+    exact = float(value)
+    return next((near for digits in range(1, 10) if float(torch.tensor(near := float(f"{exact:.{digits}g}"), dtype=value.dtype)) == exact), exact)

@@ -42,7 +42,7 @@ class Update:
     Args:
         entries: optimizer states, in the order of the parameters.
         finals: (storage, uid of the tensor that holds it when the step ends), copies left out.
-        init: initial value of each state: ("fill", number) or ("param", parameter name).
+        init: initial value of each state: ("fill", number), ("eye", number) or ("param", parameter name).
         copies: parameter -> the traced parameter whose update it repeats.
     """
 
