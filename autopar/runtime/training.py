@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..errors import AutoparError, RankError
+from ..errors import AutoparError, RankError, RunError
 from .checkpoint import MANIFEST
 from .comm import TIMEOUT_S
 from .executable import Executable
@@ -68,15 +68,16 @@ def run_training(
         torch.manual_seed(seed)  # of ops of the user's own that draw numbers: every rank runs them whole and must draw alike
         recorder = Recorder(executable, record) if record is not None and num_steps > 0 else None
         unwritten: AutoparError | None = None
-        losses = []
+        losses, num_run = [], 0
         for number, batch in zip(range(num_steps), batches):
             own = executable.local_batch(*_on_device(batch, comm.device))
             if profile is not None and number == min(PROFILED, num_steps - 1):
-                result = trace_step(executable, own, _of_rank(profile, comm.rank))
+                result, profile = trace_step(executable, own, _of_rank(profile, comm.rank)), None
             else:
                 result = executable.step(*own) if recorder is None else recorder.step(*own)
             if executable.program.output is None:
                 losses.append(float(result))
+            num_run += 1
             if comm.rank == 0:
                 print(f"step {number}" + (f"  loss {losses[-1]:.6f}" if losses else ""), flush=True)
             if recorder is not None and recorder.full:
@@ -85,6 +86,9 @@ def run_training(
             executable.save(checkpoint_dir)
         if recorder is not None:
             unwritten = recorder.write()
+        if profile is not None:
+            traced = max(0, min(PROFILED, num_steps - 1))
+            unwritten = unwritten or RunError(f"{profile}: no trace was written: it is of step {traced}, and {num_run} were run. Run more steps, or give it more batches.")
         if unwritten is not None:
             raise unwritten
         stop_process_group()

@@ -139,6 +139,8 @@ def test_run_writes_a_trace_with_the_programs_names(call, plan_file, tmp_path):
         assert {"forward", "backward", "update"} <= spans
         kernels = {span.removeprefix("kernels.") for span in spans if span.startswith("kernels.")}
         assert kernels and all(f"def {kernel}(" in text for kernel in kernels)
+    code, out, err = call("run", tmp_path / "program", "--profile", tmp_path / "none.json", "--no-record", "--steps", "0")
+    assert code != 0 and "none.json: no trace was written: it is of step 0, and 0 were run." in err and not (tmp_path / "none.json").exists()
 
 
 @pytest.mark.gloo
