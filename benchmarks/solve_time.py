@@ -112,6 +112,8 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true", help="what each mesh gave")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if unknown := [name for name in asked.cases if name not in CASES]:
+        parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
     if asked.one:
         from autopar.collector import rare_collections
 
