@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..errors import ProgramError
 from ..graph.graph import Graph, entering_values, use_table
-from ..graph.kernel import KERNEL, Kernel, takes_lists
+from ..graph.kernel import KERNEL, Kernel, rewritten_early, takes_lists
 from ..graph.node import Node, Phase
 from ..graph.own import find_own
 from ..graph.program import Program
@@ -82,6 +82,7 @@ def print_bodies(
     dead = frozenset(v for v, places in uses.items() if not places and v not in leaving and v not in written)
     tail = _find_tail(graph, leaving)
     state_keys = {v.name: _entry(v) for v in entering_values(graph)}
+    state_keys.update((new, state_keys[state]) for state, new in rewritten_early(graph))
     held = frozenset() if in_turns else leaving
     lists = frozenset(f"{KERNEL}.{k.name}" for k in kernels if takes_lists(k))
     frame = Frame(
@@ -363,7 +364,7 @@ def _print_section(frame: Frame, section: Section) -> str:
     with_others = [lagging for item in items if isinstance(item, Row) and (lagging := find_lagging(item, items)) is not None]
     for place, item in enumerate(items):
         for name in reads[place]:
-            if name not in writer.names and name not in frame.state_keys:
+            if name not in writer.names and name not in frame.state_keys and not writer.is_stored(name):
                 _fetch(frame, writer, name, (section, place), later)
         if isinstance(item, Row):
             made = _call_row(frame, writer, item, place, last) if item not in with_others else []
@@ -375,6 +376,8 @@ def _print_section(frame: Frame, section: Section) -> str:
                 writer.grow(node, frame.program.origins[item], f'"{frame.grad_keys[node.outputs[0]]}"', node.inputs[0] in frame.own)
             else:
                 writer.node(node, frame.program.origins[item], dead_here(frame, node))
+            if node.op == "state.write" and not {node.inputs[1]} & (later | frame.leaving | frame.grad_keys.keys()) and _is_alike(frame, node):
+                writer.store(node)
             made = [o for o in node.outputs if o and o in writer.names]
         for name in made:
             if name in frame.grad_keys:
@@ -388,6 +391,12 @@ def _print_section(frame: Frame, section: Section) -> str:
     doc = '"""What is the same in every turn: `kept` is what it leaves for them."""' if once else f'"""The {_title(section, "pass").lower()}."""'
     turn = ", turn" if frame.in_turns and not once else ""
     return "\n".join([f"def {section.name}(comm, state, batch, grads, kept{turn}{boxes}):", *(f"    {line}" for line in [doc, *writer.lines])])
+
+
+def _is_alike(frame: Frame, write: Node) -> bool:
+    """True where a state has the shape and dtype of what is put there."""
+    state, value = (next(v for v in frame.graph.values if v.name == name) for name in write.inputs)
+    return (state.shape, state.dtype) == (value.shape, value.dtype)
 
 
 def _boxes(frame: Frame, section: Section) -> list[str]:

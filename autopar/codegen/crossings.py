@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..graph.graph import Graph
+from ..graph.kernel import rewritten_early
 from ..graph.node import Phase
 from ..graph.repeats import name_by_block
 from ..graph.sections import Section
@@ -84,7 +85,8 @@ def find_crossings(graph: Graph, items: dict[Section, list[Item]], in_turns: boo
         for j, block in enumerate(loop.blocks):
             for i in block.nodes:
                 function_of[i] = ("loop", k, j)
-    entering = frozenset(graph.inputs)
+    rewritten = frozenset(new for _, new in rewritten_early(graph))  # which everybody reads from the state
+    entering = rewritten.union(graph.inputs)
     tables: list[LoopTable] = []
     taken: dict[str, set[str]] = {}
     for row, kind in loops:
@@ -113,6 +115,8 @@ def _find_way(
             return Entry("state", names)
     if len(set(names)) == 1:
         return Entry("shared", names)
+    if any(n in entering and n not in graph.inputs for n in names):  # nobody has kept what is read from a state
+        return Entry("listed", names)
     if loop.ahead and all(any(name in graph.nodes[i].outputs for i in block.nodes) for name, block in zip(names, loop.ahead)):
         return Entry("ahead", names)
     for other in tables[:-1]:
@@ -174,6 +178,7 @@ def _keep_for_outsiders(graph: Graph, crossings: Crossings, taken: dict[str, set
         readers |= {graph.loss, *graph.outputs}
     readers |= {name for t in crossings.loops for e in t.entries if e.way in ("listed", "shared") for name in e.names}
     readers |= {e.names[0] for t in crossings.loops if t.begins for e in t.entries if e.way == "carried"}
+    readers -= {new for _, new in rewritten_early(graph)}
     for table in crossings.loops:
         carried = set(table.returns)
         for p, i in enumerate(table.loop.blocks[0].nodes):

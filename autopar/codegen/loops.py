@@ -11,7 +11,9 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Union
 
+from ..graph.fuse import rewritten_states
 from ..graph.graph import Graph, producer_table
+from ..graph.liveness import storage_bases
 from ..graph.node import Phase
 from ..graph.sections import Section, list_sections
 from ..graph.update_lots import group_parts
@@ -82,9 +84,10 @@ def _sort(graph: Graph, nodes: list[int], rows: list[Row]) -> list[Item] | None:
 
 
 def _write_order(graph: Graph, nodes: list[int]) -> list[tuple[int, int]]:
-    """(before, after): a state is written only after everything that reads the old version, in this phase, has run."""
-    writes = {graph.nodes[i].inputs[0]: i for i in nodes if graph.nodes[i].op == "state.write"}
-    return [(i, writes[name]) for i in nodes for name in graph.nodes[i].inputs if name in writes and writes[name] != i]
+    """(before, after): a state is written only after everything that reads the old version, itself or through views, in this phase, has run."""
+    writes = {state: i for i in nodes for state in rewritten_states(graph.nodes[i])}
+    base = storage_bases(graph) if writes else {}
+    return [(i, writes[base[name]]) for i in nodes for name in graph.nodes[i].inputs if writes.get(base.get(name, ""), i) != i]
 
 
 def split_update(graph: Graph, keys: Mapping[str, str], apart: frozenset[int]) -> tuple[list[tuple[Part, ...]], list[int]]:

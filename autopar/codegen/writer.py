@@ -67,6 +67,10 @@ class Writer:
             self.drop([value])
             self._stored[value] = self._state_text(state)
 
+    def is_stored(self, value: str) -> bool:
+        """True for a new version that is read from the state."""
+        return value in self._stored
+
     def line(self, text: str) -> None:
         """One line of the body."""
         self.lines.append(text)

@@ -4,7 +4,7 @@ In: a program and the section of each node. Out: a program in which one node sta
 collective parts a group), the sections of its nodes, and the distinct kernels. Invariant: executing the program, each kernel as its own graph, runs
 exactly the nodes of the program that came in, but that equal positions are made once (`graph.shared_positions`).
 
-A state that is rewritten by what a group makes is rewritten by its kernel, where nothing else reads the old version but what the group waits for: its `state.write` is gone.
+A state that is rewritten by what a group makes is rewritten by its kernel, where nothing else reads the old version but what the group waits for: its `state.write` is gone. Before the update, see `graph.rewrites`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import heapq
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from .cuts import resolve_known
 from .fusion import find_groups
@@ -23,6 +24,7 @@ from .layouts import Laid, lay_out
 from .liveness import is_view, storage_bases
 from .node import Node, Phase, packet_of
 from .program import WAIT, Origin, Program
+from .rewrites import find_rewrites
 from .rule import Rule
 from .rules import RULES
 from .sections import Section
@@ -91,7 +93,9 @@ def fuse_program(
     if segments:
         found = (*find_segments(graph, sections), *(nodes for nodes in found if graph.nodes[nodes[0]].phase is Phase.UPDATE))
     apart = {i for nodes in found for i in nodes} if segments else set[int]()  # a segment has views of its own, which nobody else makes again
-    groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes, apart)).outside]  # what nobody reads makes no kernel
+    rewrites, lone = ({}, ()) if segments else find_rewrites(graph, sections, found)
+    found = (*found, *lone)
+    groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes, apart, rewrites)).outside]  # what nobody reads makes no kernel
     groups += () if segments else _find_copies(graph, values, makers, uses, {i for nodes in found for i in nodes})
     cut: dict[object, Kernel] = {}
     stands: dict[int, Node] = {}  # the node in whose place a group runs -> the node that takes it
@@ -152,12 +156,14 @@ def _find_copies(graph: Graph, values: Mapping[str, Value], makers: Mapping[str,
 
 
 def _describe(
-    graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], uses: _Uses, ends: set[str], members: Sequence[int], apart: Collection[int] = ()
+    graph: Graph, values: Mapping[str, Value], makers: Mapping[str, tuple[int, int]], uses: _Uses, ends: set[str], members: Sequence[int], apart: Collection[int] = (),
+    early: Mapping[str, int] = MappingProxyType({}),
 ) -> _Group:
     """A group.
 
     Args:
         apart: views among these are made where they are.
+        early: new versions that kernels outside of the update put where the old ones are, and the nodes that would (`rewrites`).
     """
     inside = set(members)
     views = {view for i in members for name in graph.nodes[i].inputs for view in _views_between(graph, makers, name, inside)}
@@ -170,8 +176,8 @@ def _describe(
     views |= {view for i in joins for name in graph.nodes[i].inputs for view in _views_of_number(graph, makers, name)}
     made = [out for i in members for out in graph.nodes[i].outputs if out]
     alike = {values[out].shape for out in made if makers[out][0] not in joins} - {()}  # sums, which end it, and numbers: where there is nothing else, of them
-    into: dict[str, str] = {}
-    writes = []
+    into = {new: graph.nodes[early[new]].inputs[0] for new in made if new in early}
+    writes = [early[new] for new in into]
     rewrites = len(alike) <= 1 and graph.nodes[members[0]].phase is Phase.UPDATE  # before that the turns may still read the old version
     for new in (out for out in made if values[out].shape or not alike) if rewrites else ():
         for i, _ in uses[new]:

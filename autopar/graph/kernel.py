@@ -152,6 +152,11 @@ def written_states(node: Node) -> tuple[tuple[str, str], ...]:
     return tuple((node.inputs[i], node.outputs[o]) for o, i in pairs)  # type: ignore[misc]
 
 
+def rewritten_early(graph: Graph) -> tuple[tuple[str, str], ...]:
+    """(state, new version) of the states that kernels before the update rewrite (`graph.rewrites`): who reads such a version reads the state."""
+    return tuple(pair for node in graph.nodes if node.phase is not Phase.UPDATE for pair in written_states(node))
+
+
 def kernel_key(kernel: Kernel) -> object:
     """Equal for kernels that are one: all but names and sources."""
     graph = kernel.graph

@@ -17,7 +17,7 @@ from .node import Node, Phase, Ref, get_arg, packet_of
 from .tensor import Value
 from .written_over import list_replaceable, reads_once
 
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     f"aten.{packet}"
     for packet in (
         "_to_copy", "abs", "add", "addcdiv", "addcmul", "bitwise_and", "bitwise_not", "bitwise_or", "ceil", "clamp", "clamp_max", "clamp_min", "cos", "div", "eq", "exp", "floor", "ge", "gt",
@@ -85,7 +85,7 @@ def _goes_there(node: Node, name: str, values: Mapping[str, Value]) -> bool:
 
 def _one_shape(node: Node, values: Mapping[str, Value]) -> tuple[int, ...] | None:
     """The shape on which a node of the update works element by element, beside numbers; None of another node."""
-    if node.phase is not Phase.UPDATE or packet_of(node.op) not in _ELEMENTWISE or len(node.outputs) != 1:
+    if node.phase is not Phase.UPDATE or packet_of(node.op) not in ELEMENTWISE or len(node.outputs) != 1:
         return None
     shape = values[node.outputs[0]].shape
     return shape if shape and all(values[name].shape in ((), shape) for name in node.inputs) else None

@@ -58,7 +58,7 @@ class _Printer:
                 continue
             if key := self._takes_place(place, node):
                 self._in_place(place, node, key)
-            else:
+            elif not self._copies_there(place, node):
                 self._line(place, node)
             self._settle(place, node)
         return self.lines, [self.texts[name] for name in self.results]
@@ -166,6 +166,17 @@ class _Printer:
         self.texts[new] = target
         for state in {*self.into.values()} & {target}:
             self.holder[state] = new
+
+    def _copies_there(self, place: int, node: Node) -> bool:
+        """Put a copy that is a new version where the old one is, if nothing reads that any more; False where it is none."""
+        state = self.into.get(node.outputs[0], "") if node.op == "aten.clone.default" else ""
+        if not state or max(self.last.get(name, -1) for name in (state, self.holder.get(state, state))) > place or self.texts[node.inputs[0]] == state:
+            return False
+        if (self.values[node.inputs[0]].shape, self.values[node.inputs[0]].dtype) != (self.values[state].shape, self.values[state].dtype):
+            return False
+        self.lines.append(f"{state}.copy_({self.texts[node.inputs[0]]})")
+        self.texts[node.outputs[0]], self.holder[state] = state, node.outputs[0]
+        return True
 
     def _line(self, place: int, node: Node) -> None:
         if place in self.lerps or place in self.products:  # into memory of its own after all
