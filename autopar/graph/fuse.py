@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from .cuts import resolve_known
 from .fusion import find_groups
+from .given_up import list_given_up, list_leading
 from .graph import Graph, final_values, producer_table, use_table, value_table
 from .held_longer import HeldLonger
 from .kernel import JOINS, KERNEL, Kernel, cut_kernel, fresh_name, is_kernel, is_number, kernel_key, kernel_node, suggest_name, written_states
@@ -89,6 +90,7 @@ def fuse_program(
     sites, signatures = resolve_known(graph, rules)
     values, makers, uses = value_table(graph), producer_table(graph), use_table(graph)
     ends = {*graph.outputs, graph.loss, *(g for _, g in graph.grads)}
+    leaving = {*ends, *final_values(graph)}
     found = find_groups(graph, sites, signatures, parts=sections)
     if segments:
         found = (*find_segments(graph, sections), *(nodes for nodes in found if graph.nodes[nodes[0]].phase is Phase.UPDATE))
@@ -98,11 +100,14 @@ def fuse_program(
     groups = [group for nodes in found if (group := _describe(graph, values, makers, uses, ends, nodes, apart, rewrites)).outside]  # what nobody reads makes no kernel
     groups += () if segments else _find_copies(graph, values, makers, uses, {i for nodes in found for i in nodes})
     cut: dict[object, Kernel] = {}
+    given_up: dict[object, frozenset[int]] = {}  # by kernel: what nobody reads afterwards wherever it runs
     stands: dict[int, Node] = {}  # the node in whose place a group runs -> the node that takes it
     held = HeldLonger(graph)
     for group in groups:
         kernel, arguments = cut_kernel(graph, values, makers, sorted((*group.members, *group.views)), group.outside, group.into)
         key = kernel_key(kernel)
+        given = frozenset[int]() if segments else list_given_up(graph, makers, uses, leaving, group.members, kernel, arguments, group.outside)  # a compiler may give one tensor twice
+        given_up[key] = given_up.get(key, given) & given
         if key not in cut:
             first = graph.nodes[group.members[0]]
             name = suggest_name(kernel) if not segments or first.phase is Phase.UPDATE else segment_name(first, graph.sequences)
@@ -111,7 +116,8 @@ def fuse_program(
         stands[place if place is not None else group.members[-1]] = kernel_node(cut[key], arguments, group.outside, graph.nodes[group.members[-1]])
     gone = {i for group in groups for i in (*group.members, *group.writes)}
     fused, order = _assemble(program, stands, gone, {i for group in groups for i in group.views})
-    fused, kernels = _name_kernels(fused, tuple(cut.values()), taken, segments)
+    kernels = tuple(replace(kernel, given_up=tuple(sorted(given_up[key]))) for key, kernel in cut.items())
+    fused, kernels = _name_kernels(fused, kernels, taken, segments)
     return Fused(fused, tuple(sections[i] for i in order), kernels)
 
 
@@ -186,7 +192,7 @@ def _describe(
                 continue
             old = node.inputs[0]
             late = {k for k, _ in uses[old] if graph.nodes[k].phase is Phase.UPDATE} - {i} - inside
-            if late and (any(is_view(graph.nodes[k].op) for k in late) or not late <= _leading(graph, makers, members)):  # who reads a view may come afterwards
+            if late and (any(is_view(graph.nodes[k].op) for k in late) or not late <= list_leading(graph, makers, members)):  # who reads a view may come afterwards
                 continue
             if (values[old].shape, values[old].dtype) == (values[new].shape, values[new].dtype):
                 into[new] = old
@@ -194,19 +200,6 @@ def _describe(
     left_out = inside | set(writes)
     outside = tuple(out for out in made if out in into or _is_seen(graph, uses, out, left_out, ends))
     return _Group(tuple(members), tuple(sorted(views)), outside, into, tuple(sorted(writes)))
-
-
-def _leading(graph: Graph, makers: Mapping[str, tuple[int, int]], members: Sequence[int]) -> set[int]:
-    """The nodes of the update that a group waits for: what they read of a state they have read when it is rewritten."""
-    found: set[int] = set()
-    todo = [*members]
-    while todo:
-        for name in graph.nodes[todo.pop()].inputs:
-            i = makers[name][0] if name in makers else -1
-            if i >= 0 and i not in found and graph.nodes[i].phase is Phase.UPDATE:
-                found.add(i)
-                todo.append(i)
-    return found - {*members}
 
 
 def _views_between(graph: Graph, makers: Mapping[str, tuple[int, int]], name: str, inside: set[int]) -> list[int]:

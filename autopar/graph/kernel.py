@@ -43,6 +43,7 @@ class Kernel:
         name: unique among the kernels of a program.
         graph: its nodes, views between them included. `inputs` and `outputs` in the order of its arguments and results.
         into: (output number, input number): results that are written into the storage of an argument instead of being returned.
+        given_up: numbers of its arguments that nobody reads afterwards (`graph.given_up`): it may write over them.
         any_shape: it works on tensors of any one shape, and scalars: `graph` has the shapes of the first place where it was found.
         sources: `file.py:91 add` of each of its nodes that does work, as it was first found.
         layouts: of its arguments and results those that do not lie row by row on a GPU, with their strides (`graph.layouts`).
@@ -58,6 +59,7 @@ class Kernel:
     layouts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     roomy: tuple[str, ...] = ()
     in_parts: tuple[int, ...] = ()
+    given_up: tuple[int, ...] = ()
 
 
 def cut_kernel(
@@ -157,6 +159,22 @@ def rewritten_early(graph: Graph) -> tuple[tuple[str, str], ...]:
     return tuple(pair for node in graph.nodes if node.phase is not Phase.UPDATE for pair in written_states(node))
 
 
+def result_places(kernel: Kernel) -> dict[int, int]:
+    """Output number -> the number of the argument in whose storage a Triton function writes it."""
+    return {**dict(kernel.into), **places_given_up(kernel)}
+
+
+def places_given_up(kernel: Kernel) -> dict[int, int]:
+    """Output number -> the number of the argument in whose place a Triton function makes the result, because nobody reads that afterwards."""
+    values, into = {v.name: v for v in kernel.graph.values}, dict(kernel.into)
+    found: dict[int, int] = {}
+    for number in kernel.given_up if kernel.any_shape else ():
+        old = values[kernel.graph.inputs[number]]
+        results = ((k, values[name]) for k, name in enumerate(kernel.graph.outputs) if k not in into and k not in found)
+        found.update([(k, number) for k, new in results if (new.shape, new.dtype) == (old.shape, old.dtype)][:1])
+    return found
+
+
 def kernel_key(kernel: Kernel) -> object:
     """Equal for kernels that are one: all but names and sources."""
     graph = kernel.graph
@@ -165,7 +183,7 @@ def kernel_key(kernel: Kernel) -> object:
     shapes = tuple((bool(v.shape) if kernel.any_shape else v.shape, v.dtype) for v in graph.values)
     layouts = tuple((number[name], strides) for name, strides in kernel.layouts)
     roomy = tuple(number[name] for name in kernel.roomy)
-    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel), layouts, roomy, kernel.in_parts
+    return nodes, shapes, len(graph.inputs), tuple(number[o] for o in graph.outputs), kernel.into, takes_lists(kernel), layouts, roomy, kernel.in_parts, kernel.given_up
 
 
 def leaves_sums(kernel: Kernel) -> bool:

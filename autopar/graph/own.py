@@ -12,14 +12,14 @@ from .turns import LOOP
 
 IN_PLACE_BYTES = 1 << 21  # of a tensor: from here on an all-reduce that blocks writes over it
 _PACKED = frozenset(("autopar.linear_weight_grad", "autopar.embedding_backward", "autopar.embedding_backward_onto", "aten.mm.default"))  # whatever the strides of what they read
-_MAKES_ANEW = _PACKED | {"aten.add.Tensor", "aten.convolution_backward.default"}
+MAKES_ANEW = _PACKED | {"aten.add.Tensor", "aten.convolution_backward.default"}
 
 
 @kept
 def find_own(graph: Graph) -> frozenset[str]:
     """What an op makes anew, one node alone reads, and nobody gets from the step."""
     uses, leaving = use_table(graph), {graph.loss, *graph.outputs, *(new for _, new in graph.updates)}
-    made = (out for node in graph.nodes if node.op in _MAKES_ANEW and node.phase in LOOP for out in node.outputs if out)  # what is made once serves every turn
+    made = (out for node in graph.nodes if node.op in MAKES_ANEW and node.phase in LOOP for out in node.outputs if out)  # what is made once serves every turn
     return frozenset(name for name in made if len(uses[name]) == 1 and name not in leaving)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -477,11 +477,12 @@ def num_ranks() -> int:
     return torch.distributed.get_world_size() if there else 1
 
 
-def in_pieces(ops: Callable, inputs: Sequence[Tensor]) -> Any:
+def in_pieces(ops: Callable, inputs: Sequence[Tensor], given_up: Collection[int] = ()) -> Any:
     """Run ops that work element by element; on a CPU piece by piece, so that what one op makes is still in the caches when the next one reads it.
 
     Args:
         inputs: of one shape, and scalars.
+        given_up: numbers of inputs over which `ops` may write, and return them.
     Returns:
         what `ops` returns, of that shape.
     """
@@ -493,14 +494,17 @@ def in_pieces(ops: Callable, inputs: Sequence[Tensor]) -> Any:
     made: list[Tensor] = []
     single = False
     for start in range(0, size, _PIECE):
-        found = ops(*(x[start : start + _PIECE] if x.dim() else x for x in flat))
+        pieces = [x[start : start + _PIECE] if x.dim() else x for x in flat]
+        found = ops(*pieces)
         single = isinstance(found, Tensor)
         results = () if found is None else (found,) if single else found
         if start == 0:
-            made = [torch.empty(size, dtype=r.dtype) for r in results]
-        for whole, piece in zip(made, results):
-            whole[start : start + _PIECE] = piece
-        found = results = piece = None  # the next ones take their place
+            there = [next((number for number in given_up if pieces[number] is r), None) for r in results]
+            made = [torch.empty(size, dtype=r.dtype) if number is None else flat[number] for number, r in zip(there, results)]
+        for whole, piece, number in zip(made, results, there):
+            if number is None:
+                whole[start : start + _PIECE] = piece
+        pieces = found = results = piece = None  # the next ones take their place
     shaped = tuple(x.view(shape) for x in made)
     return None if not shaped else shaped[0] if single else shaped
 

@@ -17,7 +17,7 @@ replayed. Memory that is allocated during a capture would not do: what a graph d
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,15 @@ _MOST_TABLES = 64  # one for each lot of parameters and each of the places where
 
 @dataclass(frozen=True)
 class Made:
-    """A result for each parameter: of its shape, or a number (`scalar`); `part_dtype`: the number is a sum, or an extreme (`kind`), whose parts have this dtype; `in_parts`: it is left so."""
+    """A result for each parameter: of its shape, or a number (`scalar`); `part_dtype`: the number is a sum, or an extreme (`kind`), whose parts have this dtype; `in_parts`: it is left so.
+    `over`: the number of an argument that nobody reads afterwards, in whose place it is made."""
 
     dtype: torch.dtype
     scalar: bool = False
     part_dtype: torch.dtype | None = None
     kind: str = "sum"
     in_parts: bool = False
+    over: int | None = None
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,9 @@ class Together:
         results: list[list[Any]] = []
         left, sums = [], []
         for made in self._made:
+            if made.over is not None:
+                results.append([*lists[made.over]])
+                continue
             if not made.scalar:
                 results.append([torch.empty(shape, dtype=made.dtype, device=device) for shape in shapes])
                 continue
@@ -148,7 +153,7 @@ class Together:
             results.append(list(numbers.unbind()))
             if made.part_dtype is not None:
                 sums.append((left[-1], numbers, made.kind))
-        made_at = [[x.data_ptr() for x in found] for found, made in zip(results, self._made) if made.part_dtype is None]
+        made_at = [[x.data_ptr() for x in found] for found, made in zip(results, self._made) if made.part_dtype is None and made.over is None]
         table = self._table_of(tuple(zip(sizes, *addresses, *made_at)), device)
         for align, rows in parts.rows:
             self._kernel[(len(rows),)](rows, table, *left, ALIGN=align, **blocks)
@@ -177,7 +182,8 @@ class Together:
         rule = blocks(grid) | (LARGE if self._made and all(made.part_dtype is not None for made in self._made) else {})
         if any(made.part_dtype is not None for made in self._made) and num_ranks() > 1:  # the order of a sum, which ranks must have in common
             return rule
-        return block_sizes(self._kernel, grid, rule, one, False, self._written, run, compile_sizes)[0]
+        written = (*self._written, *(made.over for made in self._made if made.over is not None))
+        return block_sizes(self._kernel, grid, rule, one, False, written, run, compile_sizes)[0]
 
     def _parts_of(self, sizes: tuple[int, ...], aligned: tuple[int, ...], rows: int, device: torch.device) -> _Parts:
         key = (sizes, aligned, rows, device)
@@ -230,16 +236,21 @@ class Together:
         return rows if device.type == "cpu" else rows.pin_memory().to(device, non_blocking=True)
 
 
-def each(ops: Callable, lists: Sequence[Sequence[Tensor]], num_results: int, whole: bool = False) -> Any:
+def each(ops: Callable, lists: Sequence[Sequence[Tensor]], num_results: int, whole: bool = False, given_up: Collection[int] = ()) -> Any:
     """Run ops parameter by parameter; on a CPU large ones in pieces (`fused.in_pieces`).
 
     Args:
         ops: takes a tensor for each list, and makes `num_results` tensors.
         whole: never in pieces.
+        given_up: numbers of the lists whose tensors nobody reads afterwards: the ops may write over them, and each is let go when they have run.
     Returns:
         as `Together.run`.
     """
-    rows = [ops(*tensors) if whole else in_pieces(ops, tensors) for tensors in zip(*lists)]
+    rows = []
+    for place in range(len(lists[0])):
+        rows.append(ops(*[one[place] for one in lists]) if whole else in_pieces(ops, [one[place] for one in lists], given_up))
+        for number in given_up:
+            lists[number][place] = None  # type: ignore[index]
     return pack(columns(rows, num_results)) if num_results else None
 
 

@@ -450,6 +450,30 @@ def test_a_graphs_tables_are_reserved_before_it_is_captured(monkeypatch):
     assert [t[1].tolist() for t in kernel.told[-3:]] == [t[1].tolist() for t in kernel.told[3:6]]
 
 
+def test_a_result_is_made_over_an_argument_that_nobody_reads_afterwards():
+    """The table has its address once; one that is not dense is copied, and the copy is the result."""
+    kernel = _Kernel()
+    launch = together.Together(kernel, wide=0, made=[together.Made(torch.float32, over=1), together.Made(torch.float32)])
+    params, grads = [torch.zeros(16), torch.zeros(4, 4)], [torch.zeros(16), torch.zeros(4, 4).t()]
+    edited, other = launch.run([params, grads])
+    assert edited[0] is grads[0] and edited[1] is not grads[1] and edited[1].is_contiguous()
+    assert kernel.told[0][1].tolist() == [[x.numel(), x.data_ptr(), e.data_ptr(), o.data_ptr()] for x, e, o in zip(params, edited, other)]
+
+
+def test_what_is_given_up_is_let_go_parameter_by_parameter():
+    """And what ops in pieces put there is no other tensor."""
+    grads, places = [torch.ones(300001), torch.ones(3)], []
+
+    def ops(param, grad):
+        places.append(grad.data_ptr())
+        return grad.add_(param), param * 2
+
+    was = [grad.data_ptr() for grad in grads]
+    edited, doubled = together.each(ops, [[torch.ones(300001), torch.ones(3)], grads], 2, given_up=[1])
+    assert grads == [None, None] and [e.data_ptr() for e in edited] == was and len(places) == 4
+    assert all((e == 2).all() and (d == 2).all() and e.shape == d.shape for e, d in zip(edited, doubled))
+
+
 def test_a_state_that_is_not_dense_is_refused():
     launch = together.Together(_Kernel(), wide=0, written=[0])
     with pytest.raises(ValueError, match="kernel: a state that is rewritten in place is not dense"):

@@ -53,6 +53,24 @@ class Unscaled(Clipped):
         return super().step(closure)
 
 
+class Filtered(Clipped):
+    """After a slow part of each gradient was added to it (Grokfast, Lee et al. 2024): what the norm and the step read is left by the kernel that follows the slow part."""
+
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, lr=lr)
+        self.slow = {p: torch.zeros_like(p) for group in self.param_groups for p in group["params"]}
+
+    def step(self, closure=None):
+        with torch.no_grad():
+            for p, slow in self.slow.items():
+                slow.lerp_(p.grad, 0.02)
+                p.grad.add_(slow, alpha=2.0)
+        return super().step(closure)
+
+
+filtered = functools.partial(Filtered, lr=0.01)
+
+
 class Twice(optim.SGD):
     """After the gradients of the whole model have been clipped to a norm, and then to a smaller one: between stages numbers go there and back twice."""
 
@@ -250,6 +268,8 @@ CASES = {  # of bf16 with a large eps: else the sign of a gradient that is nearl
     "clipped masters": Case(functools.partial(Clipped, lr=0.01, eps=0.01), "bf16"),
     "sharded": Case(functools.partial(optim.AdamW, lr=0.01), ranks=2),
     "clipped, sharded": Case(functools.partial(Clipped, lr=0.01), ranks=2),
+    "edited, clipped": Case(filtered),
+    "sharded, edited, clipped": Case(filtered, ranks=2),
     "stages": Case(functools.partial(optim.AdamW, lr=0.01), stages=2),
     "stages, clipped": Case(functools.partial(Clipped, lr=0.01), stages=2),
     "three stages, clipped": Case(functools.partial(Clipped, lr=0.01), stages=3),

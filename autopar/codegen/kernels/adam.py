@@ -71,5 +71,5 @@ def _lines(kernel: Kernel, places: Sequence[int], wanted: Sequence[str], called:
     entering = tuple(dict.fromkeys((*(name for node in nodes for name in node.inputs if name not in made), *states.values())))
     results = tuple(dict.fromkeys(name for name in wanted if name in made and name not in states))
     into = tuple((len(results) + k, entering.index(old)) for k, old in enumerate(states.values()))
-    lines, names = print_body(replace(kernel, graph=Graph("", kernel.graph.values, nodes, entering, outputs=(*results, *states)), into=into))
+    lines, names = print_body(replace(kernel, graph=Graph("", kernel.graph.values, nodes, entering, outputs=(*results, *states)), into=into, given_up=()))
     return lines, dict(zip(results, names))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ...graph.kernel import Kernel, joined_numbers, leaves_sums, short_op, takes_lists
+from ...graph.kernel import Kernel, joined_numbers, leaves_sums, places_given_up, short_op, takes_lists
 from ...graph.liveness import is_view
 from ..imports import print_used
 from .adam import adam_of, print_adam, print_adam_lists
@@ -119,6 +119,7 @@ def _print_lists(kernel: Kernel, compiled: bool) -> list[str]:
         apart = [*(text for part in parts if part.text for text in (_text(part.text.lines), _together(kernel, part, part.text))), *apart]
         head += [f"    if {first} and fused.runs_triton({first}[0]):", *_indented(_indented(_run_together(kernel, parts)))]
     ops, whole = f"{name}_ops", ", whole=True" if leaves_sums(kernel) else ""
+    given_up = f", given_up={[*kernel.given_up]}" if kernel.given_up else ""
     if compiled and not scalar:
         apart.append(f"{name}_compiled = fused.compiled({name}_ops)\n")
         ops, whole = f"{name}_compiled", ", whole=True"
@@ -129,11 +130,11 @@ def _print_lists(kernel: Kernel, compiled: bool) -> list[str]:
         head.append(f"    if together.runs_adam({step.param}, {step.exp_avg}, {step.exp_avg_sq}):")
         if step.before or step.after:
             apart.append(_text([f"def {name}_adam({', '.join(kernel.graph.inputs)}):", *_indented(print_adam(kernel, step))]))
-            head.append(f"        return together.each({name}_adam, lists, {count})")
+            head.append(f"        return together.each({name}_adam, lists, {count}{given_up})")
         else:
             head += _indented(_indented(print_adam_lists(kernel, step)))
     doc = [f"Of each argument a list, an entry per parameter: {doc[0]}", *doc[1:]]
-    return [*apart, _text([*_head(kernel, doc), *head, f"    return together.each({ops}, lists, {count}{whole})"])]
+    return [*apart, _text([*_head(kernel, doc), *head, f"    return together.each({ops}, lists, {count}{whole}{given_up})"])]
 
 
 def _print_total(kernel: Kernel) -> list[str]:
@@ -170,11 +171,12 @@ def _together(whole: Kernel, part: Part, triton: TritonText) -> str:
     kernel, sums = part.kernel, {p.output: p for p in triton.partials}
     values, into = {v.name: v for v in kernel.graph.values}, dict(kernel.into)
     wide = next((k for k, name in enumerate(kernel.graph.inputs) if values[name].shape), None)
-    made = []
+    made, over = [], places_given_up(kernel)
     for k, name in enumerate(kernel.graph.outputs):
         if k not in into:
+            there = f", over={over[k]}" if k in over else ""
             parted = f", part_dtype=torch.{sums[k].kept}{_kind(sums[k])}{', in_parts=True' if name in left else ''}" if k in sums else ""
-            made.append(f"together.Made(torch.{values[name].dtype}{'' if values[name].shape else ', scalar=True'}{parted})")
+            made.append(f"together.Made(torch.{values[name].dtype}{'' if values[name].shape else ', scalar=True'}{parted}{there})")
     written = [i for _, i in kernel.into]
     return f"{kernel.name}_together = together.Together({kernel.name}_kernel, wide={wide}, made=[{', '.join(made)}], written={written})\n"
 

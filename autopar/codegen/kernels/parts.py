@@ -180,4 +180,4 @@ def _cut(kernel: Kernel, results: Sequence[str], given: Collection[str], name: s
     taken = tuple(n for n in dict.fromkeys((*graph.inputs, *(n for node in nodes for n in node.inputs))) if n in needed and n not in made)
     own = tuple(v for v in graph.values if v.name in made or v.name in taken)
     inner = Graph("", own, tuple(nodes), taken, outputs=tuple(results))
-    return replace(kernel, name=name, graph=inner, any_shape=kernel.any_shape and any(v.shape for v in own))
+    return replace(kernel, name=name, graph=inner, any_shape=kernel.any_shape and any(v.shape for v in own), given_up=())

@@ -5,7 +5,7 @@ after its last use, and a state is rewritten as soon as its old version has been
 
 What an op makes takes the place of what it is the last to read, where the kernel itself made that and nothing is a view of it: `x.mul_(c)`. So ops that run one after the other hold no more
 beside the kernel's arguments, which are all there until it is over, than they would by themselves. The old version of a state that the kernel rewrites is such a place, too, so an optimizer's update
-needs no more passes than torch's own; but not for what the kernel returns or another state becomes, which would be that state's new version by then.
+needs no more passes than torch's own; but not for what the kernel returns or another state becomes, which would be that state's new version by then. An argument that the kernel may write over (`Kernel.given_up`) is one, too, for whatever is made.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ...graph.written_over import BY_OUT, BY_OUT_OTHER, list_replaceable, reads_
 from ..expression import print_arg, print_expression
 
 _WIDE = {"float32", "float64"}
+_BY_OUT = frozenset(f"aten.{op}" for op in ("abs.default", "add.Tensor", "div.Tensor", "exp.default", "mul.Tensor", "neg.default", "reciprocal.default", "rsqrt.default", "sqrt.default", "sub.Tensor"))
 
 
 def print_torch(kernel: Kernel) -> list[str]:
@@ -41,6 +42,8 @@ class _Printer:
         self.last = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
         self.values = {v.name: v for v in graph.values}
         self.shared = {name for node in graph.nodes if is_view(node.op) for name in (*node.inputs[:1], *node.outputs)}  # views, and what they are of
+        same = {node.inputs[0] for node in graph.nodes if node.inputs and any(map(self._may_be_its_input, filter(None, node.outputs)))}
+        self.given_up = {graph.inputs[i] for i in kernel.given_up} - self.shared - same
         self.texts = {name: name for name in graph.inputs}
         self.holder: dict[str, str] = {}  # state -> the value that is in its place meanwhile
         self.waiting: dict[str, str] = {}  # new version -> the state that it is to replace
@@ -58,6 +61,10 @@ class _Printer:
                 continue
             if key := self._takes_place(place, node):
                 self._in_place(place, node, key)
+            elif free := self._find_given_up(place, node):
+                given = [f"{key}={arg!r}" if key == "alpha" else print_arg(arg, [self.texts[n] for n in node.inputs]) for key, arg in node.args]
+                self.lines.append(f"torch.{node.op.split('.')[1]}({', '.join(given)}, out={free})")
+                self.texts[node.outputs[0]] = free
             elif not self._copies_there(place, node):
                 self._line(place, node)
             self._settle(place, node)
@@ -121,12 +128,21 @@ class _Printer:
             return False
         old, new = node.inputs[operand.index], node.outputs[0]
         states = set(self.into.values())
-        ours = old in states if old in self.graph.inputs else not self._may_be_its_input(old)
+        ours = old in states | self.given_up if old in self.graph.inputs else not self._may_be_its_input(old)
         alike = (self.values[old].shape, self.values[old].dtype) == (self.values[new].shape, self.values[new].dtype)
         free = old not in self.results and old not in self.waiting and old not in self.into and old not in self.shared
         home = self.texts.get(old, old)
         stays = home not in states or new not in self.results and self.into.get(new, home) == home
         return ours and alike and free and stays and self.last[old] <= place and reads_once(node, old)
+
+    def _find_given_up(self, place: int, node: Node) -> str:
+        """An argument that is read no more, in whose place nothing is that is still read, and the op may put what it makes; "": none."""
+        if node.op not in _BY_OUT or place in self.lerps or place in self.products or node.outputs[0] in self.into or node.outputs[0] in self.shared:
+            return ""
+        new = self.values[node.outputs[0]]
+        taken = {text for name, text in self.texts.items() if self.last.get(name, -1) >= place or name in self.results or name in self.waiting}
+        alike = (name for name in self.graph.inputs if name in self.given_up and (self.values[name].shape, self.values[name].dtype) == (new.shape, new.dtype))
+        return next((name for name in alike if name not in taken), "")
 
     def _may_be_its_input(self, name: str) -> bool:
         """True for what a conversion to its own dtype made: torch then gives back what it got."""

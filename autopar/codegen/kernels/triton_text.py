@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from ...graph.blocks import EIGHT, LARGEST, ROOMY, WIDEST_TILE, block_cols, most_rows
 from ...graph.fusion import DRAWS
 from ...graph.graph import Graph, producer_table, value_table
-from ...graph.kernel import Kernel, takes_lists
+from ...graph.kernel import Kernel, result_places, takes_lists
 from ...graph.layouts import span
 from ...graph.node import Const, Node, Ref, get_arg, packet_of
 from ...graph.tensor import DTYPE_BYTES, num_elements, power_of_two
@@ -496,7 +496,7 @@ class Printer:
 
     def _target(self, name: str) -> str:
         number = self.graph.outputs.index(name)
-        into = dict(self.kernel.into)
+        into = result_places(self.kernel)
         return f"{self.graph.inputs[into[number]]}_ptr" if number in into else f"{name}_out"
 
     def _partial_text(self, reduced: Reduced, name: str, partial: Partial) -> tuple[str, int]:
@@ -525,7 +525,7 @@ class Printer:
         return f"tl.store({place}, tl.sum({running.name}, axis=0)[None, :]{_mask(self._limits_of(self.col(width).text()) if width > 1 else [])})"
 
     def _function(self, body: list[str], accumulated: list[Running], finals: list[str], pieces: int) -> list[str]:
-        graph, into = self.graph, dict(self.kernel.into)
+        graph, into = self.graph, result_places(self.kernel)
         outs = [f"{name}_out" for k, name in enumerate(graph.outputs) if k not in into]
         flat = self.shape == "flat"
         sizes = (["SIZE"] if self.kernel.any_shape else []) + ["ROWS: tl.constexpr"] + ([] if flat else ["COLS: tl.constexpr"]) + (["PROGRAMS: tl.constexpr"] if accumulated else [])
