@@ -113,7 +113,10 @@ def test_the_codes_and_their_sums_are_one_kernel():
 FIXES = ["dp=2", "dp=2,zero=3", "tp=2", "microbatches=2", "dp=2,recompute=full", "dp=2,zero=3,microbatches=2,recompute=full", "pp=2,microbatches=2"]
 
 
-@pytest.mark.parametrize("make, fix", [*((functools.partial(momentum, blocks=3), fix) for fix in FIXES), *((codes, fix) for fix in FIXES[:-1])], ids=str)
+@pytest.mark.parametrize(
+    "make, fix",
+    [*(pytest.param(functools.partial(momentum, blocks=3), fix, id=f"momentum {fix}") for fix in FIXES), *(pytest.param(codes, fix, id=f"codes {fix}") for fix in FIXES[:-1])],
+)
 def test_numbers_are_those_of_plain_pytorch(make, fix):
     report = verify_workload(make(), "cpu:2", Options(constraints=parse_fix(fix), price=False))
     assert not report.failures, describe_failure(report)
