@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ProgramError
-from ..graph.graph import Graph, entering_values, use_table
+from ..graph.graph import Graph, entering_values, use_table, value_table
 from ..graph.kernel import KERNEL, Kernel, rewritten_early, takes_lists
 from ..graph.node import Node, Phase
 from ..graph.own import find_own
@@ -395,7 +395,7 @@ def _print_section(frame: Frame, section: Section) -> str:
 
 def _is_alike(frame: Frame, write: Node) -> bool:
     """True where a state has the shape and dtype of what is put there."""
-    state, value = (next(v for v in frame.graph.values if v.name == name) for name in write.inputs)
+    state, value = (value_table(frame.graph)[name] for name in write.inputs)
     return (state.shape, state.dtype) == (value.shape, value.dtype)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..cluster import Cluster, Device, ports_per_device
+from ..graph.messages import BUCKET_BYTES
 from .attention import default_attention
 from .calibrated import calibrate
 from .comm_table import CommTable, comm_table
@@ -26,7 +27,7 @@ _MEMORY_SHARE = 0.9
 _RESERVE_BYTES = {"cpu": 0, "cuda": 2**30}
 # What one bucket of small gradients or parameters holds: torch's `DistributedDataParallel(bucket_cap_mb=25)`; FSDP's flat parameter of a
 # transformer block is larger. 0: as much as a block of the model has (`cost.buckets`).
-_BUCKET_BYTES = {"cpu": 0, "cuda": 25 * 2**20}
+_BUCKET_BYTES = {"cpu": 0, "cuda": BUCKET_BYTES}
 # Share of a collective that lengthens the step although it runs beside compute: it takes multiprocessors and memory bandwidth from the
 # kernels. Of 506 published rows, those with FSDP fit best where about half of the hidden communication still costs; a perfect
 # max(compute, comm) is wrong. Processes on the cores of one machine compute and send with the same cores: nothing hides.

@@ -170,8 +170,10 @@ def places_given_up(kernel: Kernel) -> dict[int, int]:
     found: dict[int, int] = {}
     for number in kernel.given_up if kernel.any_shape else ():
         old = values[kernel.graph.inputs[number]]
-        results = ((k, values[name]) for k, name in enumerate(kernel.graph.outputs) if k not in into and k not in found)
-        found.update([(k, number) for k, new in results if (new.shape, new.dtype) == (old.shape, old.dtype)][:1])
+        free = ((k, values[name]) for k, name in enumerate(kernel.graph.outputs) if k not in into and k not in found)
+        alike = next((k for k, new in free if (new.shape, new.dtype) == (old.shape, old.dtype)), None)
+        if alike is not None:
+            found[alike] = number
     return found
 
 

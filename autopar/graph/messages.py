@@ -14,7 +14,7 @@ from .node import Node, get_arg
 from .program import STARTS
 from .tensor import Value, num_elements, size_bytes
 
-# As `cost.model`: torch's `DistributedDataParallel(bucket_cap_mb=25)`. What is larger is bound by bandwidth, and packing it costs a copy.
+# Torch's `DistributedDataParallel(bucket_cap_mb=25)`. What is larger is bound by bandwidth, and packing it costs a copy.
 BUCKET_BYTES = 25 * 2**20
 # Bytes of a tensor, whole, from which on it travels alone on a CPU: of a reduction (in an all-reduce it lies where it lay then, if nobody else reads it), and of a gather, whose pieces
 # are held twice while they are unpacked.

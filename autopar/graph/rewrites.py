@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 from .graph import Graph, producer_table, use_table, value_table
 from .liveness import storage_bases
 from .node import Node, Phase, packet_of
-from .program import STARTS, WAIT
+from .program import WAIT
 from .repeats import block_of, blocks_in_step
 from .sections import Section
 from .tensor import num_elements
 from .turns import GROWN, RECEIVE, SEND, TAKE
 from .unheld import ELEMENTWISE
+from .written_over import gives_back
 
 _EARLY = (Phase.PREPARE, Phase.FORWARD)
-_TRAVEL = frozenset((*STARTS, WAIT, SEND, RECEIVE, TAKE, *GROWN))  # what these read is read for longer than they run, or is theirs
+_TRAVEL = frozenset((WAIT, SEND, RECEIVE, TAKE, *GROWN, "comm.all_reduce", "comm.start_all_reduce"))  # what these read is read for longer than they run, or is theirs; gathers read states, as of parameters
 _PRODUCTS = frozenset(("autopar.linear", "autopar.embedding", "autopar.attention"))
 
 
@@ -73,7 +74,7 @@ class _Finder:
         if not self.values[new].shape or not self._works_there(members, old, new):
             return False
         after = [i for i in self.readers[new] if i != write and i not in own]
-        if any(graph.nodes[i].op == "state.write" or graph.nodes[i].phase is Phase.UPDATE or self._travels(i) for i in after):
+        if any(graph.nodes[i].op == "state.write" or graph.nodes[i].phase is Phase.UPDATE or graph.nodes[i].op in _TRAVEL for i in after):
             return False
         if self.places[maker] is not None and any(self.places[i] != self.places[maker] for i in after):
             return False  # blocks pass on what has a name
@@ -100,13 +101,7 @@ class _Finder:
 
     def _reads_at_once(self, node: Node) -> bool:
         """True for a view, whose readers are asked for themselves, and for an op that leaves nothing that may lie where the state does."""
-        back = packet_of(node.op) == "aten._to_copy" and self.values[node.inputs[0]].dtype == self.values[node.outputs[0]].dtype  # torch gives back what it got
-        return node.op.startswith("aten.") and not back or node.op in _PRODUCTS
-
-    def _travels(self, i: int) -> bool:
-        """True where what a node reads must stay its own: the start of a gather may read a state, as it does of parameters."""
-        node = self.graph.nodes[i]
-        return node.op in _TRAVEL and node.op not in STARTS or node.op == "comm.all_reduce" or node.op == "comm.start_all_reduce"
+        return node.op.startswith("aten.") and not gives_back(node, self.values) or node.op in _PRODUCTS
 
     def _comes_first(self, before: Sequence[int], members: Sequence[int]) -> bool:
         """True where all that read the old version can run before the kernel; they do from now on."""

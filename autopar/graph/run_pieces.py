@@ -15,7 +15,7 @@ from .graph import Graph, value_table
 from .messages import BUCKET_BYTES, GATHERED_ALONE_BYTES
 from .tensor import size_bytes
 
-_PARTS = 32  # of a run
+_PARTS = 32  # of a run, chosen by one measurement: 24 linears of 4 MiB, ZeRO-3 on 2 gloo ranks, hold 216.6 MiB in 16 parts and 206.6 in 32
 
 
 def piece_bytes(total: int) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-
 from dataclasses import replace
 
 from .graph import Graph, value_table
@@ -67,11 +66,12 @@ def scale_apart(program: Program, sections: Sequence[Section]) -> tuple[Program,
             inputs = tuple(name if k == other.index else old for k, old in enumerate(node.inputs))
             node = replace(node, inputs=inputs, args=tuple(arg for arg in node.args if arg[0] != "alpha"))
         rows.append((node, origin, section))
+    if not fresh:
+        return program, tuple(sections)
     known = values | {value.name: value for value in fresh}
     order = [*program.graph.inputs, *(name for node, _, _ in rows for name in node.outputs if name)]
     local = replace(program.graph, values=tuple(known[name] for name in order), nodes=tuple(node for node, _, _ in rows))
-    found = replace(program, graph=local, origins=tuple(o for _, o, _ in rows), shardings=(*program.shardings, *more))
-    return (found, tuple(s for _, _, s in rows)) if fresh else (program, tuple(sections))
+    return replace(program, graph=local, origins=tuple(o for _, o, _ in rows), shardings=(*program.shardings, *more)), tuple(s for _, _, s in rows)
 
 
 def segment_name(node: Node, sequences: Collection[str] = ()) -> str:

@@ -5,7 +5,10 @@ In: a node. Out: operands. The emitted kernels write so on a CPU (`codegen.kerne
 
 from __future__ import annotations
 
-from .node import Node, get_arg
+from collections.abc import Mapping
+
+from .node import Node, get_arg, packet_of
+from .tensor import Value
 
 _IN_PLACE = frozenset((
     "aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor", "aten.add.Scalar", "aten.sub.Scalar", "aten.mul.Scalar", "aten.div.Scalar",
@@ -14,6 +17,11 @@ _IN_PLACE = frozenset((
 ))  # fmt: skip  # as methods: `x.add_(...)`
 BY_OUT = frozenset(("aten.maximum.default", "aten.minimum.default"))  # as functions: `torch.maximum(x, y, out=x)`
 BY_OUT_OTHER = frozenset(("aten.div.Tensor", "aten.sub.Tensor"))  # of which the second operand may go, too: `torch.div(x, y, out=y)`
+
+INTO_ANY = frozenset((  # into any tensor of the shape and dtype of what they make: `torch.add(x, y, out=z)`
+    "aten.abs.default", "aten.add.Tensor", "aten.div.Tensor", "aten.exp.default", "aten.mul.Tensor", "aten.neg.default", "aten.reciprocal.default", "aten.rsqrt.default", "aten.sqrt.default",
+    "aten.sub.Tensor",
+))  # fmt: skip
 
 
 def list_replaceable(node: Node) -> tuple[str, ...]:
@@ -27,3 +35,8 @@ def list_replaceable(node: Node) -> tuple[str, ...]:
 def reads_once(node: Node, name: str) -> bool:
     """True where an op may write over a value for all that it reads of it itself; a square may, too."""
     return node.inputs.count(name) == 1 or node.op == "aten.mul.Tensor"
+
+
+def gives_back(node: Node, values: Mapping[str, Value]) -> bool:
+    """True for a conversion to its own dtype: torch gives back what it got."""
+    return packet_of(node.op) == "aten._to_copy" and values[node.inputs[0]].dtype == values[node.outputs[0]].dtype

@@ -17,6 +17,7 @@ its float32 master (`("copy", NAME)` copies the draw, not the cast); and a rank 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from math import prod
@@ -113,18 +114,12 @@ def _from_recipe(name: str, state: State, program: ProgramSpec, rank: int, root:
     if init[0] == "tensor":
         whole = torch.tensor(init[1], dtype=piece.dtype).reshape(state.shape)
         return piece.copy_(cut(whole, sharding, program.mesh, rank))
+    fill: Callable[[int, int], Tensor]
     if init[0] == "eye":
-        columns = state.shape[-1]
-
-        def fill(start: int, length: int) -> Tensor:
-            places = torch.arange(start, start + length)
-            return init[1] * (places // columns == places % columns).double()
+        fill = functools.partial(_eye_chunk, init[1], state.shape[-1])
     else:
         _check_recipe(root, init)
-
-        def fill(start: int, length: int) -> Tensor:
-            return _draw_chunk(length, init, root, seed, start // CHUNK)
-
+        fill = functools.partial(_draw_chunk, init, root, seed)
     if not is_uneven(sharding):
         _fill_chunks(piece.view(-1), state.shape, sharding, program.mesh, rank, fill)
         return piece
@@ -157,8 +152,13 @@ def _fill_chunks(flat: Tensor, shape: tuple[int, ...], sharding: Sharding, mesh:
             done += owned.numel()
 
 
-def _draw_chunk(length: int, recipe: tuple, name: str, seed: int, number: int) -> Tensor:
-    digest = hashlib.blake2b(f"{seed}:{name}:{number}".encode(), digest_size=8).digest()
+def _eye_chunk(number: float, columns: int, start: int, length: int) -> Tensor:
+    places = torch.arange(start, start + length)
+    return number * (places // columns == places % columns).double()
+
+
+def _draw_chunk(recipe: tuple, name: str, seed: int, start: int, length: int) -> Tensor:
+    digest = hashlib.blake2b(f"{seed}:{name}:{start // CHUNK}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
     chunk = torch.zeros(length)
     for method, *args in recipe:

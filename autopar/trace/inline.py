@@ -35,7 +35,7 @@ from ..graph.repeats import block_of, block_path
 from ..graph.sequences import are_blocks, are_by_hand, find_by_hand
 from .private import storage_key
 from .running import Running, find_running
-from .tape import Record, Slot, Tape, find_slots
+from .tape import Record, Slot, Tape, find_slots, returns_views
 
 _Key = tuple
 _CASTS = frozenset(("aten::_to_copy", "aten::clone", "aten::_unsafe_view", "aten::detach"))
@@ -240,8 +240,7 @@ def _modules(paths: Sequence[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
 
 
 def _is_view(record: Record) -> bool:
-    aliased = any(r.alias_info is not None and not r.alias_info.is_write for r in record.op._schema.returns)
-    return aliased or record.op._schema.name in _CASTS
+    return returns_views(record.op) or record.op._schema.name in _CASTS
 
 
 def _common(a: Iterator, b: Iterator) -> int:

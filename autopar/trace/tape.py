@@ -314,6 +314,11 @@ def history(tape: Tape, uids: Iterable[int]) -> list[Record]:
     return found[::-1]
 
 
+def returns_views(op: torch._ops.OpOverload) -> bool:
+    """True for an op that returns what shares memory with what it reads, and writes nothing."""
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in op._schema.returns)
+
+
 def written_uids(record: Record) -> list[int]:
     """Uids of the tensors that a record writes in place."""
     found = []

@@ -13,11 +13,10 @@ from __future__ import annotations
 from ...graph.kernel import Kernel
 from ...graph.liveness import is_view
 from ...graph.node import Arg, Const, Node, Ref, get_arg
-from ...graph.written_over import BY_OUT, BY_OUT_OTHER, list_replaceable, reads_once
+from ...graph.written_over import BY_OUT, BY_OUT_OTHER, INTO_ANY, gives_back, list_replaceable, reads_once
 from ..expression import print_arg, print_expression
 
 _WIDE = {"float32", "float64"}
-_BY_OUT = frozenset(f"aten.{op}" for op in ("abs.default", "add.Tensor", "div.Tensor", "exp.default", "mul.Tensor", "neg.default", "reciprocal.default", "rsqrt.default", "sqrt.default", "sub.Tensor"))
 
 
 def print_torch(kernel: Kernel) -> list[str]:
@@ -42,7 +41,7 @@ class _Printer:
         self.last = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
         self.values = {v.name: v for v in graph.values}
         self.shared = {name for node in graph.nodes if is_view(node.op) for name in (*node.inputs[:1], *node.outputs)}  # views, and what they are of
-        same = {node.inputs[0] for node in graph.nodes if node.inputs and any(map(self._may_be_its_input, filter(None, node.outputs)))}
+        same = {node.inputs[0] for node in graph.nodes if gives_back(node, self.values)}
         self.given_up = {graph.inputs[i] for i in kernel.given_up} - self.shared - same
         self.texts = {name: name for name in graph.inputs}
         self.holder: dict[str, str] = {}  # state -> the value that is in its place meanwhile
@@ -62,8 +61,7 @@ class _Printer:
             if key := self._takes_place(place, node):
                 self._in_place(place, node, key)
             elif free := self._find_given_up(place, node):
-                given = [f"{key}={arg!r}" if key == "alpha" else print_arg(arg, [self.texts[n] for n in node.inputs]) for key, arg in node.args]
-                self.lines.append(f"torch.{node.op.split('.')[1]}({', '.join(given)}, out={free})")
+                self.lines.append(self._print_into(node, free))
                 self.texts[node.outputs[0]] = free
             elif not self._copies_there(place, node):
                 self._line(place, node)
@@ -137,7 +135,7 @@ class _Printer:
 
     def _find_given_up(self, place: int, node: Node) -> str:
         """An argument that is read no more, in whose place nothing is that is still read, and the op may put what it makes; "": none."""
-        if node.op not in _BY_OUT or place in self.lerps or place in self.products or node.outputs[0] in self.into or node.outputs[0] in self.shared:
+        if node.op not in INTO_ANY or place in self.lerps or place in self.products or node.outputs[0] in self.into or node.outputs[0] in self.shared:
             return ""
         new = self.values[node.outputs[0]]
         taken = {text for name, text in self.texts.items() if self.last.get(name, -1) >= place or name in self.results or name in self.waiting}
@@ -146,8 +144,7 @@ class _Printer:
 
     def _may_be_its_input(self, name: str) -> bool:
         """True for what a conversion to its own dtype made: torch then gives back what it got."""
-        node = next(n for n in self.graph.nodes if name in n.outputs)
-        return node.op == "aten._to_copy.default" and self.values[node.inputs[0]].dtype == self.values[name].dtype
+        return gives_back(next(n for n in self.graph.nodes if name in n.outputs), self.values)
 
     def _in_place(self, place: int, node: Node, key: str) -> None:
         first = get_arg(node, key)
@@ -159,8 +156,7 @@ class _Printer:
             return
         names = [self.texts[name] for name in node.inputs]
         if node.op in BY_OUT or node.op in BY_OUT_OTHER and key == "other":
-            given = [f"{name}={arg!r}" if name == "alpha" else print_arg(arg, names) for name, arg in node.args]
-            self._over(old, new, f"torch.{node.op.split('.')[1]}({', '.join(given)}, out={self.texts[old]})", method=False)
+            self._over(old, new, self._print_into(node, self.texts[old]), method=False)
             return
         rest = []
         for name, arg in node.args:
@@ -168,6 +164,12 @@ class _Printer:
                 text = print_arg(arg, names)
                 rest.append(f"{name}={text}" if name in ("alpha", "value", "rounding_mode") else text)
         self._over(old, new, f"{node.op.split('.')[1]}_({', '.join(rest)})")
+
+    def _print_into(self, node: Node, target: str) -> str:
+        """The op as a function that puts what it makes into a tensor."""
+        names = [self.texts[name] for name in node.inputs]
+        given = [f"{name}={arg!r}" if name == "alpha" else print_arg(arg, names) for name, arg in node.args]
+        return f"torch.{node.op.split('.')[1]}({', '.join(given)}, out={target})"
 
     def _merged_call(self, place: int, node: Node) -> tuple[str, str]:
         """The name of the op that two became, and what it is given behind `self`."""

@@ -15,7 +15,7 @@ import torch
 from ...errors import TraceError
 from ..place import blame_stack, exception_frames
 from ..private import FakeTensor, compiling, without_modes
-from ..tape import Record, Slot, Tape, find_slots, replay, written_uids
+from ..tape import Record, Slot, Tape, find_slots, replay, returns_views, written_uids
 from .carried import held_sgd
 from .factors import TensorFactors
 
@@ -134,7 +134,7 @@ def _list_constants(records: list[Record]) -> set[int]:
             made.difference_update(same.get(uid, uid) for uid in written_uids(record))
         elif made.issuperset(read) and (read or _kind(record) in _NUMBERS):
             found.add(k)
-            if any(r.alias_info is not None for r in record.op._schema.returns):
+            if returns_views(record.op):
                 same.update(dict.fromkeys(record.outs, min(read)))
             else:
                 made.update(record.outs)
